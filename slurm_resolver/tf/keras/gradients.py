@@ -85,7 +85,7 @@ def _value_of_source(step: Step, source: Any) -> Value:
     if step.whole:
         return rows()  # the gradient is the whole batch's already
     value = known(step, tf.convert_to_tensor(source), "the source of a gradient")
-    if value.is_plain or (value.kind is Kind.ROWS and not value.power):
+    if value.is_plain or value.is_by_row:
         return value
     raise refuse("the source of a gradient", value)
 

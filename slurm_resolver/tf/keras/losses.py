@@ -12,7 +12,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import ComputeWholeError, gather, known
+from slurm_resolver.tf.keras.verdicts import ComputeWholeError, known, together
 from slurm_resolver.tf.rows.values import MEAN, Kind
 
 Method = Callable[..., Any]
@@ -30,7 +30,7 @@ def loss(
         return as_mean(step, found, "a loss", certain=True)
     except ComputeWholeError:
         gathered = tf.nest.map_structure(
-            lambda part: gather(step, part, "an argument of a loss"), parts
+            lambda part: together(step, part, "an argument of a loss", adds=False), parts
         )
     with step.setting("nested"):
         whole = original(loss, *gathered)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from slurm_resolver.tf.keras import borrowed, is_coordinated, loops
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
 from slurm_resolver.tf.keras.verdicts import together
-from slurm_resolver.tf.rows.values import SAME, SUM, Kind, Value
+from slurm_resolver.tf.rows.values import SAME, Value
 
 Method = Callable[..., Any]
 
@@ -83,7 +83,7 @@ def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int,
 
 def _factor(added: Value) -> Factor | None:
     """Returns how to add up what all replicas add to a variable; None if it does not add up."""
-    if added == SUM or (added.kind is Kind.NUMBERS and added.power_of_numbers == 1):
+    if added.is_sum:
         return Factor.ONE
     if added.is_mean:
         return Factor.SHARE

@@ -20,7 +20,7 @@ from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.rules import sizes_of
-from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Kind, Value, rows
+from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
 
 _STEP = "run_in"  # the function of `step` that calls a replica's step
 
@@ -70,20 +70,35 @@ def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value
     if step.analysis is None or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
     value: Value = step.analysis.value_of(tensor)
-    reason = value.reason
-    if reason is None:
+    if value.reason is None:
         return value
-    line = line_of_program(reason.operation)
-    if certain or reason.refuted or not (step.vouched or line is None):
-        place = f" in {line}" if line else ""
-        raise ComputeWholeError(
-            f"{what}: {reason.text} ({reason.operation.type}{place})", vouched=not reason.refuted
-        )
+    if certain or not _is_assumed(step, value, value.reason.operation):
+        raise _cannot_split(what, value, value.reason.operation)
     return _assumed(step, tensor)
 
 
-def together(step: Step, tensor: Any, what: str) -> Any:
+def _is_assumed(step: Step, value: Value, operation: Any) -> bool:
+    """Whether no rule derives a value, and Keras made it, or the user vouches for it."""
+    if value.reason is None or value.reason.refuted:
+        return False
+    return step.vouched or line_of_program(operation) is None
+
+
+def _cannot_split(what: str, value: Value, operation: Any) -> ComputeWholeError:
+    """Returns the error that says which operation, in which line, has which value."""
+    line = line_of_program(operation)
+    place = f" in {line}" if line else ""
+    text = value.reason.text if value.reason else "it depends on the batch"
+    vouched = value.reason is not None and not value.reason.refuted
+    return ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouched=vouched)
+
+
+def together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
     """Returns a result of the whole batch, given the one of this replica's rows.
+
+    Args:
+        what: the tensor is, for the reason.
+        adds: whether it may be a sum or a mean; otherwise, it has rows, or is the same everywhere.
 
     Raises:
         ComputeWholeError: if it cannot be put together.
@@ -91,24 +106,12 @@ def together(step: Step, tensor: Any, what: str) -> Any:
     if step.whole or not isinstance(tensor, TENSORS):
         return tensor
     value = known(step, tensor, what)
-    if value.is_mean:
-        return step.mean(tensor)
-    if value == SUM or (value.kind is Kind.NUMBERS and value.power_of_numbers == 1):
-        return step.add([step.counted(tensor)])[0]
-    return gather(step, tensor, what)
-
-
-def gather(step: Step, tensor: Any, what: str) -> Any:
-    """Returns all replicas' rows of a tensor, or one that is the same in all replicas.
-
-    Raises:
-        ComputeWholeError: for any other tensor.
-    """
-    if not isinstance(tensor, TENSORS):
-        return tensor
-    value = known(step, tensor, what)
     if value.is_plain:
         return tensor
+    if adds and value.is_mean:
+        return step.mean(tensor)
+    if adds and value.is_sum:
+        return step.add([step.counted(tensor)])[0]
     if value == rows() and isinstance(tensor, tf.Tensor) and tensor.dtype != tf.string:
         return step.gather(tensor)
     raise refuse(what, value)
@@ -163,18 +166,11 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
         for component in step.components(variable)
     }
     for assignment in step.analysis.assigned():
-        operation = assignment.operation
         value = assignment.value
         if value.is_plain or id(assignment.handle) in exempt:
             continue
-        line = line_of_program(operation)
-        assumed = value.reason is not None and not value.reason.refuted
-        if not assumed or not (step.vouched or line is None):
-            place = f" in {line}" if line else ""
-            reason = value.reason.text if value.reason else "it depends on the batch"
-            raise ComputeWholeError(
-                f"a new value of a variable: {reason} ({operation.type}{place})", vouched=assumed
-            )
+        if not _is_assumed(step, value, assignment.operation):
+            raise _cannot_split("a new value of a variable", value, assignment.operation)
 
 
 def batch_normalization(

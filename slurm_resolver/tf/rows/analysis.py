@@ -5,6 +5,7 @@ An `Analysis` is told which tensors are the batch, and derives all others when i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -31,7 +32,7 @@ class Analysis:
         self.declared: dict[Any, Value] = {}  # by the reference of a tensor
         self._graph = graph
         self._begin = len(graph.get_operations())
-        self._whole = _Graph(self, {})
+        self._whole = _Graph(self)
 
     def declare(self, tensor: Any, value: Value) -> None:
         """Notes what is known of a tensor from elsewhere, whatever its operation is."""
@@ -73,28 +74,36 @@ class _Graph:
     """A graph, or a function that is called with arguments of which something is known.
 
     Args:
-        handles: of variables, by the argument that stands for them.
+        graph: of the function.
+        values: what is known of its arguments.
+        handles: of variables, in the place of the arguments that stand for them.
     """
 
     def __init__(
-        self, analysis: Analysis, arguments: dict[Any, Value], handles: Any | None = None
+        self,
+        analysis: Analysis,
+        graph: Any = None,
+        values: Sequence[Value] = (),
+        handles: Sequence[Any] = (),
     ) -> None:
         self._analysis = analysis
-        self._values = arguments
-        self._handles: dict[Any, Any] = handles or {}
+        self.graph = graph
+        arguments = [one.ref() for one in graph.inputs] if graph else []
+        self._values: dict[Any, Value] = dict(zip(arguments, values))
+        self._handles: dict[Any, Any] = dict(zip(arguments, handles))
         self._called: dict[Any, list[_Graph]] = {}  # the functions that an operation calls
         self._decides: dict[Any, Value] = {}  # a condition or loop that depends on the batch
-        self.graph: Any = None
 
     def value_of(self, tensor: Any) -> Value:
         waiting = [tensor]
         while waiting:  # no recursion: graphs are deep
-            needed = [one for one in _sources(waiting[-1]) if self._known(one) is None]
-            if self._known(waiting[-1]) is None and needed:
-                waiting.extend(needed)
-                continue
             current = waiting.pop()
-            if self._known(current) is None:
+            if self._known(current):
+                continue
+            needed = [one for one in _sources(current) if not self._known(one)]
+            if needed:
+                waiting += [current, *needed]
+            else:
                 self._derive(current)
         value = self._known(tensor)
         assert value is not None
@@ -141,13 +150,7 @@ class _Graph:
         if graph is None:
             raise UnprovenError("a function without a graph")
         handles = [self._handle_of(one) for one in list(operation.inputs)[first:]]
-        references = [one.ref() for one in graph.inputs]
-        inner = _Graph(
-            self._analysis,
-            dict(zip(references, values[first:])),
-            dict(zip(references, handles)),
-        )
-        inner.graph = graph
+        inner = _Graph(self._analysis, graph, values[first:], handles)
         self._called.setdefault(operation, []).append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
@@ -159,9 +162,7 @@ class _Graph:
             self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
         ]
         if not values[0].is_plain:
-            decides = _decides(operation, values[0], "a condition")
-            self._decides[operation] = decides
-            return [decides] * len(operation.outputs)
+            return self._depend(operation, values[0], "a condition")
         return [_joined(operation, *pair) for pair in zip(*branches)]
 
     def loop(self, operation: Any, values: list[Value]) -> list[Value]:
@@ -177,10 +178,16 @@ class _Graph:
             raise UnprovenError("a loop with another value in each round")
         ends = self._call(operation, "cond", values)[0]
         if not ends.is_plain:
-            decides = _decides(operation, ends, "the end of a loop")
-            self._decides[operation] = decides
-            return [decides] * len(values)
+            return self._depend(operation, ends, "the end of a loop")
         return values
+
+    def _depend(self, operation: Any, condition: Value, what: str) -> list[Value]:
+        """Returns the values of what depends on a condition that differs between the workers."""
+        if condition.kind is not Kind.UNKNOWN:
+            error = UnprovenError(f"{what} that depends on the batch", refuted=True)
+            condition = _unknown(operation, error)
+        self._decides[operation] = condition
+        return [condition] * len(operation.outputs)
 
     # --- Variables -------------------------------------------------------------------------------
 
@@ -220,12 +227,12 @@ class _Graph:
     def _handle_of(self, tensor: Any) -> Any:
         """Returns the handle outside of all graphs that a tensor stands for, if it is one."""
         while tensor.dtype == tf.resource and hasattr(tensor, "op"):
-            outer = [one for one, inner in tensor.graph.captures if inner is tensor]
+            outer = _captured(tensor)
             if tensor.ref() in self._handles:
                 return self._handles[tensor.ref()]
             if not outer:
                 break
-            tensor = outer[0]
+            (tensor,) = outer
         return tensor
 
 
@@ -246,14 +253,18 @@ def _sources(tensor: Any) -> list[Any]:
     """Returns what a tensor is computed of: inputs, or the outer tensor that was captured."""
     if tensor.op.type != "Placeholder":
         return list(tensor.op.inputs)
+    return [outer for outer in _captured(tensor) if hasattr(outer, "op")]
+
+
+def _captured(tensor: Any) -> list[Any]:
+    """Returns the outer tensor, or one made outside of all graphs, that a tensor stands for."""
     captures = getattr(tensor.graph, "captures", ())
-    return [outer for outer, inner in captures if inner is tensor and hasattr(outer, "op")]
+    return [outer for outer, inner in captures if inner is tensor]
 
 
 def _argument(placeholder: Any) -> Value:
     """Returns the value of a placeholder that stands for no tensor of an outer graph."""
-    captures = getattr(placeholder.graph, "captures", ())
-    if placeholder.dtype == tf.resource or any(inner is placeholder for _, inner in captures):
+    if placeholder.dtype == tf.resource or _captured(placeholder):
         return SAME  # a variable, or a constant made outside of all graphs
     raise UnprovenError("an argument of a function or loop that is being traced")
 
@@ -274,7 +285,7 @@ def _added(operation: Any) -> Any:
         return value
     if operation.type != "AssignVariableOp" or value.op.type not in ("AddV2", "Sub"):
         return None
-    for one, other in (tuple(value.op.inputs), tuple(value.op.inputs)[::-1]):
+    for one, other in itertools.permutations(value.op.inputs):
         while one.op.type == "Identity":
             (one,) = one.op.inputs
         if one.op.type == "ReadVariableOp" and one.op.inputs[0] is handle:
@@ -293,11 +304,3 @@ def _joined(operation: Any, one: Value, other: Value) -> Value:
         return join(one, other)
     except UnprovenError as error:
         return _unknown(operation, error)
-
-
-def _decides(operation: Any, condition: Value, what: str) -> Value:
-    """Returns the value of what depends on a condition that is not the same in all workers."""
-    if condition.kind is Kind.UNKNOWN:
-        return condition
-    error = UnprovenError(f"{what} that depends on the batch", refuted=True)
-    return _unknown(operation, error)

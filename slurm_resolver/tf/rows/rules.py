@@ -68,7 +68,8 @@ def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
         if not divides or values[0] is found:
             return found._replace(power=found.power + sum(others) * (-1 if divides else 1))
     elif _is_linear(operation, values) and len(set(sums)) == 1 and not any(others):
-        rounds = operation.inputs[0].dtype.is_floating and not operation.outputs[0].dtype.is_floating
+        source, result = operation.inputs[0].dtype, operation.outputs[0].dtype
+        rounds = source.is_floating and not result.is_floating
         if not rounds and (found.is_mean or not _adds_constant(operation, values)):
             return found
     raise refuted("a sum or mean over the rows, and not a linear function of it alone")
@@ -245,8 +246,6 @@ def _moved(operation: Any, values: Values) -> Found:
     of_rows = {name for name, value in zip(types, values) if value.kind is Kind.ROWS}
     if len(powers) != 1 or len(of_rows) != 1:
         raise UnprovenError("no rule for these inputs")
-    (power,) = powers
-
     results = []
     for batch in FOLLOWED:
         inputs = [
@@ -254,7 +253,7 @@ def _moved(operation: Any, values: Values) -> Found:
             for name, tensor, value in zip(types, operation.inputs, values)
         ]
         results.append(_run(operation, inputs))
-    found = [_read(arrays, power) for arrays in zip(*results)]
+    found = [_read(arrays, *powers) for arrays in zip(*results)]
     if operation.type in ("StridedSlice", "Slice") and found[0].kind is Kind.ROWS:
         _check_slice(operation, values, found[0])
     return found
@@ -542,8 +541,7 @@ def join(one: Value, other: Value) -> Value:
     if one.is_plain and other.is_plain:
         return SAME
     for plain, wanted in ((one, other), (other, one)):
-        by_row = wanted.kind is Kind.ROWS and not wanted.power
-        if plain.is_plain and (wanted.is_mean or by_row or wanted.kind is Kind.LIST):
+        if plain.is_plain and (wanted.is_mean or wanted.is_by_row or wanted.kind is Kind.LIST):
             return wanted
     raise refuted("rows on one path, and something else on another")
 

@@ -87,6 +87,16 @@ class Value(NamedTuple):
         return self.kind is Kind.SUM and self.power == -1
 
     @property
+    def is_sum(self) -> bool:
+        """Whether the tensor is a sum over the rows, such as their number."""
+        return self == SUM or (self.kind is Kind.NUMBERS and self.power_of_numbers == 1)
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether each entry depends on one row, and not on their number."""
+        return self.kind is Kind.ROWS and not self.power
+
+    @property
     def power_of_numbers(self) -> int | None:
         """The power of the number of rows to which NUMBERS are proportional; None if to none."""
         few, more, _, many = (np.asarray(numbers, float) for numbers in self.entries)
