@@ -29,6 +29,21 @@ class Factor(enum.Enum):
     FIRST = enum.auto()  # all replicas add the same, which counts once
 
 
+@dataclasses.dataclass
+class Counted:
+    """A variable of a metric.
+
+    Attributes:
+        variable: of Keras.
+        before: its value that is the same in all replicas.
+        factor: how what this replica has added is added up; None if it has added nothing.
+    """
+
+    variable: Any
+    before: Any
+    factor: Factor | None = None
+
+
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: dict[int, Step] = {}
 
@@ -67,10 +82,7 @@ class Step:
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
-        self._before: dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
-        self._factors: dict[int, Factor] = {}
-        self._changed: dict[int, Any] = {}  # variables to which this replica's rows have been added
-        self.of_metrics: dict[int, Any] = {}  # all of the above
+        self.of_metrics: dict[int, Counted] = {}
         self.keep(self.model.metrics_variables)
 
     @contextlib.contextmanager
@@ -127,28 +139,22 @@ class Step:
             made: whether those that are not known yet have been made by the update, as zeros.
         """
         self._check_compiler()
-        variables = list(variables)
-        given = {id(one): factors.get(id(one), Factor.ONE) for one in variables}
-        if any(self._factors.get(key, factor) != factor for key, factor in given.items()):
+        given = [(one, factors.get(id(one), Factor.ONE)) for one in variables]
+        known = self.of_metrics
+        if any(id(one) in known and known[id(one)].factor not in (None, new) for one, new in given):
             self.add_changes()
-        for variable in variables:
-            if id(variable) not in self._before:
-                zeros = tf.zeros(variable.shape, variable.dtype)
-                before = made or self.whole  # the first replica's value counts
-                self._before[id(variable)] = (
-                    zeros if before else tf.convert_to_tensor(variable.value)
-                )
-            self._changed[id(variable)] = variable
-            self.of_metrics[id(variable)] = variable
-        self._factors.update(given)
+        for variable, factor in given:
+            if id(variable) not in known:
+                zeros = made or self.whole  # the first replica's value counts
+                before = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
+                known[id(variable)] = Counted(variable, tf.convert_to_tensor(before))
+            known[id(variable)].factor = factor
 
     def keep(self, variables: Iterable[Any]) -> None:
         """Notes that metrics' variables are already the same in all replicas."""
         for variable in variables:
-            self._before[id(variable)] = tf.convert_to_tensor(variable.value)
-            self._changed.pop(id(variable), None)
-            self._factors.pop(id(variable), None)
-            self.of_metrics[id(variable)] = variable
+            before = tf.convert_to_tensor(variable.value)
+            self.of_metrics[id(variable)] = Counted(variable, before)
 
     def add_changes(self) -> None:
         """Adds what all replicas have added to metrics' variables.
@@ -156,12 +162,10 @@ class Step:
         The first call in a step also averages the statistics of BatchNormalization, and compares
         the workers' batches and learning rates.
         """
-        changed = list(self._changed.values())
+        changed = [one for one in self.of_metrics.values() if one.factor]
         statistics = self.statistics
         comparison = self.comparison
         own = [self._addend(one) for one in changed]
-        self._changed = {}
-        self._factors = {}
         self.statistics = []
         self.comparison = None
         own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
@@ -172,17 +176,16 @@ class Step:
             comparison.check(sums.pop())
         for variable, mean in zip(statistics, sums[len(changed) :]):
             variable.assign(mean)
-        for variable, total in zip(changed, sums):
-            variable.value.assign(self._before[id(variable)] + total)
-        self.keep(changed)
+        for one, total in zip(changed, sums):
+            one.variable.value.assign(one.before + total)
+        self.keep(one.variable for one in changed)
 
-    def _addend(self, variable: Any) -> Any:
+    def _addend(self, one: Counted) -> Any:
         """Returns what this replica adds to a metric's variable."""
-        change = self.counted(variable.value - self._before[id(variable)])
-        factor = self._factors[id(variable)]
-        if factor is Factor.ONE:
+        change = self.counted(one.variable.value - one.before)
+        if one.factor is Factor.ONE:
             return change
-        share = self.share if factor is Factor.SHARE else float(self.replica == 0)
+        share = self.share if one.factor is Factor.SHARE else float(self.replica == 0)
         return change * tf.cast(share, change.dtype)
 
     def components(self, variable: Any) -> Any:

@@ -50,8 +50,8 @@ REDUCING = _names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
 WINDOWS = _names(
     """
     AvgPool AvgPool3D Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ImageProjectiveTransformV3
-    LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor
-    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    InTopKV2 LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear
+    ResizeNearestNeighbor SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
     """
 )
 # The same; the rows are in the third input.

@@ -37,6 +37,7 @@ Found = Union[Value, list[Value]]
 Rule = Callable[[Any, Values], Found]
 
 _CONSTANT = "a constant with an entry for each row of the batch"
+_SOME = "a part of the rows, or some rows together with others"
 _MIXED = "a function of the number of rows, or of a sum over rows and of the rows"
 _KNOWN = {Kind.SAME, Kind.NUMBERS}
 _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow's operations
@@ -227,7 +228,7 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
                 found.add(axis)
                 layout.append(line.astype(np.int32).tobytes())
     if len(found) != 1 or len(layout) != len(arrays):
-        raise refuted("a part of the rows, or some rows together with others")
+        raise refuted(_SOME)
     return rows(found.pop(), tuple(layout), power)
 
 
@@ -346,9 +347,7 @@ def _combining(axes: Callable[[Any, int], Iterable[int]], *, place: int = 0) -> 
     def rule(operation: Any, values: Values) -> Value:
         value = values[place]
         found = {other for other in values if other.kind is Kind.ROWS}
-        if found != {value} or not all(
-            other in found or other.is_plain or other.kind is Kind.NUMBERS for other in values
-        ):
+        if found != {value}:
             raise refuted("rows with other rows")
         if value.power:
             raise refuted("a function of the number of rows")
@@ -371,28 +370,25 @@ def _given(operation: Any, rank: int) -> Iterable[int]:
     return _axes(operation, 1, rank)
 
 
-def _relabelled(value: Value, tensor: Any, change: Callable[[Any], Any]) -> Value:
-    """Returns the value of what a function of arrays makes of rows."""
-    return _read([change(_labels(tensor, value, batch)) for batch in FOLLOWED], value.power)
-
-
 def _reduction(operation: Any, values: Values) -> Value:
     """Rule for what reduces axes: along that of the rows, only a sum or a mean is known."""
     value = values[0]
-    tensor = operation.inputs[0]
-    axes = tuple(_axes(operation, 1, tensor.shape.rank))
+    axes = set(_axes(operation, 1, operation.inputs[0].shape.rank))
     if value.axis in axes and operation.type in ("Sum", "Mean"):
         return Value(Kind.SUM, value.power - (operation.type == "Mean"))
-    kept = "Arg" not in operation.type and operation.get_attr("keep_dims")
-    return _relabelled(value, tensor, lambda array: np.max(array, axis=axes, keepdims=kept))
+    if value.axis in axes:
+        raise refuted(_SOME)
+    if "Arg" not in operation.type and operation.get_attr("keep_dims"):
+        return value
+    return value._replace(axis=value.axis - sum(axis < value.axis for axis in axes))
 
 
 def _one_hot(operation: Any, values: Values) -> Value:
     """Rule for OneHot, which adds an axis."""
     if not all(value.is_plain for value in values[1:]):
         raise refuted("as many entries as rows")
-    axis = operation.get_attr("axis")
-    return _relabelled(values[0], operation.inputs[0], lambda array: np.expand_dims(array, axis))
+    added = 0 <= operation.get_attr("axis") <= values[0].axis
+    return values[0]._replace(axis=values[0].axis + added)
 
 
 def _scattered(operation: Any, values: Values) -> Value:
@@ -572,7 +568,6 @@ RULES: dict[str, Rule] = {
     "IdentityN": lambda _, values: list(values),
     "Einsum": _einsum,
     "Bitcast": _combining(lambda *_: ()),
-    "InTopKV2": _combining(_all_but_first),
     "ScatterNd": _scattered,
     "UnsortedSegmentSum": _scattered,
     "ReverseSequence": _combining(lambda operation, _: [operation.get_attr("seq_dim")]),
