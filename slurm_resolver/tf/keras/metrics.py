@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed, is_coordinated, loops
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
-from slurm_resolver.tf.keras.verdicts import together
-from slurm_resolver.tf.rows.values import SAME, Value
+from slurm_resolver.tf.keras.verdicts import factor_of, together
+from slurm_resolver.tf.rows.values import SAME
 
 Method = Callable[..., Any]
 
@@ -74,20 +74,11 @@ def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int,
     }
     factors: dict[int, Factor] = {}
     for assignment in step.analysis.assigned(graph):
-        factor = _factor(assignment.added)
+        factor = factor_of(assignment.added)
         variable = of_handles.get(id(assignment.handle))
         if factor is None or variable is None or factors.setdefault(variable, factor) != factor:
             return None
     return factors
-
-
-def _factor(added: Value) -> Factor | None:
-    """Returns how to add up what all replicas add to a variable; None if it does not add up."""
-    if added.is_sum:
-        return Factor.ONE
-    if added.is_mean:
-        return Factor.SHARE
-    return Factor.FIRST if added.is_plain else None
 
 
 def _result(step: Step, original: Method, metric: Any) -> Any:

@@ -91,6 +91,8 @@ def _patch_models() -> None:
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         (borrowed.METRICS_RESULT, _metrics_when_steps_are_done),
         (borrowed.ASSIGN_ADD, metrics.add_at_once),
+        # A metric's variables are the same in all workers. Until Keras adds metrics up.
+        (borrowed.ADD_VARIABLE, _add_variable),
         # One worker writes. The program may have imported `save_model`, which calls these
         # functions. Always necessary.
         (borrowed.EXPORT, save_once),
@@ -140,8 +142,6 @@ def _patch_steps() -> None:
     )
     for name, replacement in changes:
         _wrap(name.owner(), name.name, _in_steps(replacement))
-    # A metric's variables are the same in all workers. Until Keras adds metrics up.
-    _wrap(borrowed.ADD_VARIABLE.owner(), borrowed.ADD_VARIABLE.name, _add_variable)
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
     setattr(borrowed.CONDITION.get(), borrowed.CAPTURE.name, _capture_outside)

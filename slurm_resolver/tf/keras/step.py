@@ -106,10 +106,6 @@ class Step:
                 self.analysis.declare(part, value)
         return tensor
 
-    def mean(self, value: Any) -> Any:
-        """Returns the mean of a floating-point tensor over all replicas, weighted by their rows."""
-        return self.add([self._weighted(value)])[0]
-
     def gather(self, value: Any) -> Any:
         """Returns a tensor with all replicas' rows along axis 0, in their order.
 
@@ -165,10 +161,10 @@ class Step:
         changed = [one for one in self.of_metrics.values() if one.factor]
         statistics = self.statistics
         comparison = self.comparison
-        own = [self._addend(one) for one in changed]
+        own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
         self.statistics = []
         self.comparison = None
-        own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
+        own += [self.addend(tf.convert_to_tensor(one.value), Factor.SHARE) for one in statistics]
         if comparison is not None:
             own.append(comparison.row(self.replica, self.digest, self.names))
         sums = self.add(own)
@@ -180,13 +176,13 @@ class Step:
             one.variable.value.assign(one.before + total)
         self.keep(one.variable for one in changed)
 
-    def _addend(self, one: Counted) -> Any:
-        """Returns what this replica adds to a metric's variable."""
-        change = self.counted(one.variable.value - one.before)
-        if one.factor is Factor.ONE:
-            return change
-        share = self.share if one.factor is Factor.SHARE else float(self.replica == 0)
-        return change * tf.cast(share, change.dtype)
+    def addend(self, value: Any, factor: Factor | None) -> Any:
+        """Returns what this replica adds to a sum over all replicas."""
+        counted = self.counted(value)
+        if factor is Factor.ONE:
+            return counted
+        share = self.share if factor is Factor.SHARE else float(self.replica == 0)
+        return counted * tf.cast(share, counted.dtype)
 
     def components(self, variable: Any) -> Any:
         """Returns the variables of TensorFlow, one for each local replica, of one of Keras."""
@@ -199,9 +195,6 @@ class Step:
                 "gradient, a loss or a metric, to which all workers contribute. XLA cannot compile "
                 "that: leave jit_compile=True out, or compile only a part of the layers' code."
             )
-
-    def _weighted(self, value: Any) -> Any:
-        return self.counted(value) * tf.cast(self.share, value.dtype)
 
     def counted(self, value: Any) -> Any:
         """Returns what this replica adds to a sum: zeros, or no slices, if its rows do not count.

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.sharing import TENSORS
-from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.keras.step import Factor, Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.rules import sizes_of
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
@@ -106,15 +106,23 @@ def together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
     if step.whole or not isinstance(tensor, TENSORS):
         return tensor
     value = known(step, tensor, what)
-    if value.is_plain:
+    factor = factor_of(value)
+    if factor is Factor.FIRST:
         return tensor
-    if adds and value.is_mean:
-        return step.mean(tensor)
-    if adds and value.is_sum:
-        return step.add([step.counted(tensor)])[0]
+    if adds and factor is not None:
+        return step.add([step.addend(tensor, factor)])[0]
     if value == rows() and isinstance(tensor, tf.Tensor) and tensor.dtype != tf.string:
         return step.gather(tensor)
     raise refuse(what, value)
+
+
+def factor_of(value: Value) -> Factor | None:
+    """Returns how to add up what all replicas have; None if it does not add up."""
+    if value.is_sum:
+        return Factor.ONE
+    if value.is_mean:
+        return Factor.SHARE
+    return Factor.FIRST if value.is_plain else None
 
 
 def refuse(what: str, value: Value) -> ComputeWholeError:

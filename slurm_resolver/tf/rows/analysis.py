@@ -6,7 +6,7 @@ An `Analysis` is told which tensors are the batch, and derives all others when i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
@@ -17,41 +17,6 @@ from slurm_resolver.tf.rows.values import SAME, Kind, Reason, UnprovenError, Val
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
-
-
-class Analysis:
-    """What is known of the tensors of a graph, and of the functions that it calls.
-
-    Args:
-        graph: that is being traced. What it contains already is not part of the step.
-        function_of: returns the graph of a function, given a graph and the function's name.
-    """
-
-    def __init__(self, graph: Any, function_of: Callable[[Any, str], Any]) -> None:
-        self.function_of = function_of
-        self.declared: dict[Any, Value] = {}  # by the reference of a tensor
-        self._graph = graph
-        self._begin = len(graph.get_operations())
-        self._whole = _Graph(self)
-
-    def declare(self, tensor: Any, value: Value) -> None:
-        """Notes what is known of a tensor from elsewhere, whatever its operation is."""
-        self.declared[tensor.ref()] = value
-
-    def value_of(self, tensor: Any) -> Value:
-        """Returns what is known of a tensor."""
-        return self._whole.value_of(tensor)
-
-    def assigned(self, graph: Any = None) -> Iterator[Assignment]:
-        """Yields what changes variables, by default in the step.
-
-        Args:
-            graph: another one, which captures tensors of the step.
-        """
-        operations = (
-            graph.get_operations() if graph else self._graph.get_operations()[self._begin :]
-        )
-        return self._whole.assigned(operations)
 
 
 class Assignment(NamedTuple):
@@ -70,31 +35,32 @@ class Assignment(NamedTuple):
     added: Value
 
 
-class _Graph:
-    """A graph, or a function that is called with arguments of which something is known.
+class Analysis:
+    """What is known of the tensors of a graph, and of the functions that it calls.
 
     Args:
-        graph: of the function.
-        values: what is known of its arguments.
-        handles: of variables, in the place of the arguments that stand for them.
+        graph: that is being traced. What it contains already is not part of the step.
+        function_of: returns the graph of a function, given a graph and the function's name.
     """
 
-    def __init__(
-        self,
-        analysis: Analysis,
-        graph: Any = None,
-        values: Sequence[Value] = (),
-        handles: Sequence[Any] = (),
-    ) -> None:
-        self._analysis = analysis
-        self.graph = graph
-        arguments = [one.ref() for one in graph.inputs] if graph else []
-        self._values: dict[Any, Value] = dict(zip(arguments, values))
-        self._handles: dict[Any, Any] = dict(zip(arguments, handles))
-        self._called: dict[Any, list[_Graph]] = {}  # the functions that an operation calls
+    def __init__(self, graph: Any, function_of: Callable[[Any, str], Any]) -> None:
+        self._graph = graph
+        self._function_of = function_of
+        self._begin = len(graph.get_operations())
+        # By the reference of a tensor: what is declared, what is derived, and for an argument that
+        # stands for a variable its handle.
+        self._declared: dict[Any, Value] = {}
+        self._values: dict[Any, Value] = {}
+        self._handles: dict[Any, Any] = {}
+        self._called: dict[Any, list[Analysis]] = {}  # the functions that an operation calls
         self._decides: dict[Any, Value] = {}  # a condition or loop that depends on the batch
 
+    def declare(self, tensor: Any, value: Value) -> None:
+        """Notes what is known of a tensor from elsewhere, whatever its operation is."""
+        self._declared[tensor.ref()] = value
+
     def value_of(self, tensor: Any) -> Value:
+        """Returns what is known of a tensor."""
         waiting = [tensor]
         while waiting:  # no recursion: graphs are deep
             current = waiting.pop()
@@ -111,7 +77,7 @@ class _Graph:
 
     def _known(self, tensor: Any) -> Value | None:
         reference = tensor.ref()
-        return self._analysis.declared.get(reference) or self._values.get(reference)
+        return self._declared.get(reference) or self._values.get(reference)
 
     def _derive(self, tensor: Any) -> None:
         operation = tensor.op
@@ -146,18 +112,25 @@ class _Graph:
     def _call(self, operation: Any, name: str, values: list[Value], first: int = 0) -> list[Value]:
         """Returns the values of a function's results; its inputs begin with the `first` one."""
         function = operation.get_attr(name).name
-        graph = self._analysis.function_of(operation.graph, function)
+        graph = self._function_of(operation.graph, function)
         if graph is None:
             raise UnprovenError("a function without a graph")
         handles = [self._handle_of(one) for one in list(operation.inputs)[first:]]
-        inner = _Graph(self._analysis, graph, values[first:], handles)
+        references = [one.ref() for one in graph.inputs]
+        inner = Analysis(graph, self._function_of)
+        inner._begin = 0
+        inner._declared = self._declared
+        inner._values = dict(zip(references, values[first:]))
+        inner._handles = dict(zip(references, handles))
         self._called.setdefault(operation, []).append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
     def call(self, operation: Any, values: list[Value]) -> list[Value]:
+        """Derives what the results of a function are."""
         return self._call(operation, "f", values)
 
     def condition(self, operation: Any, values: list[Value]) -> list[Value]:
+        """Derives what a condition returns: what both branches do, unless the data decides."""
         branches = [
             self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
         ]
@@ -191,13 +164,15 @@ class _Graph:
 
     # --- Variables -------------------------------------------------------------------------------
 
-    def assigned(self, operations: Sequence[Any], decides: Value = SAME) -> Iterator[Assignment]:
-        """Yields what changes variables.
+    def assigned(self, graph: Any = None, decides: Value = SAME) -> Iterator[Assignment]:
+        """Yields what changes variables, by default in the step.
 
         Args:
-            decides: what is known of the conditions around the operations.
+            graph: another one, which captures tensors of the step.
+            decides: what is known of the conditions around the graph.
         """
-        for operation in operations:
+        begin = 0 if graph else self._begin
+        for operation in (graph or self._graph).get_operations()[begin:]:
             if operation.type in _CALLS and operation.op_def.is_stateful:
                 yield from self._assigned_in_call(operation, decides)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
@@ -220,9 +195,7 @@ class _Graph:
             yield Assignment(operation, None, _unknown(operation, error), added=_REPLACED)
             return
         for inner in self._called[operation]:
-            yield from inner.assigned(
-                inner.graph.get_operations(), self._decides.get(operation, decides)
-            )
+            yield from inner.assigned(decides=self._decides.get(operation, decides))
 
     def _handle_of(self, tensor: Any) -> Any:
         """Returns the handle outside of all graphs that a tensor stands for, if it is one."""
@@ -239,13 +212,13 @@ class _Graph:
 # What is known of what is added to a variable that gets another value.
 _REPLACED = Value(Kind.UNKNOWN, reason=Reason("a new value", refuted=True))
 
-_CALLS: dict[str, Callable[[_Graph, Any, list[Value]], list[Value]]] = {
-    "PartitionedCall": _Graph.call,
-    "StatefulPartitionedCall": _Graph.call,
-    "If": _Graph.condition,
-    "StatelessIf": _Graph.condition,
-    "While": _Graph.loop,
-    "StatelessWhile": _Graph.loop,
+_CALLS: dict[str, Callable[[Analysis, Any, list[Value]], list[Value]]] = {
+    "PartitionedCall": Analysis.call,
+    "StatefulPartitionedCall": Analysis.call,
+    "If": Analysis.condition,
+    "StatelessIf": Analysis.condition,
+    "While": Analysis.loop,
+    "StatelessWhile": Analysis.loop,
 }
 
 
