@@ -120,11 +120,11 @@ def count_rows(batch: Any) -> Any:
 
 def have_other_rows(batch: Any) -> Any:
     """Returns whether the first dimensions of a batch's tensors differ: a bool, or a tensor."""
-    values = list(filter(_has_rows, tf.nest.flatten(batch)))
-    known = {value.shape[0] if value.shape.rank else None for value in values}
-    if len(values) < 2 or known != {None}:
+    counts = [count_rows(value) for value in tf.nest.flatten(batch) if _has_rows(value)]
+    known = {count if isinstance(count, int) else None for count in counts}
+    if len(counts) < 2 or known != {None}:
         return len(known) > 1
-    sizes = tf.stack([tf.cast(tf.shape(value)[0], tf.int32) for value in values])
+    sizes = tf.stack(counts)
     return tf.reduce_any(tf.not_equal(sizes, sizes[0]))
 
 

@@ -64,31 +64,22 @@ def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
         raise refuted(_MIXED)
     found = sums[0]
     others = [_power(value) for value in values if value.kind is not Kind.SUM]
+    joins = operation.type in operations.JOINING
+    linear = joins or (operation.type in operations.LINEAR and values[0].kind is Kind.SUM)
     if operation.type in operations.FACTORS and len(sums) == 1:
         divides = operation.type in operations.DIVIDING
         if not divides or values[0] is found:
             return found._replace(power=found.power + sum(others) * (-1 if divides else 1))
-    elif _is_linear(operation, values) and len(set(sums)) == 1 and not any(others):
-        source, result = operation.inputs[0].dtype, operation.outputs[0].dtype
-        rounds = source.is_floating and not result.is_floating
-        if not rounds and (found.is_mean or not _adds_constant(operation, values)):
+    elif linear and len(set(sums)) == 1 and not any(others):
+        # The mean of a constant is that constant, but its sum is not.
+        adds = joins and any(
+            value.kind is not Kind.SUM and np.any(tf.get_static_value(tensor) != 0)
+            for tensor, value in zip(operation.inputs, values)
+        )
+        floating = [one.dtype.is_floating for one in (operation.inputs[0], operation.outputs[0])]
+        if (found.is_mean or not adds) and floating != [True, False]:
             return found
     raise refuted("a sum or mean over the rows, and not a linear function of it alone")
-
-
-def _is_linear(operation: Any, values: Values) -> bool:
-    """Whether the result is a linear function of the sums among the inputs, not of a place."""
-    if operation.type in operations.JOINING:
-        return True
-    return operation.type in operations.LINEAR and values[0].kind is Kind.SUM
-
-
-def _adds_constant(operation: Any, values: Values) -> bool:
-    """Whether a constant other than 0 is added: a mean of it is that constant, but no sum is."""
-    return operation.type in operations.JOINING and any(
-        value.kind is not Kind.SUM and np.any(tf.get_static_value(tensor) != 0)
-        for tensor, value in zip(operation.inputs, values)
-    )
 
 
 def _power(value: Value) -> int:
@@ -321,11 +312,6 @@ def _product(operation: Any, values: Values) -> Value:
     return _aligned(operation, values, left - right if divides else left + right)
 
 
-def _first(operation: Any, values: Values) -> Value:
-    """Rule for what changes no rows."""
-    return values[0]
-
-
 # --- Axes ----------------------------------------------------------------------------------------
 
 
@@ -545,7 +531,7 @@ def join(one: Value, other: Value) -> Value:
 # --- The table -----------------------------------------------------------------------------------
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(operations.KEEPING, _first),
+    **dict.fromkeys(operations.KEEPING, lambda _, values: values[0]),
     **dict.fromkeys(operations.ENTRIES, _entries),
     **dict.fromkeys(operations.ADDING, _sum),
     **dict.fromkeys({"Mul", *operations.DIVIDING}, _product),
