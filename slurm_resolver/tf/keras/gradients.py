@@ -49,8 +49,7 @@ def gradient(
     for place, total in zip(shared, _totals(step, [found[place] for place in shared])):
         found[place] = total
     for one, value in zip(found, values):
-        if one is not None:
-            step.declare(one, value)
+        step.declare(one, value)
     return tf.nest.pack_sequence_as(sources, found)
 
 

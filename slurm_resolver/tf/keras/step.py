@@ -31,7 +31,7 @@ class Factor(enum.Enum):
 
 @dataclasses.dataclass
 class Counted:
-    """A variable of a metric.
+    """A variable of a metric, or a statistic of BatchNormalization.
 
     Attributes:
         variable: of Keras.
@@ -159,19 +159,16 @@ class Step:
         the workers' batches and learning rates.
         """
         changed = [one for one in self.of_metrics.values() if one.factor]
-        statistics = self.statistics
+        changed += [Counted(one, before=0.0, factor=Factor.SHARE) for one in self.statistics]
         comparison = self.comparison
         own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
         self.statistics = []
         self.comparison = None
-        own += [self.addend(tf.convert_to_tensor(one.value), Factor.SHARE) for one in statistics]
         if comparison is not None:
             own.append(comparison.row(self.replica, self.digest, self.names))
         sums = self.add(own)
         if comparison is not None:
             comparison.check(sums.pop())
-        for variable, mean in zip(statistics, sums[len(changed) :]):
-            variable.assign(mean)
         for one, total in zip(changed, sums):
             one.variable.value.assign(one.before + total)
         self.keep(one.variable for one in changed)

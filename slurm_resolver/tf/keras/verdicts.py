@@ -72,25 +72,20 @@ def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value
     value: Value = step.analysis.value_of(tensor)
     if value.reason is None:
         return value
-    if certain or not _is_assumed(step, value, value.reason.operation):
-        raise _cannot_split(what, value, value.reason.operation)
+    _check_assumed(step, what, value, value.reason.operation, certain=certain)
     return _assumed(step, tensor)
 
 
-def _is_assumed(step: Step, value: Value, operation: Any) -> bool:
-    """Whether no rule derives a value, and Keras made it, or the user vouches for it."""
-    if value.reason is None or value.reason.refuted:
-        return False
-    return step.vouched or line_of_program(operation) is None
-
-
-def _cannot_split(what: str, value: Value, operation: Any) -> ComputeWholeError:
-    """Returns the error that says which operation, in which line, has which value."""
+def _check_assumed(
+    step: Step, what: str, value: Value, operation: Any, *, certain: bool = False
+) -> None:
+    """Raises an error unless no rule derives a value, and Keras made it, or the user vouches."""
     line = line_of_program(operation)
-    place = f" in {line}" if line else ""
-    text = value.reason.text if value.reason else "it depends on the batch"
-    vouched = value.reason is not None and not value.reason.refuted
-    return ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouched=vouched)
+    no_rule = value.reason is not None and not value.reason.refuted
+    if certain or not no_rule or not (step.vouched or line is None):
+        place = f" in {line}" if line else ""
+        text = value.reason.text if value.reason else "it depends on the batch"
+        raise ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouched=no_rule)
 
 
 def together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
@@ -175,10 +170,8 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     }
     for assignment in step.analysis.assigned():
         value = assignment.value
-        if value.is_plain or id(assignment.handle) in exempt:
-            continue
-        if not _is_assumed(step, value, assignment.operation):
-            raise _cannot_split("a new value of a variable", value, assignment.operation)
+        if not value.is_plain and id(assignment.handle) not in exempt:
+            _check_assumed(step, "a new value of a variable", value, assignment.operation)
 
 
 def batch_normalization(
