@@ -48,6 +48,10 @@ tf.reduce_sum(x / count(x))                                            -> a mean
 tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32)                     -> a mean
 tf.math.divide_no_nan(tf.reduce_sum(x), tf.maximum(count(x), 1.0))     -> a mean
 3.0 * tf.reduce_mean(x) + tf.reduce_sum(TABLE)                         -> a mean
+tf.reduce_sum(tf.reduce_prod(x / count(x), axis=1))                    -> refuted
+tf.reduce_sum(tf.reduce_max(x / count(x), axis=1))                     -> a mean
+tf.reduce_sum(tf.pad(x / count(x), [[0, 0], [0, 1]], constant_values=1)) -> refuted
+tf.reduce_sum(tf.cast(9.0 * x / count(x), tf.int32))                   -> refuted
 tf.reduce_sum(x) + 1.0                                                 -> refuted
 0.0 + tf.reduce_sum(x)                                                 -> a sum
 tf.reduce_sum(x) + tf.reduce_mean(x)                                   -> refuted

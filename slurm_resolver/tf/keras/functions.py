@@ -367,7 +367,7 @@ class StepFunction:
         if not self._step.__module__.startswith("keras."):
             step.statistics = statistics  # the step may have asked for a metric before
         step.add_changes()
-        check_assignments(step, statistics)
+        check_assignments(step, _statistics(self._model))  # also of layers that the step has built
         return tf.nest.map_structure(
             lambda one: together(step, one, "a result of the step"), results
         )

@@ -68,6 +68,8 @@ JOINING = ADDING | _names("ConcatV2 Pack Select SelectV2")
 LINEAR = KEEPING | MOVING | JOINING | _names("Cumsum Fill GatherV2 Mean Sum")
 # Those that compute sizes of constants, which are followed too.
 FOLDED = _names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
+# A factor of all rows, such as a power of their number, is a factor of the result.
+SCALED = LINEAR | FACTORS | _names("Max Min")
 # Stateful ones whose result is the same in all workers if their inputs are: those that read
 # variables and tables, and that count the random numbers which have been drawn.
 STATEFUL = _names(

@@ -52,7 +52,17 @@ def derive(operation: Any, values: Values) -> Found:
     if rule is None or (components and rule is not _sparse):
         raise UnprovenError("no rule")
     sums = [value for value in values if value.kind is Kind.SUM]
+    divided = any(value.kind is Kind.ROWS and value.power for value in values)
+    if divided and (operation.type not in operations.SCALED or _rounds(operation)):
+        raise refuted("a function of the number of rows")
     return _of_sum(operation, values, sums) if sums else rule(operation, values)
+
+
+def _rounds(operation: Any) -> bool:
+    """Whether an operation makes integers of floating-point numbers."""
+    return bool(
+        operation.inputs[0].dtype.is_floating and not operation.outputs[0].dtype.is_floating
+    )
 
 
 def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
@@ -76,8 +86,7 @@ def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
             value.kind is not Kind.SUM and np.any(tf.get_static_value(tensor) != 0)
             for tensor, value in zip(operation.inputs, values)
         )
-        floating = [one.dtype.is_floating for one in (operation.inputs[0], operation.outputs[0])]
-        if (found.is_mean or not adds) and floating != [True, False]:
+        if (found.is_mean or not adds) and not _rounds(operation):
             return found
     raise refuted("a sum or mean over the rows, and not a linear function of it alone")
 
@@ -218,7 +227,8 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
             if same and not counts[0] and len(set(counts[1:])) == 1:
                 found.add(axis)
                 layout.append(line.astype(np.int32).tobytes())
-    if len(found) != 1 or len(layout) != len(arrays):
+    constants = any(np.any(array == 0) for array in arrays)
+    if len(found) != 1 or len(layout) != len(arrays) or (power and constants):
         raise refuted(_SOME)
     return rows(found.pop(), tuple(layout), power)
 
@@ -335,8 +345,6 @@ def _combining(axes: Callable[[Any, int], Iterable[int]], *, place: int = 0) -> 
         found = {other for other in values if other.kind is Kind.ROWS}
         if found != {value}:
             raise refuted("rows with other rows")
-        if value.power:
-            raise refuted("a function of the number of rows")
         if value.axis in axes(operation, operation.inputs[place].shape.rank):
             raise refuted("all rows together")
         return value
