@@ -17,6 +17,7 @@ ROWS = tf.data.Dataset.range(11)
 WORDS = tf.lookup.StaticHashTable(
     tf.lookup.KeyValueTensorInitializer(tf.range(11, dtype=tf.int64), tf.range(11)), 0
 )
+GENERATED = tf.data.Dataset.from_generator(lambda: range(7), output_signature=ROWS.element_spec)
 DRAWN = tf.random.Generator.from_seed(1)
 
 # Each worker makes its own rows of these.
@@ -32,6 +33,7 @@ ROWS.map(lambda x: tf.numpy_function(np.square, [x], tf.int64)).batch(4)
 ROWS.map(lambda x: tf.RaggedTensor.from_tensor([[x, x]])[:, : x % 2]).batch(4)
 ROWS.map(lambda x: tf.sparse.from_dense([0, x])).batch(4)
 ROWS.map(WORDS.lookup).batch(4)
+GENERATED.map(double).batch(3)
 ROWS.cache().map(double).batch(4).with_options(OPTIONS)
 ROWS.map(lambda x: tf.random.stateless_uniform([2], (x, 1))).batch(4)
 ROWS.map(lambda x: tf.cond(x > 3, lambda: x, lambda: -x)).batch(4)

@@ -146,10 +146,15 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | N
     if sharing.replicas == 1:
         return undivided
     try:
-        shares = divide(dataset, sharing).prefetch(tf.data.AUTOTUNE)
+        shares = divide(dataset, sharing)
     except UndividedError as error:
-        tell_once(f"each worker reads all rows of the data, and then takes its own: {error}")
+        tell_once(
+            f"each worker makes all rows of the data, and then takes its own: {error}. Work that "
+            "takes time belongs into a map directly before batch(n)"
+        )
         return undivided
+    if not generated:
+        shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
     shares.undivided = undivided
     return shares
