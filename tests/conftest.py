@@ -28,8 +28,12 @@ HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --slurm."""
-    help_ = "Slurm to test on (newest): one such as 24.11, oldest, or older: all but the newest"
-    parser.addoption("--slurm", action="append", metavar="VERSION", help=help_)
+    parser.addoption(
+        "--slurm",
+        action="append",
+        metavar="VERSION",
+        help="Slurm to test on (newest): one such as 24.11, oldest, or older: all but the newest",
+    )
 
 
 def chosen(asked: Strings) -> list[Installation]:
@@ -97,6 +101,11 @@ def real_slurm(
 ) -> Iterator[SlurmCluster]:
     """A real Slurm of five nodes, n8 to n12, whose names sort differently as strings."""
     nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
-    directory = tmp_path_factory.mktemp("slurm")
-    with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
+    with started(
+        SlurmCluster(
+            nodes,
+            tmp_path_factory.mktemp("slurm"),
+            installation=installation,
+        )
+    ) as cluster:
         yield cluster

@@ -48,16 +48,22 @@ LATE = 30.0  # seconds until a shared file system shows another node's files
 
 def topology() -> str:
     """Returns the topology plugin's name, such as tree, or "default" if there is none."""
-    config = subprocess.check_output(["scontrol", "show", "config"], text=True)
-    found = re.search(r"^TopologyPlugin\s*=\s*(?:topology/)?(\w+)", config, re.M)
+    found = re.search(
+        r"^TopologyPlugin\s*=\s*(?:topology/)?(\w+)",
+        subprocess.check_output(["scontrol", "show", "config"], text=True),
+        re.M,
+    )
     plain = ("none", "default", "flat")  # depends on the version
     return found[1] if found and found[1] not in plain else "default"
 
 
 def step_of(task: Task) -> tuple[str, str, int]:
     """Returns a task's job, step and number of tasks: one task if srun did not start it."""
-    number = int(task.get("SLURM_STEP_NUM_TASKS", "1"))
-    return task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""), number
+    return (
+        task.get("SLURM_JOB_ID", ""),
+        task.get("SLURM_STEP_ID", ""),
+        int(task.get("SLURM_STEP_NUM_TASKS", "1")),
+    )
 
 
 def seen(folder: Path) -> list[Task]:
@@ -127,8 +133,10 @@ def named(text: str) -> tuple[str, str]:
 
 def main() -> None:
     """Records every command, and then appends all lines."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("file", type=Path, help="what the lines are appended to")
     parser.add_argument("commands", nargs="+", type=named, metavar="NAME=COMMAND")
     args = parser.parse_args()

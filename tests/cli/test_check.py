@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import local_run
 import pytest
 from captured import Captured
+from local_run import COMMAND
 
 from slurm_resolver.cli import main
 
-COMMAND = (sys.executable, "-m", "slurm_resolver")
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy")
 
 
@@ -50,13 +49,20 @@ def test_what_tasks_find_alone_is_told_once_with_their_names(
     ranks: str, variables: str, told: str
 ) -> None:
     pytest.importorskip("tensorflow")
-    script = f"case $SLURM_PROCID in {ranks}) export {variables};; esac; {' '.join(COMMAND)} check"
-    assert run("bash", "-c", script).startswith(told)
+    assert run(
+        "bash",
+        "-c",
+        f"case $SLURM_PROCID in {ranks}) export {variables};; esac; {' '.join(COMMAND)} check",
+    ).startswith(told)
 
 
 def test_a_task_that_does_not_come_is_named() -> None:
-    script = f'[ "$SLURM_PROCID" = 1 ] || exec {" ".join(COMMAND)} check --json --timeout 2'
-    (line,) = run("bash", "-c", script, status=1).splitlines()
+    (line,) = run(
+        "bash",
+        "-c",
+        f'[ "$SLURM_PROCID" = 1 ] || exec {" ".join(COMMAND)} check --json --timeout 2',
+        status=1,
+    ).splitlines()
     (presence,) = json.loads(line)["checks"]
     assert presence["status"] == "failed"
     assert "1 of 2 tasks did not come to " in presence["detail"]
@@ -66,8 +72,13 @@ def test_a_task_that_does_not_come_is_named() -> None:
 def test_one_machine(capsys: Captured) -> None:
     status = main(["check", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    ids = ["tensorflow", "keras", "proxies", "gpus", "step"]
-    assert [check["id"] for check in printed["checks"]] == ids
+    assert [check["id"] for check in printed["checks"]] == [
+        "tensorflow",
+        "keras",
+        "proxies",
+        "gpus",
+        "step",
+    ]
     failed = any(check["status"] == "failed" for check in printed["checks"])
     assert status == (1 if failed else 3)
     assert not printed["ok"]

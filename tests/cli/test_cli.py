@@ -9,31 +9,21 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from captured import Captured
 from folders import ROOT
-from kinds import Completed, Strings, Texts
+from kinds import Strings, Texts
+from local_run import COMMAND, captured, exit_status, run
 from task_variables import TASK
 
 import slurm_resolver
 from slurm_resolver.cli import COMMANDS, build_parser, main
 
-COMMAND = [sys.executable, "-m", "slurm_resolver"]
-
-
-def run(*arguments: str, **keywords: Any) -> Completed:
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False, **keywords
-    )
-
 
 def test_version_and_help(capsys: Captured) -> None:
     for option in ("--version", "-V", "--help"):
-        with pytest.raises(SystemExit) as caught:
-            main([option])
-        assert caught.value.code == 0
+        assert exit_status(option) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"slurm-resolver {slurm_resolver.__version__}\n" * 2)
     assert printed.count("show the cluster of this Slurm step") == 1
@@ -43,8 +33,10 @@ def test_version_and_help(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("words", [[command, "--help"] for command in COMMANDS])
 def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
-    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    done = run(*words, env={**os.environ, **ascii_only})
+    done = run(
+        *words,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},
+    )
     assert "Error" not in done.stderr
     assert done.returncode == 0
     assert (done.stdout + done.stderr).isascii()
@@ -67,9 +59,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
     ],
 )
 def test_usage_errors(words: str, said: str, capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(words.split())
-    assert caught.value.code == 2
+    assert exit_status(*words.split()) == 2
     output, error = capsys.readouterr()
     (line,) = error.splitlines()
     assert output == ""
@@ -80,14 +70,23 @@ def test_usage_errors(words: str, said: str, capsys: Captured) -> None:
 def test_an_example_can_be_pasted() -> None:
     """Every line of an example is a command, or continues one after a backslash."""
     for command in COMMANDS:
-        text = importlib.import_module(f"slurm_resolver.cli.{command}").EPILOG
-        examples = text.partition("examples:\n")[2].partition("\n\n")[0]
+        examples = (
+            importlib.import_module(f"slurm_resolver.cli.{command}")
+            .EPILOG.partition("examples:\n")[2]
+            .partition("\n\n")[0]
+        )
         lines = examples.replace("\\\n", "").splitlines()
         assert lines
         for line in lines:
             assert re.match(rf"  (\S.* )?slurm-resolver {command}", line)
-            words = words_of_command(line.partition("slurm-resolver ")[2].replace("$?", "75"))
-            assert build_parser().parse_args(words).command == command
+            assert (
+                build_parser()
+                .parse_args(
+                    words_of_command(line.partition("slurm-resolver ")[2].replace("$?", "75"))
+                )
+                .command
+                == command
+            )
 
 
 def words_of_command(line: str) -> Strings:
@@ -137,10 +136,12 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_status(
 
 
 def test_output_that_cannot_be_written_is_reported() -> None:
-    tasks = ["run", "-n2", "--", "sh", "-c", "echo a"]
     for words, said in (
         (["sbatch", "--", "train"], "slurm-resolver: cannot write the output: No space left"),
-        (tasks, "slurm-resolver run: cannot write the output of the tasks: No space left"),
+        (
+            ["run", "-n2", "--", "sh", "-c", "echo a"],
+            "slurm-resolver run: cannot write the output of the tasks: No space left",
+        ),
     ):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
@@ -148,17 +149,17 @@ def test_output_that_cannot_be_written_is_reported() -> None:
             )
         (line,) = done.stderr.splitlines()
         assert line.startswith(said)
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "explain"], capture_output=True, text=True
-    )
+    done = captured(["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "explain"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "slurm-resolver explain: -: Bad file descriptor\n"
 
 
 def test_shtab_completes_them() -> None:
     pytest.importorskip("shtab")
-    command = [sys.executable, "-m", "shtab", "--shell", "bash", "slurm_resolver.cli.build_parser"]
-    script = subprocess.check_output(command, text=True)
+    script = subprocess.check_output(
+        [sys.executable, "-m", "shtab", "--shell", "bash", "slurm_resolver.cli.build_parser"],
+        text=True,
+    )
     for name in COMMANDS:
         assert name in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
@@ -173,20 +174,22 @@ SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
 )
 def test_commands_that_start_in_every_task_import_little(arguments: Strings) -> None:
     """SLOW_MODULES would more than double the time that the command needs to start."""
-    script = (
-        "import os, sys; from slurm_resolver.cli import main\n"
-        "def report(*_):\n"
-        f"    print(sorted(set({SLOW_MODULES.split()!r}) & set(sys.modules)), flush=True)\n"
-        "    os._exit(0)\n"
-        "os.execvpe = report\n"
-        f"main({arguments!r})\n"
-        "report()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", script],  # -S: ignores the imports of a site's .pth files
+    done = captured(
+        [
+            sys.executable,
+            "-S",  # ignores the imports of a site's .pth files
+            "-c",
+            (
+                "import os, sys; from slurm_resolver.cli import main\n"
+                "def report(*_):\n"
+                f"    print(sorted(set({SLOW_MODULES.split()!r}) & set(sys.modules)), flush=True)\n"
+                "    os._exit(0)\n"
+                "os.execvpe = report\n"
+                f"main({arguments!r})\n"
+                "report()"
+            ),
+        ],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **TASK},
-        capture_output=True,
-        text=True,
         check=True,
         timeout=180,
     )

@@ -12,24 +12,21 @@ import sys
 import pytest
 from captured import Captured
 from kinds import Completed, Strings, Texts
+from local_run import COMMAND, captured, exit_status
 from task_variables import TASK
 
 import slurm_resolver as sr
-from slurm_resolver.cli import main
 from slurm_resolver.cli.exec import fill_in
 
-COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
+EXEC = [*COMMAND, "exec"]
 TELL = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 
 
 def run(*arguments: str, **environ: str) -> Completed:
-    return subprocess.run(
-        [*COMMAND, *arguments],
+    return captured(
+        [*EXEC, *arguments],
         env={**os.environ, **TASK, **environ},
-        capture_output=True,
-        text=True,
         timeout=180,
-        check=False,
     )
 
 
@@ -43,17 +40,18 @@ def variables(*options: str, **environ: str) -> Texts:
 
 def test_the_program_finds_tf_config_and_its_gpus() -> None:
     told = variables("--jobs", "ps=1,worker=-1", TF_CONFIG='{"cluster": {}}')
-    cluster = sr.resolve({"ps": 1, "worker": -1}, environ=TASK)
-    assert json.loads(told["TF_CONFIG"]) == cluster.tf_config()
+    assert (
+        json.loads(told["TF_CONFIG"])
+        == sr.resolve({"ps": 1, "worker": -1}, environ=TASK).tf_config()
+    )
     assert told["CUDA_VISIBLE_DEVICES"] == "4,5"  # the ps on the same node uses no GPU
 
 
 def test_every_placeholder() -> None:
-    four = "n9:23001,n9:23002,n10:23001,n10:23002"
     texts = {
         "{local_rank}/{num_tasks} {node} {host} {port}": "1/4 n9 n9 23002",
         "{main_address} {main_host} {main_port}": "n9:23001 n9 23001",
-        "{hosts}": four,
+        "{hosts}": "n9:23001,n9:23002,n10:23001,n10:23002",
         '{"a":{"b":{rank}}}': '{"a":{"b":1}}',
         "{{other}} {other} {{rank}}": "{{other}} {other} {rank}",
     }
@@ -76,7 +74,7 @@ def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None
 
 def test_the_program_replaces_the_process() -> None:
     with subprocess.Popen(
-        [*COMMAND, "--", "sh", "-c", "echo $$; exec sleep 300"],
+        [*EXEC, "--", "sh", "-c", "echo $$; exec sleep 300"],
         env={**os.environ, **TASK},
         stdout=subprocess.PIPE,
         text=True,
@@ -111,18 +109,21 @@ def test_errors(
 ) -> None:
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
-    try:
-        status: object = main(["exec", *arguments])
-    except SystemExit as end:
-        status = end.code
-    assert status == 2
+    assert exit_status("exec", *arguments) == 2
     assert message in capsys.readouterr().err
 
 
 def test_without_slurm_the_program_runs_alone() -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TF_CONFIG"))}
-    command = [*COMMAND, "--wait", "5", "--", "sh", "-c", "echo ${TF_CONFIG-none}"]
-    assert subprocess.check_output(command, env=environ, text=True, timeout=180) == "none\n"
+    assert (
+        subprocess.check_output(
+            [*EXEC, "--wait", "5", "--", "sh", "-c", "echo ${TF_CONFIG-none}"],
+            env=environ,
+            text=True,
+            timeout=180,
+        )
+        == "none\n"
+    )
 
 
 def test_the_program_does_not_get_what_python_sets() -> None:
@@ -131,7 +132,7 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     direct, started = (
         # With a path, because Python 3.13 starts programs without a path differently.
         subprocess.check_output([*before, "/bin/sh", "-c", script], text=True, timeout=180)
-        for before in ([], [*COMMAND, "--"])
+        for before in ([], [*EXEC, "--"])
     )
     assert direct == started
 
@@ -148,16 +149,15 @@ def test_more_tasks_than_linux_passes(
     tasks: int, words: Strings, stack: int | None, refused: bool
 ) -> None:
     limit = "" if stack is None else f"ulimit -S -s {stack}; "
-    step = {
-        "SLURM_STEP_NUM_TASKS": str(tasks),
-        "SLURM_STEP_NODELIST": f"n[9-{8 + tasks // 2}]",
-        "SLURM_STEP_TASKS_PER_NODE": f"2(x{tasks // 2})",
-    }
-    done = subprocess.run(
-        ["bash", "-c", f"{limit}exec {shlex.join([*COMMAND, '--', 'true', *words])}"],
-        env={**os.environ, **TASK, **step},
-        capture_output=True,
-        text=True,
+    done = captured(
+        ["bash", "-c", f"{limit}exec {shlex.join([*EXEC, '--', 'true', *words])}"],
+        env={
+            **os.environ,
+            **TASK,
+            "SLURM_STEP_NUM_TASKS": str(tasks),
+            "SLURM_STEP_NODELIST": f"n[9-{8 + tasks // 2}]",
+            "SLURM_STEP_TASKS_PER_NODE": f"2(x{tasks // 2})",
+        },
         timeout=180,
     )
     assert done.returncode == (2 if refused else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 from kinds import Completed, Texts
+from local_run import COMMAND, captured
 
-PROGRAM = [sys.executable, "-m", "slurm_resolver"]
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))
 }
@@ -93,11 +92,18 @@ CASES = {
 
 def run(case: Case, folder: Path) -> Completed:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
-    script = f'case "{{job}} {{index}}" in {" ".join(lines)} esac'
-    command = [*PROGRAM, "exec", *case.options.split(), "--", "sh", "-c", script]
-    return subprocess.run(
+    command = [
+        *COMMAND,
+        "exec",
+        *case.options.split(),
+        "--",
+        "sh",
+        "-c",
+        f'case "{{job}} {{index}}" in {" ".join(lines)} esac',
+    ]
+    return captured(
         [
-            *PROGRAM,
+            *COMMAND,
             "run",
             "-n4",
             "-K0",
@@ -110,8 +116,6 @@ def run(case: Case, folder: Path) -> Completed:
         ],
         cwd=folder,
         env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
         timeout=200,
     )
 
@@ -153,7 +157,7 @@ def test_signals_reach_the_program(
     script: str, number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
-    command = [*PROGRAM, "run", "-n3", "-K0", "--", *PROGRAM, "exec", *CHIEF.split()]
+    command = [*COMMAND, "run", "-n3", "-K0", "--", *COMMAND, "exec", *CHIEF.split()]
     command += ["--", "sh", "-c", act]
     with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
         until = time.monotonic() + 60

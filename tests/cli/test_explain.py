@@ -7,12 +7,12 @@ import os
 import re
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from captured import Captured
 from folders import DATA
+from local_run import COMMAND
 
 from slurm_resolver.cli import main
 
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(log: Path, capsys: 
 
 def test_standard_input() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "slurm_resolver", "explain", "-"],
+        [*COMMAND, "explain", "-"],
         input=b"\x80 caf\xc3\xa9 Collective ops is aborted by: x\n",
         capture_output=True,
         env={**os.environ, "COLUMNS": "200", "PYTHONIOENCODING": "ascii"},
@@ -99,7 +99,7 @@ def test_a_log_of_a_million_lines() -> None:
     lines = b"12/100 - loss: 0.1\n" * 499 + b"srun: error: n9: task 0: Killed\n"
     limit = 200_000_000  # for the whole process, including Python and its libraries
     done = subprocess.run(
-        [sys.executable, "-m", "slurm_resolver", "explain"],
+        [*COMMAND, "explain"],
         input=lines * 2000,
         capture_output=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
@@ -111,8 +111,10 @@ def test_a_log_of_a_million_lines() -> None:
 
 
 def test_of_several_logs_that_of_the_first_to_fail_comes_first(log: Path, capsys: Captured) -> None:
-    refused = (LOGS / "peer-ended.log").read_text(encoding="utf-8")
-    (log.parent / "rank-0.log").write_text(refused, encoding="utf-8")
+    (log.parent / "rank-0.log").write_text(
+        (LOGS / "peer-ended.log").read_text(encoding="utf-8"),
+        encoding="utf-8",
+    )
     error = "Traceback (most recent call last):\n  File x\nValueError: \x1b[31mbad batch\n"
     (log.parent / "rank-1.log").write_text(f"step 1\n{error}")
     assert main(["explain", "rank-0.log", "rank-1.log"]) == 1

@@ -50,11 +50,15 @@ def test_when_the_job_is_requeued(
 ) -> None:
     (tmp_path / "scontrol").write_text(SCONTROL)
     (tmp_path / "scontrol").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", BATCH, status],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path, "SLURM_JOB_ID": "5", "JOB": job},
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "5",
+            "JOB": job,
+        },
         stderr=subprocess.DEVNULL,
         timeout=60,
     )

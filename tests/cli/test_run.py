@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 from captured import Captured
-from local_run import COMMAND, ended, run
+from local_run import COMMAND, ended, exit_status, run
 from task_variables import TASK
 
-from slurm_resolver.cli import main
 from slurm_resolver.local.environment import free_ports
 
 
 def test_each_task_sees_one_cluster() -> None:
-    script = "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())"
-    done = run("run", "-n", "3", "--", sys.executable, "-c", script)
+    done = run(
+        "run",
+        "-n",
+        "3",
+        "--",
+        sys.executable,
+        "-c",
+        "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     configs = [eval(line.partition(": ")[2]) for line in done.stdout.splitlines()]
     assert len({str(config["cluster"]) for config in configs}) == 1
@@ -35,8 +41,14 @@ def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
     around = {**TASK, "SLURM_X": "1", "SLURM_RESOLVER_LAYOUT": "that step's"}
     settings = {"SLURM_RESOLVER_SECRET": "s", "SLURM_RESOLVER_START_TIMEOUT": "9"}
     settings["SLURM_RESOLVER"] = "off"
-    environ = {**os.environ, **around, **settings}
-    done = run("run", "--", "sh", "-c", "env | grep SLURM", env=environ)
+    done = run(
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "env | grep SLURM",
+        env={**os.environ, **around, **settings},
+    )
     variables = dict(line[3:].split("=", 1) for line in done.stdout.splitlines())
     assert variables["SLURM_STEP_NODELIST"] == "localhost"
     assert not {"SLURM_X", "SLURM_RESOLVER_LAYOUT", "SLURM_DISTRIBUTION"} & set(variables)
@@ -112,10 +124,7 @@ def test_reserved_ports_are_free_ones() -> None:
     ],
 )
 def test_errors(words: str, message: str, capsys: Captured) -> None:
-    try:
-        status: object = main(["run", *words.split()])
-    except SystemExit as end:
-        status = end.code
+    assert exit_status("run", *words.split()) == 2
     output, errors = capsys.readouterr()
-    assert (status, output) == (2, "")
+    assert output == ""
     assert message in errors

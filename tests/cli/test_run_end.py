@@ -43,10 +43,17 @@ while kill -0 $(cat {tmp_path}/0) 2>/dev/null; do sleep 0.1; done; echo done; ex
 
 
 def test_a_time_limit_ends_all_tasks() -> None:
-    script = (
-        "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait"
+    done = run(
+        "run",
+        "-n2",
+        "-t",
+        "0:01",
+        "--requeue",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait",
     )
-    done = run("run", "-n2", "-t", "0:01", "--requeue", "--", "sh", "-c", script)
     # srun returns 143, too. A stopped task is continued to get the signal. Nothing restarts.
     assert (done.returncode, sorted(done.stdout.splitlines())) == (143, ["0: told", "1: told"])
     assert done.stderr == (
@@ -55,8 +62,18 @@ def test_a_time_limit_ends_all_tasks() -> None:
 
 
 def test_a_signal_is_sent_before_the_time_limit() -> None:
-    script = "trap 'echo warned; exit 0' USR1; sleep 60 & wait"
-    done = run("run", "-n2", "-t", "1", "--signal", "usr1@58", "--", "sh", "-c", script)
+    done = run(
+        "run",
+        "-n2",
+        "-t",
+        "1",
+        "--signal",
+        "usr1@58",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo warned; exit 0' USR1; sleep 60 & wait",
+    )
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: warned", "1: warned"])
     assert (
         done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
@@ -77,12 +94,19 @@ TOLD = ["0: told", "1: told"]
         ("INT", ["--requeue"], "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
         ("INT", ["--restarts=3"], "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
         (
-            *("USR2", ["--requeue"], "trap 'echo told; exit 1' TERM", 0),
+            "USR2",
+            ["--requeue"],
+            "trap 'echo told; exit 1' TERM",
+            0,
             ["0: 1", "0: told", "1: 1", "1: told"],
             "preempted: ending all tasks\nrestart 1 of at most 5: the step was preempted\n",
         ),
         (
-            *("USR2", [], "trap 'echo told; exit 1' TERM", 143, TOLD),
+            "USR2",
+            [],
+            "trap 'echo told; exit 1' TERM",
+            143,
+            TOLD,
             "preempted: ending all tasks\nnot started again: --requeue is not given\n",
         ),
     ],
@@ -93,8 +117,16 @@ def test_signals_to_the_launcher(
     """SIGUSR1 goes to the tasks, SIGUSR2 means a preemption, and Ctrl-C prevents restarts."""
     script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
     up = ["0: first", "0: up", "1: first", "1: up"]
-    sent = signal.Signals[f"SIG{number}"]
-    found = run_and_signal(sent, up, "-n2", *options, "--", "sh", "-c", script)
+    found = run_and_signal(
+        signal.Signals[f"SIG{number}"],
+        up,
+        "-n2",
+        *options,
+        "--",
+        "sh",
+        "-c",
+        script,
+    )
     assert found == (status, output, said)
 
 
@@ -102,8 +134,15 @@ def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
     """The launcher delays SIGTERM, because the other tasks may still be saving."""
     wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && { echo $$ > '
     wait += f"{tmp_path}/0; exit 75; }}; until [ -s {tmp_path}/0 ]; do sleep 0.1; done; "
-    script = wait + "trap 'echo cut off' TERM; sleep 1; echo saved"
-    done = run("run", "-n2", "--requeue", "--", "sh", "-c", script)
+    done = run(
+        "run",
+        "-n2",
+        "--requeue",
+        "--",
+        "sh",
+        "-c",
+        wait + "trap 'echo cut off' TERM; sleep 1; echo saved",
+    )
     assert (done.returncode, done.stdout) == (0, "1: saved\n")
 
 
@@ -126,11 +165,19 @@ HANDLER = "signal.signal(signal.SIGTERM, save); report(READY)"
     [
         ("0", "report(SAVED)", HANDLER, True, "goes on", ["preempted: ending all tasks"]),
         (
-            *("0", "pass", HANDLER, True, "goes on"),
+            "0",
+            "pass",
+            HANDLER,
+            True,
+            "goes on",
             ["preempted: ending all tasks", "nothing was saved after the preemption"],
         ),
         (
-            *("99", "report(SAVED)", HANDLER, False, ""),
+            "99",
+            "report(SAVED)",
+            HANDLER,
+            False,
+            "",
             ["not preempted: the tasks ended before --preempt-after"],
         ),
     ],
@@ -174,12 +221,18 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
         (["--requeue"], "exit 74", 74, 1, "task 0 ended with exit status 74"),
         ([], "exit 75", 75, 1, "task 0 ended with exit status 75"),
         (
-            *(["--requeue"], "[ ${SLURM_RESTART_COUNT-0} = 2 ] || exit 75", 0, 3),
+            ["--requeue"],
+            "[ ${SLURM_RESTART_COUNT-0} = 2 ] || exit 75",
+            0,
+            3,
             "restart 2 of at most 5: task 0 asked for it with exit status 75",
         ),
         # the last start determines the status
         (
-            *(["--restarts=2"], "exit $((SLURM_STEP_ID + 3))", 5, 3),
+            ["--restarts=2"],
+            "exit $((SLURM_STEP_ID + 3))",
+            5,
+            3,
             "not started again after 2 restarts: task 0 ended with exit status 5",
         ),
         (["--restarts=2", "-K0"], "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),

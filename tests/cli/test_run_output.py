@@ -52,15 +52,25 @@ def test_output_on_the_screen() -> None:
     assert sorted(done.stderr.splitlines()) == ["0: err 0", "1: err 1"]
     # lines of different tasks do not mix
     loop = "i=0; while [ $i -lt 300 ]; do printf $SLURM_PROCID; printf '%020d' $i; echo;"
-    script = loop + "i=$((i+1)); done; printf $SLURM_PROCID-end"
-    done = run("run", "-n3", "--no-label", "--", "sh", "-c", script)
+    done = run(
+        "run",
+        "-n3",
+        "--no-label",
+        "--",
+        "sh",
+        "-c",
+        loop + "i=$((i+1)); done; printf $SLURM_PROCID-end",
+    )
     expected = [f"{rank}{number:020d}" for rank in range(3) for number in range(300)]
     assert sorted(done.stdout.splitlines()) == sorted([*expected, "0-end", "1-end", "2-end"])
 
 
 def test_a_task_whose_output_nobody_reads_ends() -> None:
-    command = [*COMMAND, "run", "-n2", "--", "yes"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*COMMAND, "run", "-n2", "--", "yes"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() in (b"0: y\n", b"1: y\n")

@@ -14,6 +14,7 @@ from captured import Captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import Strings
+from local_run import captured, exit_status
 
 from slurm_resolver.cli import main
 from slurm_resolver.sbatch.script import batch_file
@@ -90,8 +91,9 @@ quiet slurm-resolver supervise --restarts 3 \\
 
 @pytest.mark.parametrize("options", PARTS)
 def test_parts_of_the_text(options: str, capsys: Captured) -> None:
-    text = re.sub(r"^# .*\n|  # .*", "", printed(options, "python train.py", capsys), flags=re.M)
-    assert PARTS[options] in text
+    assert PARTS[options] in re.sub(
+        r"^# .*\n|  # .*", "", printed(options, "python train.py", capsys), flags=re.M
+    )
 
 
 # The options, the receiver of the signal, and the signals in the file. Without --requeue, the
@@ -125,8 +127,10 @@ def test_tensorflows_notes_are_removed_from_standard_error(
         (tmp_path / name).chmod(0o755)
     text = printed(f"{options} --no-check", "train", capsys)
     for level, errors in (("1", "err\n"), ("0", "x.cc:1] oneDNN custom operations are on\nerr\n")):
-        environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": level}
-        done = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, text=True)
+        done = captured(
+            ["bash", "-c", text],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": level},
+        )
         assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", errors)
 
 
@@ -150,12 +154,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED)
 def test_what_is_refused(options: str, capsys: Captured) -> None:
-    try:
-        status: object = main(["sbatch", *shlex.split(options), "--", "python", "train.py"])
-    except SystemExit as end:
-        status = end.code
+    assert exit_status("sbatch", *shlex.split(options), "--", "python", "train.py") == 2
     out, err = capsys.readouterr()
-    assert (status, out) == (2, "")
+    assert out == ""
     assert err.startswith("slurm-resolver sbatch: ")
     assert REFUSED[options] in err
 
@@ -194,13 +195,17 @@ def test_the_words_of_the_command_arrive(
     folder.mkdir(exist_ok=True)
     (folder / "srun").write_text(STUB)
     (folder / "srun").chmod(0o755)
-    text = batch_file(BatchSettings(["program", *words], check=False))
     subprocess.run(
         ["bash", "-s", "one more"],
-        input=text.encode(),  # valid UTF-8 for all words
+        input=batch_file(
+            BatchSettings(["program", *words], check=False)
+        ).encode(),  # valid UTF-8 for all words
         env={"PATH": f"{folder}:{os.environ['PATH']}", "ARGV": str(folder / "argv"), "LC_ALL": "C"},
         check=True,
         timeout=180,
     )
-    arrived = (folder / "argv").read_bytes().split(b"\0")[:-1]
-    assert arrived == [b"program", *map(os.fsencode, words), b"one more"]
+    assert (folder / "argv").read_bytes().split(b"\0")[:-1] == [
+        b"program",
+        *map(os.fsencode, words),
+        b"one more",
+    ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import local_run
 import pytest
 import task_variables
 from captured import Captured
+from local_run import COMMAND
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -37,8 +37,10 @@ def test_every_task_prints_json(capsys: Captured) -> None:
 
 @pytest.mark.usefixtures("task")
 def test_text() -> None:
-    cluster = slurm_resolver.resolve({"ps": 1, "worker": -1})
-    told = describe_cluster(cluster, gpus=["none", "4", "4", "5"])
+    told = describe_cluster(
+        slurm_resolver.resolve({"ps": 1, "worker": -1}),
+        gpus=["none", "4", "4", "5"],
+    )
     assert (
         told
         == """\
@@ -109,9 +111,11 @@ def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
 
 def test_a_reader_that_goes_away() -> None:
     step = ["--nodelist", "n[1-9999]", "--tasks-per-node", "4"]
-    command = [sys.executable, "-m", "slurm_resolver", "show", *step]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "show", *step],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from kinds import Strings, Texts
+from local_run import COMMAND, captured
 
 from slurm_resolver.supervision import batch_host
 
@@ -62,17 +61,20 @@ def folder(tmp_path: Path) -> Path:
 
 def environment(folder: Path) -> Texts:
     """Returns the variables of the batch file."""
-    path = f"{folder}/bin:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    return {
+        **os.environ,
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n1",
+    }
 
 
 def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> tuple[int, Strings]:
     """Supervises `train` on two nodes; returns the exit status and the messages."""
-    words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
-    done = subprocess.run(
-        [sys.executable, "-m", "slurm_resolver", *words],
-        env={**environment(folder), **variables}, cwd=folder, text=True,
-        capture_output=True, timeout=180,
+    done = captured(
+        [*COMMAND, *f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split(),],
+        env={**environment(folder), **variables}, cwd=folder,
+         timeout=180,
     )  # fmt: skip
     assert "\nTraceback" not in f"\n{done.stderr}"
     said = re.findall(r"^slurm-resolver supervise: (.*)$", done.stderr, re.M)
@@ -92,7 +94,9 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
     status, said = supervise(folder, "--restarts 9")
     assert status == 3
     assert [re.findall(r"nodelist=(\S+)", line)[0] for line in calls(folder)] == [
-        *("n[1-2]", "n[1-2]", "n[1,3]"),
+        "n[1-2]",
+        "n[1-2]",
+        "n[1,3]",
     ]
     assert "n[1,3], without n2 (the same failure twice); first failure: rank 1 on" in said[1]
     assert said[2].startswith("not started again after 2 restarts: it was the same each time")
@@ -109,8 +113,9 @@ def test_restarts_are_used_up(folder: Path) -> None:
 
 
 def test_too_few_healthy_nodes(folder: Path) -> None:
-    nodes = (folder / "node").read_text().replace("MIXED", "DOWN").replace("DOWN", "MIXED", 1)
-    (folder / "node").write_text(nodes)
+    (folder / "node").write_text(
+        (folder / "node").read_text().replace("MIXED", "DOWN").replace("DOWN", "MIXED", 1)
+    )
     status, said = supervise(folder, "--requeue")
     assert (status, calls(folder)) == (75, [])
     assert said[0].startswith(
@@ -155,8 +160,7 @@ def test_a_job_that_has_lost_its_batch_file(
     monkeypatch.setenv("PATH", environment(folder)["PATH"])
 
     def lose(seconds: float) -> None:
-        job = (folder / "job").read_text()
-        (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
+        (folder / "job").write_text((folder / "job").read_text().replace("n[1-3]", "n[2-3]"))
 
     monkeypatch.setattr("time.sleep", lose)
     batch_host.main(1, "7", *end)

@@ -27,8 +27,11 @@ def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1
 
 def assign(layout: Layout, jobs: Mapping[str, int] | None = None, **options: Any) -> Roles:
     """Returns the ranks of each job; takes the options of `resolve`."""
-    options_given = ClusterOptions(jobs, **options)
-    return assign_roles(layout, job_counts(jobs, layout.num_tasks), options_given)
+    return assign_roles(
+        layout,
+        job_counts(jobs, layout.num_tasks),
+        ClusterOptions(jobs, **options),
+    )
 
 
 def job_of(roles: Roles) -> Strings:

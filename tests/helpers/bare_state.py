@@ -20,8 +20,20 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # files of developers' tools and builds, which a fresh clone does not have
 _NOT_IN_A_CLONE = shutil.ignore_patterns(
-    *(".git", ".venv*", ".nox", ".slurms", ".*_cache", ".hypothesis", ".coverage*"),
-    *("build", "_build", "dist", "*.egg-info", "__pycache__", "*.sbatch.out", "checkpoints*"),
+    ".git",
+    ".venv*",
+    ".nox",
+    ".slurms",
+    ".*_cache",
+    ".hypothesis",
+    ".coverage*",
+    "build",
+    "_build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    "*.sbatch.out",
+    "checkpoints*",
 )
 
 
@@ -78,8 +90,9 @@ class BareState:
         if user is not None:
             self.environ.update(PATH=PATH, PIP_CACHE_DIR=str(home / "cache"))
             if "PIP_CONFIG_FILE" in self.environ:
-                own = shutil.copy(self.environ["PIP_CONFIG_FILE"], home / "pip.conf")
-                self.environ["PIP_CONFIG_FILE"] = str(own)
+                self.environ["PIP_CONFIG_FILE"] = str(
+                    shutil.copy(self.environ["PIP_CONFIG_FILE"], home / "pip.conf")
+                )
             subprocess.run(["chown", "-R", f"{user.uid}:{user.gid}", str(folder)], check=True)
 
     def words(self, command: str) -> Strings:

@@ -58,8 +58,13 @@ class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
 def model_with(optimizer: Action, built: bool = True) -> Any:
     keras.utils.set_random_seed(3)
     first = [keras.Input((6,))] if built else []
-    hidden = keras.layers.Dense(8, activation="relu")
-    model = keras.Sequential([*first, hidden, keras.layers.Dense(3)])
+    model = keras.Sequential(
+        [
+            *first,
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dense(3),
+        ]
+    )
     model.compile(optimizer=optimizer(), loss=LOSS, metrics=["accuracy"])
     return model
 
@@ -87,8 +92,7 @@ STORIES: Fields = {
 
 def fit(model: Any, *callbacks: Any) -> list[int]:
     """Trains, and returns the epochs."""
-    history = model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=list(callbacks))
-    epochs: list[int] = history.epoch
+    epochs: list[int] = model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=list(callbacks)).epoch
     return epochs
 
 

@@ -194,8 +194,12 @@ def other_data() -> None:
 
 @way
 def other_rows() -> None:
-    rows = np.random.default_rng(WORKER).normal(size=(96, 6)).astype("float32")
-    fit(x=rows, y=Y, batch_size=24, shuffle=False)
+    fit(
+        x=np.random.default_rng(WORKER).normal(size=(96, 6)).astype("float32"),
+        y=Y,
+        batch_size=24,
+        shuffle=False,
+    )
 
 
 class Does(keras.callbacks.Callback):  # type: ignore[misc]
@@ -313,8 +317,9 @@ def own_data() -> None:
 @way
 def stateful() -> None:
     with STRATEGY.scope():
-        layers = [keras.Input(batch_shape=(24, 6, 1)), keras.layers.LSTM(1, stateful=True)]
-        built = keras.Sequential(layers)
+        built = keras.Sequential(
+            [keras.Input(batch_shape=(24, 6, 1)), keras.layers.LSTM(1, stateful=True)]
+        )
         built.compile("sgd", loss="mse")
     built.fit(X[:24, :, None], Y[:24], verbose=0)
 

@@ -58,8 +58,12 @@ def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) 
     model = build(strategy)
     backup = sr.BackupAndResume(str(folder), save_every=150, max_to_keep=9)
     rows = np.arange(EPOCH * 3) % cases.ROWS
-    data = tf.data.Dataset.from_tensor_slices((cases.X[rows], cases.Y[rows])).batch(3)
-    model.fit(data, epochs=2, verbose=0, callbacks=[backup])
+    model.fit(
+        tf.data.Dataset.from_tensor_slices((cases.X[rows], cases.Y[rows])).batch(3),
+        epochs=2,
+        verbose=0,
+        callbacks=[backup],
+    )
     steps = []
     for name in tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths:
         reader = tf.train.load_checkpoint(name)
@@ -92,8 +96,11 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
         lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
     )
     history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
-    steps = int(model.optimizer.iterations)
-    return [steps, history["accuracy"], model.evaluate(data, verbose=0)]
+    return [
+        int(model.optimizer.iterations),
+        history["accuracy"],
+        model.evaluate(data, verbose=0),
+    ]
 
 
 @trial
@@ -111,12 +118,16 @@ def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
         keras.callbacks.BackupAndRestore(str(folder / "backup")),
     ]
     history = model.fit(data, epochs=5, steps_per_epoch=20, callbacks=callbacks, verbose=0).history
-    saved = keras.models.load_model(folder / "model.keras")
     return [
         len(history["loss"]),
         history["loss"][-1] < history["loss"][0],
         int(model.optimizer.iterations),
-        float(np.abs(saved.predict(x, verbose=0) - model.predict(x, verbose=0)).max()),
+        float(
+            np.abs(
+                keras.models.load_model(folder / "model.keras").predict(x, verbose=0)
+                - model.predict(x, verbose=0)
+            ).max()
+        ),
         len(list(folder.glob("log/train/events*"))),
     ]
 
@@ -139,8 +150,7 @@ def an_optimizer_made_outside_the_scope(strategy: sr.ParameterServerStrategy) ->
 
 @trial
 def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
-    model = build(strategy)
-    model.fit(cases.X, np.full(cases.ROWS, 7), verbose=0)
+    build(strategy).fit(cases.X, np.full(cases.ROWS, 7), verbose=0)
 
 
 @trial

@@ -5,23 +5,32 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kinds import Completed, Strings
 
+from slurm_resolver.cli import main
+
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 
-def run(*arguments: str, timeout: float = 180, **keywords: Any) -> Completed:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        **keywords,
-    )
+def captured(command: Sequence[str | Path], **how: Any) -> Completed:
+    """Runs a program, and captures its output as text."""
+    return subprocess.run(command, capture_output=True, text=True, **how)
+
+
+def run(*arguments: str, timeout: float = 180, **how: Any) -> Completed:
+    return captured([*COMMAND, *arguments], timeout=timeout, **how)
+
+
+def exit_status(*arguments: str) -> object:
+    """Runs the command in this process, which may exit in the parser, and returns its status."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code
 
 
 def ended(pid: int) -> bool:

@@ -27,8 +27,13 @@ class Munged:
 
     def munge(self, payload: bytes, *options: str, uid: int | None = None) -> str:
         """Returns a credential that munge makes with these options, as user `uid`."""
-        command = [program("munge"), f"--socket={self.socket}", *options]
-        done = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=True, user=uid)
+        done = subprocess.run(
+            [program("munge"), f"--socket={self.socket}", *options],
+            input=payload,
+            stdout=subprocess.PIPE,
+            check=True,
+            user=uid,
+        )
         return done.stdout.decode().strip()
 
 

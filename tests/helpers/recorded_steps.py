@@ -59,8 +59,10 @@ def recordings(path: Path = STEPS) -> list[Recording]:
             steps: dict[tuple[str, str], list[Texts]] = {}
             for own in scenario["each"]:
                 task = {**scenario["all"], **own}
-                key = (task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""))
-                steps.setdefault(key, []).append(task)
+                steps.setdefault(
+                    (task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", "")),
+                    [],
+                ).append(task)
             for number, tasks in enumerate(steps.values()):
                 name = f"{scenario['slurm']}-{scenario['topology']}-{scenario['scenario']}"
                 if len(steps) > 1:

@@ -71,8 +71,14 @@ def perceptron(*layers: Any, **compiled: Any) -> Any:
         for layer in layers:
             hidden = layer()(hidden)
         model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(hidden))
-        how = {"optimizer": keras.optimizers.Adam(0.01), "loss": "mse", "metrics": ["mae"]}
-        model.compile(**{**how, **compiled})
+        model.compile(
+            **{
+                "optimizer": keras.optimizers.Adam(0.01),
+                "loss": "mse",
+                "metrics": ["mae"],
+                **compiled,
+            }
+        )
     return model
 
 
@@ -81,8 +87,7 @@ def dataset(rows: int = ROWS) -> tf.data.Dataset:
 
 
 def endless() -> tf.data.Dataset:
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(ROWS, seed=1)
-    return data.repeat().batch(BATCH)
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(ROWS, seed=1).repeat().batch(BATCH)
 
 
 @case
@@ -97,8 +102,10 @@ def data_that_ends_within_an_epoch() -> Fields:
 
 @case
 def shuffled_anew() -> Fields:
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(ROWS, seed=1).batch(BATCH)
-    return {"model": perceptron(), "x": data}
+    return {
+        "model": perceptron(),
+        "x": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(ROWS, seed=1).batch(BATCH),
+    }
 
 
 @case
@@ -129,8 +136,11 @@ def state_of_optimizers() -> Fields:
     """The optimizer has a loss scale, averaged weights and a learning-rate schedule."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
     scaled = keras.mixed_precision.LossScaleOptimizer
-    inner = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9)
-    optimizer = scaled(inner, initial_scale=2.0, dynamic_growth_steps=4)
+    optimizer = scaled(
+        keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9),
+        initial_scale=2.0,
+        dynamic_growth_steps=4,
+    )
     return {"model": perceptron(optimizer=optimizer), "x": dataset()}
 
 
@@ -138,12 +148,14 @@ def state_of_optimizers() -> Fields:
 def early_stopping() -> Fields:
     """EarlyStopping ends the training because the rate is too high. A callback also lowers it."""
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
-    lower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2)
     return {
         "model": perceptron(optimizer=keras.optimizers.SGD(0.25)),
         "x": dataset(),
         "validation_data": dataset(rows=30),
-        "callbacks": [stop, lower],
+        "callbacks": [
+            stop,
+            keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2),
+        ],
         "epochs": 12,
     }
 
@@ -181,8 +193,11 @@ def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
     for after in [*breaks, (99, 0)]:
         how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}
         model = how.pop("model")
-        backup = sr.BackupAndResume(folder, TERMINATION, save_every=4)
-        how["callbacks"] = [break_off(after), *how["callbacks"], backup]
+        how["callbacks"] = [
+            break_off(after),
+            *how["callbacks"],
+            sr.BackupAndResume(folder, TERMINATION, save_every=4),
+        ]
         try:
             history = model.fit(**how)
         except BrokenOffError:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from folders import HELPERS
 from kinds import Counts, Fields
+from local_run import captured
 
 
 def outcomes(*arguments: str) -> dict[str, Fields]:
     """Returns the uninterrupted and the resumed result of each case of resume_cases.py."""
     program = [sys.executable, "-W", "ignore", str(HELPERS / "resume_cases.py")]
-    done = subprocess.run([*program, *arguments], capture_output=True, text=True)
+    done = captured([*program, *arguments])
     assert done.returncode == 0, done.stderr
     found: dict[str, Fields] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -264,8 +264,12 @@ class SlurmCluster:
         return process
 
     def _environment_with(self, env: Mapping[str, str]) -> dict[str, str]:
-        path = self.installation.before(env.get("PATH", PATH))
-        return {**self._environment, **_inherited("PYTHONPATH"), **env, "PATH": path}
+        return {
+            **self._environment,
+            **_inherited("PYTHONPATH"),
+            **env,
+            "PATH": self.installation.before(env.get("PATH", PATH)),
+        }
 
     def _holder(self, node: str) -> int:
         """Return the process that keeps the namespaces of a node: the shell that made them."""

@@ -73,8 +73,9 @@ def meet(cluster: Fields, directory: Path, total: int) -> Strings:
     """Returns the answer of each address of the step, by rank: its job id and rank."""
     own = cluster["tasks"][cluster["self"]["rank"]]
     listener = socket.create_server(("", int(own["address"].rsplit(":", 1)[1])))
-    name = f"{cluster['job_id']}:{own['rank']}".encode()
-    threading.Thread(target=serve, args=(listener, name), daemon=True).start()
+    threading.Thread(
+        target=serve, args=(listener, f"{cluster['job_id']}:{own['rank']}".encode()), daemon=True
+    ).start()
     await_all(directory, "listening", total)
     answers = [ask(task["address"]) for task in cluster["tasks"]]
     await_all(directory, "answered", total)

@@ -86,8 +86,11 @@ def arrays() -> tuple[Any, Any]:
 def shuffled(epoch: int = 0) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    data = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(EXAMPLES, seed=1 + epoch)
-    return data.with_options(options)
+    return (
+        tf.data.Dataset.from_tensor_slices(arrays())
+        .shuffle(EXAMPLES, seed=1 + epoch)
+        .with_options(options)
+    )
 
 
 def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
@@ -164,8 +167,9 @@ def train_loop(args: argparse.Namespace, story: Story, strategy: Any, config: An
         ballast=ballast,
     )
     for epoch in loop.epochs(args.epochs):
-        data = strategy.experimental_distribute_dataset(shuffled(epoch).batch(BATCH))
-        for batch in loop.batches(data):
+        for batch in loop.batches(
+            strategy.experimental_distribute_dataset(shuffled(epoch).batch(BATCH))
+        ):
             story.tell(begins=epoch * STEPS + loop.step)
             step(batch)
             story.after_step(epoch * STEPS + loop.step + 1)

@@ -43,8 +43,10 @@ def rows() -> Iterator[tuple[Any, Any]]:
 
 
 def dataset() -> Any:
-    spec = (tf.TensorSpec((ROWS,)), tf.TensorSpec(()))
-    return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(BATCH)
+    return tf.data.Dataset.from_generator(
+        rows,
+        output_signature=(tf.TensorSpec((ROWS,)), tf.TensorSpec(())),
+    ).batch(BATCH)
 
 
 def fit(strategy: Any) -> None:
@@ -83,8 +85,9 @@ def loop(strategy: Any) -> None:
     @tf.function  # type: ignore[untyped-decorator]
     def train_step(batch: Any) -> Any:
         def step(batch: Any) -> None:
-            context = tf.distribute.get_replica_context()
-            weight.assign(context.all_reduce("SUM", tf.reduce_mean(batch[0])))
+            weight.assign(
+                tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_mean(batch[0]))
+            )
 
         strategy.run(step, args=(batch,))
 
@@ -95,8 +98,7 @@ def loop(strategy: Any) -> None:
             stand_still("loop", looping.step + 1)
             time.sleep(0.3)
             if looping.step == 1:
-                child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[1])
-                child.start()
+                multiprocessing.get_context("fork").Process(target=time.sleep, args=[1]).start()
 
 
 if __name__ == "__main__":

@@ -25,8 +25,12 @@ TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> Records:
     """Runs a command line with slurm_task.py as TASK; returns the tasks' records by rank."""
     command = command.replace("TASK", TASK)
-    env = {"TASK_OUTPUT": str(output)}
-    slurm.run(command, cwd=output.parent, env=env, timeout=timeout)
+    slurm.run(
+        command,
+        cwd=output.parent,
+        env={"TASK_OUTPUT": str(output)},
+        timeout=timeout,
+    )
     return accounts(output)
 
 
@@ -51,8 +55,14 @@ def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> Records:
     """Resolves the tasks' variables in this process, without a rendezvous; otherwise like `run`."""
     lines = []
     for rank, (host, environ) in run_and_save(slurm, command, output).items():
-        cluster = sr.resolve(environ=environ, layout="environment").to_dict()
-        lines.append({"host": host, "rank": rank, "cluster": cluster, "error": None})
+        lines.append(
+            {
+                "host": host,
+                "rank": rank,
+                "cluster": sr.resolve(environ=environ, layout="environment").to_dict(),
+                "error": None,
+            }
+        )
     return lines
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 from folders import ROOT
+from local_run import captured
 
 BENCHMARKS = ROOT / "benchmarks"
 SHARED = {"report", "real_slurm", "hosts", "comparison", "variants"}  # imported by benchmarks
 
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
+    done = captured(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments],
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
@@ -24,8 +22,11 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_make_bench_runs_every_benchmark_and_the_readme_shows_its_results() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (listed,) = re.findall(r"^BENCHMARKS = (.*)$", makefile, re.M)
+    (listed,) = re.findall(
+        r"^BENCHMARKS = (.*)$",
+        (ROOT / "Makefile").read_text(),
+        re.M,
+    )
     names = {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED
     names = {name for name in names if not name.endswith("_task")}
     assert set(listed.split()) == names

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from bare_state import shell_commands
 from folders import ROOT
 from kinds import Strings
+from local_run import captured
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.cli import COMMANDS
@@ -63,9 +63,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> str:
-    done = subprocess.run(
+    done = captured(
         command, shell=True, cwd=folder, env={**os.environ, **ENVIRONMENT}, timeout=300,
-        capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == int("slurm-resolver explain" in command), done.stdout + done.stderr
     return done.stdout
@@ -98,8 +97,7 @@ def test_trainings_run_here(command: str, checkout: Path) -> None:
     ],
 )
 def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
-    done = real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=300)
-    assert done.stdout
+    assert real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=300).stdout
 
 
 def without_code(text: str) -> str:
@@ -108,15 +106,20 @@ def without_code(text: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors that GitHub and Sphinx create from the page's headings."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    headings = re.findall(
+        r"^#+ (.*)$",
+        re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S),
+        re.M,
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_have_targets(page: Path) -> None:
-    text = without_code(page.read_text(encoding="utf-8"))
-    for picture, target in re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", text):
+    for picture, target in re.findall(
+        r"(!?)\[[^\]]*\]\(([^)\s]+)\)",
+        without_code(page.read_text(encoding="utf-8")),
+    ):
         if target.startswith(("https:", "mailto:")):
             assert not picture, f"{target}: pictures must also work offline"
             continue
@@ -131,8 +134,9 @@ def test_links_have_targets(page: Path) -> None:
 
 def test_every_guide_is_in_the_table_of_contents() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^([a-z_]+)$", index, re.M))
-    assert {page.stem for page in GUIDES} - {"index"} <= listed
+    assert {page.stem for page in GUIDES} - {"index"} <= set(
+        re.findall(r"^([a-z_]+)$", index, re.M)
+    )
     for page in GUIDES:
         assert page.stem == "index" or f"]({page.name})" in index, page.name
 
@@ -194,8 +198,12 @@ def masked(lines: Strings) -> dict[int, str]:
 @pytest.mark.parametrize("name", PICTURES.COMMANDS)
 def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -> None:
     environ = {**ENVIRONMENT, **PICTURES.ENVIRONMENT}
-    command = PICTURES.in_terminal(PICTURES.COMMANDS[name])
-    done = real_slurm.run(command, env=environ, cwd=ROOT, check=False)
+    done = real_slurm.run(
+        PICTURES.in_terminal(PICTURES.COMMANDS[name]),
+        env=environ,
+        cwd=ROOT,
+        check=False,
+    )
     assert done.returncode == int(name == "explain"), done.stdout + done.stderr
     current = PICTURES.text_of(PICTURES.draw(name, done.stdout))
     drawn = PICTURES.text_of((PICTURES.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))

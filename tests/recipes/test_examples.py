@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from bare_state import shell_commands
 from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES, ROOT
 from kinds import Strings
+from local_run import captured
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
@@ -58,8 +58,12 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = labels.astype("uint8")
     path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
     train, test = slice(0, 1437), slice(1437, None)
-    parts = {"x_train": images[train], "x_test": images[test]}
-    np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
+    np.savez(
+        path,
+        **{"x_train": images[train], "x_test": images[test]},
+        y_train=labels[train],
+        y_test=labels[test],
+    )
     return path
 
 
@@ -87,8 +91,8 @@ def assert_learned(folder: str, command: str, output: str) -> None:
 def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
     outputs = []
     for command in commands(folder, "python", "slurm-resolver"):
-        done = subprocess.run(
-            command, shell=True, cwd=checkout, capture_output=True, text=True, timeout=300,
+        done = captured(
+            command, shell=True, cwd=checkout, timeout=300,
             env={**os.environ, **ENVIRONMENT, "HOME": str(checkout)},
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -108,8 +112,13 @@ def slurm(
 ) -> Iterator[SlurmCluster]:
     """A Slurm with as many nodes as the largest command requests."""
     nodes = [Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)]
-    directory = tmp_path_factory.mktemp("slurm")
-    with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
+    with started(
+        SlurmCluster(
+            nodes,
+            tmp_path_factory.mktemp("slurm"),
+            installation=installation,
+        )
+    ) as cluster:
         yield cluster
 
 
@@ -128,8 +137,13 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
     environ = {**ENVIRONMENT, "HOME": str(checkout)}
     for number, command in enumerate(commands(folder, "srun", "salloc", "sbatch")):
         log = checkout / f"{number}.out"
-        waiting = command.replace("sbatch ", f"sbatch --wait --output={log} ", 1)
-        done = slurm.run(waiting, cwd=checkout, env=environ, timeout=400, check=False)
+        done = slurm.run(
+            command.replace("sbatch ", f"sbatch --wait --output={log} ", 1),
+            cwd=checkout,
+            env=environ,
+            timeout=400,
+            check=False,
+        )
         output = log.read_text(encoding="utf-8") if command.startswith("sbatch") else done.stdout
         assert done.returncode == 0, f"{command}\n{output}\n{done.stderr}"
         assert_learned(folder, command, output)
@@ -183,13 +197,15 @@ def test_scripts_that_measure_in_an_allocation(
 @pytest.mark.newest
 def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
     program = f"python {EXAMPLES / 'cookbook' / 'matmul.py'} gpu 100"
-    step = f"srun -w n9 -N1 -n2 --gpus-per-node=2 {program}"
-    done = slurm.run(step, env=ENVIRONMENT, check=False)
-    assert done.returncode == 1
-    named = re.findall(
-        r"^(rank \d on n9) has no GPU: it was given GPU (\d), but", done.stderr, re.M
+    done = slurm.run(
+        f"srun -w n9 -N1 -n2 --gpus-per-node=2 {program}",
+        env=ENVIRONMENT,
+        check=False,
     )
-    assert sorted(named) == [("rank 0 on n9", "0"), ("rank 1 on n9", "1")]
+    assert done.returncode == 1
+    assert sorted(
+        re.findall(r"^(rank \d on n9) has no GPU: it was given GPU (\d), but", done.stderr, re.M)
+    ) == [("rank 0 on n9", "0"), ("rank 1 on n9", "1")]
     assert "Traceback" not in done.stderr
 
 
@@ -214,13 +230,16 @@ def test_batch_files_are_shown_and_forward_arguments(file: Path) -> None:
 @pytest.mark.needs("shellcheck")
 def test_batch_files_are_clean() -> None:
     files = [*BATCH_FILES, *EXAMPLES.glob("*/*.sh")]
-    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    done = captured(["shellcheck", *files])
     assert done.returncode == 0, done.stdout
 
 
 def test_the_index_names_every_example() -> None:
-    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[(\w+)\]\((\w+)/\) \|", index, re.M)
+    listed = re.findall(
+        r"^\| \[(\w+)\]\((\w+)/\) \|",
+        (EXAMPLES / "README.md").read_text(encoding="utf-8"),
+        re.M,
+    )
     assert sorted(listed) == [(folder, folder) for folder in FOLDERS]
     for folder in FOLDERS:
         assert (EXAMPLES / folder / "train.sbatch").exists()

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from folders import ROOT
+from local_run import COMMAND, captured
 
-RESOLVER = [sys.executable, "-m", "slurm_resolver"]
-TWO_TASKS = [*RESOLVER, "run", "-n", "2", "--"]
+TWO_TASKS = [*COMMAND, "run", "-n", "2", "--"]
 
 
 def blocks_of(page: str, pattern: str) -> str:
     """Returns the Python blocks of a guide that begin with this pattern, joined."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return "".join(re.findall(rf"^```python\n({pattern}.*?)^```$", text, re.M | re.S))
+    return "".join(
+        re.findall(
+            rf"^```python\n({pattern}.*?)^```$",
+            (ROOT / "docs" / page).read_text(encoding="utf-8"),
+            re.M | re.S,
+        )
+    )
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300
+    done = captured(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -33,8 +39,7 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 @pytest.mark.tensorflow
 def test_many_nodes(tmp_path: Path) -> None:
     """The first block of the page is one program; the other blocks form a second one."""
-    blocks = blocks_of("many_nodes.md", "")
-    alone, first_change, others = blocks.partition(
+    alone, first_change, others = blocks_of("many_nodes.md", "").partition(
         "import keras\nimport numpy as np\nimport tensorflow"
     )
     (tmp_path / "alone.py").write_text(alone)
@@ -52,8 +57,13 @@ def test_many_nodes(tmp_path: Path) -> None:
 def test_keras_with_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     (tmp_path / "train.py").write_text(blocks_of("unchanged_programs.md", "import jax\n"))
-    program = [*RESOLVER, "exec", "--env", "keras-distribution", "--", sys.executable, "train.py"]
-    printed = run(tmp_path, *TWO_TASKS, *program, KERAS_BACKEND="jax")
-    losses = dict(re.findall(r"^(\d): (\[.*\])$", printed, re.M))
+    program = [*COMMAND, "exec", "--env", "keras-distribution", "--", sys.executable, "train.py"]
+    losses = dict(
+        re.findall(
+            r"^(\d): (\[.*\])$",
+            run(tmp_path, *TWO_TASKS, *program, KERAS_BACKEND="jax"),
+            re.M,
+        )
+    )
     assert set(losses) == {"0", "1"}
     assert len(set(losses.values())) == 1

@@ -61,8 +61,13 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def slurm(installation: Installation, folder: Path) -> Iterator[SlurmCluster]:
     """A Slurm of two nodes whose configuration every user can read."""
-    nodes = [Node("n8"), Node("n9")]
-    with started(SlurmCluster(nodes, folder / "slurm", installation=installation)) as cluster:
+    with started(
+        SlurmCluster(
+            [Node("n8"), Node("n9")],
+            folder / "slurm",
+            installation=installation,
+        )
+    ) as cluster:
         yield cluster
 
 
@@ -100,8 +105,9 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
     environment = bare_state.checkout / ".venv"
     user = bare_state.user
     assert environment.stat().st_uid == (os.geteuid() if user is None else user.uid)
-    tools = {"pytest", "mypy", "ruff", "nox"}
-    assert {tool.name for tool in (environment / "bin").iterdir()}.isdisjoint(tools)
+    assert {tool.name for tool in (environment / "bin").iterdir()}.isdisjoint(
+        {"pytest", "mypy", "ruff", "nox"}
+    )
     # The whole output of both workers, without noise from TensorFlow.
     shown = training.splitlines()[1:]
     progress = r"0: (Epoch \d/\d|\d+/\d+ - .* - accuracy: [\d.e-]+ - loss: [\d.e-]+)"
@@ -119,8 +125,12 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
 def test_each_command_runs(slurm: SlurmCluster, bare_state: BareState, command: str) -> None:
     script = f"set -e\n{ACTIVATE}\n{command}"
     if command in of_kind("srun"):
-        words = bare_state.words(script)
-        done = slurm.run(words, cwd=bare_state.checkout, env=bare_state.environ, timeout=300)
+        done = slurm.run(
+            bare_state.words(script),
+            cwd=bare_state.checkout,
+            env=bare_state.environ,
+            timeout=300,
+        )
         output = done.stdout
     elif command in of_kind("sbatch"):
         output = run_batch_file(slurm, bare_state, script)
@@ -141,8 +151,7 @@ def result_of(command: str) -> str:
 
 def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
     """Submits the batch file, waits until the job ends, and returns the job's output."""
-    waiting = script.replace("sbatch ", "sbatch --wait --output=job.out ", 1)
-    words = bare_state.words(waiting)
+    words = bare_state.words(script.replace("sbatch ", "sbatch --wait --output=job.out ", 1))
     done = slurm.run(
         words, cwd=bare_state.checkout, env=bare_state.environ, timeout=300, check=False
     )
@@ -173,8 +182,7 @@ def test_pip_can_install_the_package(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["demo", "quick", "test", "nightly"])
 def test_make_has_the_documented_targets(target: str, tmp_path: Path) -> None:
-    state = BareState(tmp_path)
-    done = state.run(f"make {target} --dry-run")
+    done = BareState(tmp_path).run(f"make {target} --dry-run")
     assert done.returncode == 0, done.stdout
     first = done.stdout.splitlines()[0]
     assert target != "test" or "make test takes " in first

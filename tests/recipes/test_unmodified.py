@@ -47,8 +47,9 @@ def test_a_tf_config_program_trains_to_equal_weights(
 @pytest.mark.tensorflow
 def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster) -> None:
     """The batch file ends with status 0, although the parameter server never ends by itself."""
-    allocation = "-w n9,n10 -N2 -n3 --cpus-per-task=2"
-    output = batch_file(real_slurm, allocation, "train.sbatch", EXAMPLES / "flags")
+    output = batch_file(
+        real_slurm, "-w n9,n10 -N2 -n3 --cpus-per-task=2", "train.sbatch", EXAMPLES / "flags"
+    )
     steps = re.findall(r"^\d: worker (\d): (\d+) of (\d+) steps$", output, re.M)
     assert sorted(worker for worker, _, _ in steps) == list("01")
     assert sum(int(own) for _, own, _ in steps) >= int(steps[0][2])
@@ -88,7 +89,10 @@ def test_a_server_that_fails_ends_the_job(real_slurm: SlurmCluster) -> None:
     program = "[ $0 = ps ] || exec sleep 300; exit 7"
     command = ["slurm-resolver", "exec", "--jobs", "ps=1,worker=-1", "--"]
     command += ["bash", "-c", program, "{job}"]
-    step = f"srun -w n9,n10 -N2 --ntasks-per-node=1 {shlex.join(command)}"
-    done = real_slurm.run(step, env=ENVIRONMENT, check=False)
+    done = real_slurm.run(
+        f"srun -w n9,n10 -N2 --ntasks-per-node=1 {shlex.join(command)}",
+        env=ENVIRONMENT,
+        check=False,
+    )
     assert done.returncode == 7
     assert "ps 0 (rank 0 on n9) is lost, and its variables with it: exit status 7" in done.stderr

@@ -12,13 +12,26 @@ from pathlib import Path
 import pytest
 from folders import HELPERS
 from kinds import Fields, Texts
+from local_run import COMMAND
 from network_faults import packets_dropped
 from slurm_cluster import SlurmCluster
 
-CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
+CHECK = shlex.join([*COMMAND, "check"])
 IDS = [
-    *("presence", "agreement", "layout", "names", "ports", "reach", "secret"),
-    *("tensorflow", "keras", "proxies", "cpus", "gpus", "requeue", "signal"),
+    "presence",
+    "agreement",
+    "layout",
+    "names",
+    "ports",
+    "reach",
+    "secret",
+    "tensorflow",
+    "keras",
+    "proxies",
+    "cpus",
+    "gpus",
+    "requeue",
+    "signal",
 ]
 
 
@@ -59,8 +72,9 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
 
 def test_tasks_that_are_bound_to_too_few_cpus(real_slurm: SlurmCluster) -> None:
     """taskset binds the tasks instead of Slurm, because all nodes share this machine's CPUs."""
-    done = real_slurm.run(f"srun -w n8 -N1 -n2 taskset -c 0 {CHECK}", check=False)
-    cpus, *_, summary = done.stdout.splitlines()
+    cpus, *_, summary = real_slurm.run(
+        f"srun -w n8 -N1 -n2 taskset -c 0 {CHECK}", check=False
+    ).stdout.splitlines()
     told = "ranks 0-1 on n8 may use CPU 0, but SLURM_CPUS_ON_NODE"
     assert cpus.startswith(f"cpus        warning  {told}")
     assert summary.startswith("check: ")
@@ -73,8 +87,10 @@ def test_a_taken_port(real_slurm: SlurmCluster) -> None:
         f'if [ "$SLURM_PROCID" = 3 ]; then {sys.executable} -c "{hold}" & {listening}; fi; '
         f"{CHECK} --json --port-base 24500; status=$?; kill %1 2>/dev/null; exit $status"
     )
-    step = f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}"
-    done = real_slurm.run(step, check=False)
+    done = real_slurm.run(
+        f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}",
+        check=False,
+    )
     assert done.returncode == 1
     checks = results(done.stdout)
     assert re.fullmatch(
@@ -90,8 +106,9 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
     """All nodes reach n8, where the tasks meet, but n10 does not reach n9."""
     with packets_dropped(real_slurm, "n10", "n9"):
         reach = run(real_slurm, "-w n8,n9,n10 -N3 -n3", status=1)["reach"]
-    told = "worker 2 (rank 2 on n10): cannot reach worker 1 (rank 1 on n9) at n9:"
-    assert told in reach["detail"]
+    assert (
+        "worker 2 (rank 2 on n10): cannot reach worker 1 (rank 1 on n9) at n9:" in reach["detail"]
+    )
     assert "timed out" in reach["detail"]
 
 
@@ -106,7 +123,7 @@ GENERATED = {
 def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """A generated batch file leads to no unnecessary warnings."""
     pytest.importorskip("tensorflow")
-    command = [sys.executable, "-m", "slurm_resolver", "sbatch"]
+    command = [*COMMAND, "sbatch"]
     for number, options in enumerate(GENERATED):
         text = subprocess.check_output([*command, *options.split(), "--", "true"], text=True)
         # the job creates a file when it is over
@@ -133,8 +150,10 @@ ALONE = "each used by one task; gradients go by NCCL"
 @pytest.mark.newest
 @pytest.mark.parametrize("on_n9", [2, 1])
 def test_a_gpu_that_is_lost(real_slurm: SlurmCluster, on_n9: int) -> None:
-    numbers = json.dumps({"n8": 2, "n9": on_n9, "n10": 2})
-    env = {"PYTHONPATH": str(HELPERS / "stand_ins"), "NVML_STAND_IN": numbers}
+    env = {
+        "PYTHONPATH": str(HELPERS / "stand_ins"),
+        "NVML_STAND_IN": json.dumps({"n8": 2, "n9": on_n9, "n10": 2}),
+    }
     gpus = run(real_slurm, "-w n8,n9,n10 -N3 -n3 --gpus-per-node=2", env=env)["gpus"]
     if on_n9 == 2:
         assert (gpus["status"], gpus["detail"]) == ("ok", f"6, {ALONE}")

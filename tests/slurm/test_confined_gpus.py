@@ -40,8 +40,9 @@ class Confined(TwoSockets):
             path = folder / f"gpu{number}"
             path.unlink()
             os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(MAJOR, number))
-        conf = "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"
-        (self.directory / "cgroup.conf").write_text(conf)
+        (self.directory / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,7 @@ def test_every_task_gets_its_own_gpus_and_none_anothers(
 def test_without_a_binding_tasks_share_what_is_shown(
     confined: SlurmCluster, installation: Installation, output: Path
 ) -> None:
-    step = "srun -n2 --gpus-per-task=1 --gpu-bind=none STEP"
-    lines, _ = account_of_gpus(confined, step, output)
+    lines, _ = account_of_gpus(confined, "srun -n2 --gpus-per-task=1 --gpu-bind=none STEP", output)
     found = [line["cluster"]["self"]["gpus"] for line in lines]
     assert found == expected(UNBOUND, installation)
     assert not use_nccl(lines)
@@ -140,8 +140,11 @@ def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
     confined: SlurmCluster, output: Path
 ) -> None:
     """The same numbers are different GPUs in each task, and each task keeps its own."""
-    step = "srun -n2 --gpus-per-node=4 --gpu-bind=closest --cpu-bind=map_cpu:0,1 STEP"
-    lines, may_open = account_of_gpus(confined, step, output)
+    lines, may_open = account_of_gpus(
+        confined,
+        "srun -n2 --gpus-per-node=4 --gpu-bind=closest --cpu-bind=map_cpu:0,1 STEP",
+        output,
+    )
     assert may_open == {0: [0, 1], 1: [2, 3]}
     assert [line["cluster"]["self"]["gpus"] for line in lines] == [["0", "1"]] * 2
     assert not use_nccl(lines)  # only the driver knows that they differ

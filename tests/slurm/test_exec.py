@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
+from local_run import COMMAND
 from slurm_cluster import SlurmCluster
 
-COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
-
-
-EXEC = shlex.join(COMMAND)
+EXEC = shlex.join([*COMMAND, "exec"])
 JOBS = "--jobs ps=1,worker=-1"
 TOLD = "echo {rank} {job} {index}"
 PS_FIRST = ["0 ps 0", "1 worker 0", "2 worker 1", "3 worker 2"]
@@ -57,8 +54,7 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_ways_to_start_it(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> None:
     command, expected = STEPS[name]
-    output = real_slurm.run(command, cwd=tmp_path).stdout
-    assert sorted(output.splitlines()) == expected
+    assert sorted(real_slurm.run(command, cwd=tmp_path).stdout.splitlines()) == expected
 
 
 def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> None:
@@ -72,8 +68,10 @@ def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> 
 def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """Otherwise the other programs would wait forever for the missing one."""
     script = f'[ "$SLURM_PROCID" != 2 ] || set -- no-such; {EXEC} --wait 12 -- "$@"'
-    step = f"srun {FOUR} bash -c {shlex.quote(script)} - touch {tmp_path}/{{rank}}"
-    done = real_slurm.run(step, check=False)
+    done = real_slurm.run(
+        f"srun {FOUR} bash -c {shlex.quote(script)} - touch {tmp_path}/{{rank}}",
+        check=False,
+    )
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
     assert "'no-such' is not a program that can be started here" in done.stderr

@@ -85,12 +85,18 @@ def test_tasks_take_the_gpus_that_slurm_granted(
 
 @pytest.mark.parametrize("gpus", ["--gpus-per-node=4", "--gpus-per-task=2"])
 def test_tasks_that_slurm_is_not_to_bind(real_slurm: SlurmCluster, gpus: str, output: Path) -> None:
-    command = f"srun -w n8 -N1 -n2 {gpus} --gpu-bind=none TASK"
-    assert taken(real_slurm, command, output) == expected(UNBOUND, real_slurm.installation)
+    assert taken(
+        real_slurm,
+        f"srun -w n8 -N1 -n2 {gpus} --gpu-bind=none TASK",
+        output,
+    ) == expected(UNBOUND, real_slurm.installation)
 
 
 def test_two_steps_at_once_keep_to_their_own_gpus(real_slurm: SlurmCluster, output: Path) -> None:
     step = "srun --exact -n2 --gpus-per-node=2 TASK"
-    job = f"salloc -w n8 -N1 -n4 --gpus-per-node=4 bash -c {shlex.quote(f'{step} & {step}; wait')}"
-    lines = run(real_slurm, job, output)
+    lines = run(
+        real_slurm,
+        f"salloc -w n8 -N1 -n4 --gpus-per-node=4 bash -c {shlex.quote(f'{step} & {step}; wait')}",
+        output,
+    )
     assert sorted(line["cluster"]["self"]["gpus"][0] for line in lines) == list("0123")

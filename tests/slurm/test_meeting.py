@@ -125,8 +125,13 @@ def run(slurm: SlurmCluster, folder: Path, case: Case) -> Told:
     env = {"TASK_OUTPUT": str(output), "TASK_EVENTS": str(events)}
     with ThreadPoolExecutor(1) as pool:
         late = shlex.quote(json.dumps(case.late))
-        command = f"srun {case.step} {TASK} {case.options} --late {late}"
-        step_ends = pool.submit(slurm.run, command, env=env, check=False, timeout=150)
+        step_ends = pool.submit(
+            slurm.run,
+            f"srun {case.step} {TASK} {case.options} --late {late}",
+            env=env,
+            check=False,
+            timeout=150,
+        )
         try:
             case.act(Events(slurm, events))
             told = len(case.told)
@@ -179,8 +184,14 @@ def test_too_few_open_files_are_named_in_every_task(
     step = "-w n8,n9,n10,n11,n12 -N5 -n200 -m plane=40 -O"
     task = f"ulimit -n 64; exec {TASK} --timeout 150"
     env = {"TASK_OUTPUT": str(tmp_path)}
-    command = f"srun {step} bash -c {shlex.quote(task)}"
-    assert real_slurm.run(command, env=env, timeout=250).stderr == ""
+    assert (
+        real_slurm.run(
+            f"srun {step} bash -c {shlex.quote(task)}",
+            env=env,
+            timeout=250,
+        ).stderr
+        == ""
+    )
     check(read(tmp_path), Case(dict_of(range(200), "`ulimit -n` is 64 on n8: expected at least")))
 
 
@@ -203,5 +214,11 @@ def only_ipv6(real_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
 @pytest.mark.newest
 @pytest.mark.root
 def test_nodes_that_have_ipv6_only(only_ipv6: SlurmCluster, tmp_path: Path) -> None:
-    case = Case(ALL_READY, "--node-address=-v6")
-    assert run(only_ipv6, tmp_path, case) == ALL_READY
+    assert (
+        run(
+            only_ipv6,
+            tmp_path,
+            Case(ALL_READY, "--node-address=-v6"),
+        )
+        == ALL_READY
+    )

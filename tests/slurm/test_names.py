@@ -42,8 +42,11 @@ def test_slurm_knows_the_addresses(real_slurm: SlurmCluster, tmp_path: Path, cas
     names, options, hosts = CASES[case]
     output = tmp_path / "accounts"
     output.mkdir()
-    step = step_of(names, options, f"--meet {tmp_path} 4 --node-address slurm", tmp_path)
-    real_slurm.run(step, env={"TASK_OUTPUT": str(output)}, cwd=tmp_path)
+    real_slurm.run(
+        step_of(names, options, f"--meet {tmp_path} 4 --node-address slurm", tmp_path),
+        env={"TASK_OUTPUT": str(output)},
+        cwd=tmp_path,
+    )
     lines = accounts(output)
     assert_right(lines)
     told = [task["address"].rpartition(":")[0] for task in lines[0]["cluster"]["tasks"]]
@@ -59,8 +62,12 @@ def test_names_that_do_not_resolve_are_named_with_the_remedy(
 ) -> None:
     output = tmp_path / "accounts"
     output.mkdir()
-    step = step_of(NAMELESS, options, "", tmp_path)
-    real_slurm.run(step, env={"TASK_OUTPUT": str(output)}, cwd=tmp_path, check=False)
+    real_slurm.run(
+        step_of(NAMELESS, options, "", tmp_path),
+        env={"TASK_OUTPUT": str(output)},
+        cwd=tmp_path,
+        check=False,
+    )
     lines = accounts(output)
     assert len(lines) == 4
     for line in lines:

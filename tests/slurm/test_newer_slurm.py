@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from by_version import expected
+from local_run import COMMAND
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from task_accounts import TASK, assert_right, run, run_at_once
@@ -62,8 +62,12 @@ def newer(
     """A cluster with the new features of this version."""
     nodes = [Node(name) for name in ("n8", "n9", "n10")]
     conf = expected(CONF, installation)
-    directory = tmp_path_factory.mktemp("newer")
-    slurm = SlurmCluster(nodes, directory, extra_conf=conf, installation=installation)
+    slurm = SlurmCluster(
+        nodes,
+        tmp_path_factory.mktemp("newer"),
+        extra_conf=conf,
+        installation=installation,
+    )
     with started(slurm):
         yield slurm
 
@@ -89,7 +93,7 @@ SHELLS = {
 
 def test_the_shell_of_salloc_is_no_task_where_it_runs_as_a_step(newer: SlurmCluster) -> None:
     """The shell has the variables of a task, and the step id -6 or its unsigned form."""
-    show = shlex.join([sys.executable, "-m", "slurm_resolver", "show"])
+    show = shlex.join([*COMMAND, "show"])
     for options, told in SHELLS.items():
         done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", check=False)
         assert done.stdout == "n8\n"
@@ -106,5 +110,16 @@ def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
     output = tmp_path / "output"
     output.mkdir()
     option = expected(MANAGED, installation)
-    step = f"salloc {option} -w n8,n9 -N2 -n4 srun -m cyclic {TASK} --meet {tmp_path} 8"
-    assert len(run_at_once(newer, [step] * 2, output)) == 2
+    assert (
+        len(
+            run_at_once(
+                newer,
+                [
+                    f"salloc {option} -w n8,n9 -N2 -n4 srun -m cyclic {TASK} --meet {tmp_path} 8",
+                ]
+                * 2,
+                output,
+            )
+        )
+        == 2
+    )

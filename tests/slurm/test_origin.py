@@ -125,5 +125,10 @@ def test_copied_variables(
     real_slurm: SlurmCluster, tmp_path: Path, node: str | None, command: str, result: str
 ) -> None:
     real_slurm.run("srun -w n8 -n1 bash -c 'export -p > variables'", cwd=tmp_path)
-    used = "bash -c '. ./variables; exec TASK'"
-    judge(real_slurm, tmp_path, command.replace("USED", used), result, node)
+    judge(
+        real_slurm,
+        tmp_path,
+        command.replace("USED", "bash -c '. ./variables; exec TASK'"),
+        result,
+        node,
+    )

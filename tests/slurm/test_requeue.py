@@ -144,8 +144,9 @@ def jobs(
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("requeue")
     folders = {name: top / str(i) for i, name in enumerate(CASES)}
-    cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
-    with started(cluster) as slurm:
+    with started(
+        SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+    ) as slurm:
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
         found: dict[str, list[Texts]] = {}
@@ -190,11 +191,18 @@ def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
     words = shlex.join([*SAVES, '["scontrol", 3]', str(failing)])
     batch = tmp_path / "job.sbatch"
     batch.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {words}\nexit $?\n")
-    nodes = [Node("n1", cpus=2)]
-    with started(SlurmCluster(nodes, tmp_path / "slurm", installation=installation)) as slurm:
+    with started(
+        SlurmCluster(
+            [Node("n1", cpus=2)],
+            tmp_path / "slurm",
+            installation=installation,
+        )
+    ) as slurm:
         output = tmp_path / "out"
-        submitted = f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}"
-        job = slurm.run(submitted, env=ENVIRONMENT).stdout.strip()
+        job = slurm.run(
+            f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}",
+            env=ENVIRONMENT,
+        ).stdout.strip()
         wait_for(lambda: read(output).count("start 0") == 2)
         failing.touch()
         wait_for(lambda: shown_jobs(slurm)[job][0]["JobState"] in ENDS)

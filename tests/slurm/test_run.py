@@ -30,8 +30,10 @@ def _is_imitated(installation: Installation) -> None:
     ["exit $((3 + SLURM_PROCID))", "[ $SLURM_PROCID = 0 ] && kill -KILL $$; exit 3"],
 )
 def test_exit_status_is_the_real_sruns(real_slurm: SlurmCluster, script: str) -> None:
-    srun = real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], check=False)
-    assert run("run", "-n2", "-K0", "--", "sh", "-c", script).returncode == srun.returncode
+    assert (
+        run("run", "-n2", "-K0", "--", "sh", "-c", script).returncode
+        == real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], check=False).returncode
+    )
 
 
 # Steps, by default of two tasks.
@@ -41,16 +43,24 @@ STEPS += ["--gpus-per-task=0", "-n1 --gpus=4", "-n1 --gpus-per-task=4"]
 # These variables differ from step to step, or name the machine.
 PLACES = {
     *(f"SLURM_{name}" for name in ("CLUSTER_NAME", "JOBID", "JOB_ID", "JOB_NODELIST", "NODELIST")),
-    *("SLURM_JOB_PARTITION", "SLURM_SUBMIT_HOST", "SLURM_STEP_NODELIST", "SLURM_JOB_START_TIME"),
-    *("SLURMD_NODENAME", "SLURM_TASK_PID"),
+    "SLURM_JOB_PARTITION",
+    "SLURM_SUBMIT_HOST",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_START_TIME",
+    "SLURMD_NODENAME",
+    "SLURM_TASK_PID",
 }
 # Only srun sets these: addresses of its daemons, the site, limits, and options that `run` lacks.
 LEFT_OUT = {
     *(f"SLURM_{name}" for name in ("CONF", "WORKING_CLUSTER", "SRUN_COMM_HOST", "SRUN_COMM_PORT")),
     *(f"SLURM_{name}" for name in ("STEP_LAUNCHER_PORT", "TOPOLOGY_ADDR", "TOPOLOGY_ADDR_PATTERN")),
     *(f"SLURM_{name}" for name in ("JOB_GROUP", "JOB_SLUID", "PRIO_PROCESS", "UMASK")),
-    *("SLURM_OOM_KILL_STEP", "SLURM_TRES_PER_TASK", "SLURMD_DEBUG", "SLURM_LAUNCH_NODE_IPADDR"),
-    *("SLURM_JOB_UID", "SLURM_JOB_GID"),
+    "SLURM_OOM_KILL_STEP",
+    "SLURM_TRES_PER_TASK",
+    "SLURMD_DEBUG",
+    "SLURM_LAUNCH_NODE_IPADDR",
+    "SLURM_JOB_UID",
+    "SLURM_JOB_GID",
 }
 OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from batch_files import printed
 from captured import Captured
 from folders import ROOT
 from kinds import Fields
+from local_run import captured
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENVIRONMENT
@@ -48,7 +48,7 @@ def test_shellcheck_accepts(tmp_path: Path, capsys: Captured) -> None:
         for kind, words in (("plain", []), ("odd", ODD_WORDS)):
             files.append(tmp_path / f"{name}, {kind}.sbatch")
             files[-1].write_text(printed(options, shlex.join(["python", "a.py", *words]), capsys))
-    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    done = captured(["shellcheck", *files])
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -87,8 +87,12 @@ def test_it_runs_the_preflight_and_then_the_program(
 ) -> None:
     options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2"
     command = "slurm-resolver exec --jobs chief=1,ps=2,worker=-1 -- python -c"
-    text = printed(options, f"{command} {shlex.quote(SHOW)}", capsys)
-    output = submitted(real_slurm, tmp_path, text, f"-w n9,n10 --error={tmp_path}/errors")
+    output = submitted(
+        real_slurm,
+        tmp_path,
+        printed(options, f"{command} {shlex.quote(SHOW)}", capsys),
+        f"-w n9,n10 --error={tmp_path}/errors",
+    )
     errors = (tmp_path / "errors").read_text().splitlines()
     # The check may still hold the nodes.
     errors = [
@@ -112,8 +116,11 @@ def test_it_runs_the_preflight_and_then_the_program(
 
 def guide_of_heterogeneous_jobs() -> tuple[str, str]:
     """Returns the guide's program, and its batch file."""
-    guide = (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8")
-    program, text = re.findall(r"^```(?:python|bash)\n(.*?)^```$", guide, re.M | re.S)
+    program, text = re.findall(
+        r"^```(?:python|bash)\n(.*?)^```$",
+        (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8"),
+        re.M | re.S,
+    )
     return program, text
 
 
@@ -155,7 +162,10 @@ exit 75"""
 def test_status_75_is_a_requeue(
     small_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
 ) -> None:
-    command = shlex.join(["bash", "-c", TASK, "bash", "1"])
-    text = printed("-N 2 --requeue --no-check", command, capsys)
+    text = printed(
+        "-N 2 --requeue --no-check",
+        shlex.join(["bash", "-c", TASK, "bash", "1"]),
+        capsys,
+    )
     output = submitted(small_slurm, tmp_path, text)
     assert [output.count(line) for line in ("start  0", "start  1", "saved")] == [2, 2, 1]

@@ -24,12 +24,16 @@ def test_free_text_and_the_users_settings_change_no_field(
     folder.mkdir()
     (folder / "job file").write_text("#!/bin/bash\nsleep 600\n")
     options = ["--parsable", "-J", NAME, "--comment", "x Restarts=9", "-t", "30", "-o", "x.out"]
-    command = shlex.join(["sbatch", *options, str(folder / "job file"), *WORDS])
-    job_id = real_slurm.run(command, cwd=folder).stdout.strip()
+    job_id = real_slurm.run(
+        shlex.join(["sbatch", *options, str(folder / "job file"), *WORDS]),
+        cwd=folder,
+    ).stdout.strip()
     try:
         real_slurm.run(f"until squeue -h -t R -j {job_id} | grep -q .; do sleep 0.1; done")
-        show = shlex.join([sys.executable, "-c", SHOW, job_id])
-        done = real_slurm.run(show, env={"SLURM_TIME_FORMAT": "relative"})
+        done = real_slurm.run(
+            shlex.join([sys.executable, "-c", SHOW, job_id]),
+            env={"SLURM_TIME_FORMAT": "relative"},
+        )
     finally:
         real_slurm.run(["scancel", job_id])
     job, end = json.loads(done.stdout)

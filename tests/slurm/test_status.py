@@ -31,16 +31,21 @@ def job_id_of(name: str, slurm: SlurmCluster) -> int:
 
 def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = f"srun -J training -w n9,n10 -N2 -n3 -t 5 {PROGRAM}"
-    job = real_slurm.popen(command, env=env, cwd=tmp_path)
+    job = real_slurm.popen(
+        f"srun -J training -w n9,n10 -N2 -n3 -t 5 {PROGRAM}",
+        env=env,
+        cwd=tmp_path,
+    )
     try:
         job_id = job_id_of("training", real_slurm)
         inside = f"srun --jobid {job_id} --overlap -N1 -n1"
         found: Fields = {"workers": []}
         while len([worker for worker in found["workers"] if worker["begun"] > 4]) < 3:
             assert job.poll() is None
-            done = real_slurm.run(f"{inside} -w n10 {STATUS} --json", check=False)
-            found = json.loads(done.stdout or '{"workers": []}')
+            found = json.loads(
+                real_slurm.run(f"{inside} -w n10 {STATUS} --json", check=False).stdout
+                or '{"workers": []}'
+            )
         lines = real_slurm.run(f"{inside} {STATUS} {job_id}").stdout.splitlines()
         # It ends when nobody reads it any more.
         watch = f"{inside} bash -o pipefail -c '{STATUS} {job_id} --watch --json | head -n 2'"
@@ -71,11 +76,17 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_the_service_is_found(real_slurm: SlurmCluster, name: str) -> None:
     command, options, inside, given = FOUND[name]
-    program = (
-        "import signal, slurm_resolver as sr; from slurm_resolver.coordination.client import "
-        f"connect; connect(sr.resolve({options}).service); signal.pause()"
+    words = shlex.join(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import signal, slurm_resolver as sr; "
+                "from slurm_resolver.coordination.client import connect; "
+                f"connect(sr.resolve({options}).service); signal.pause()"
+            ),
+        ]
     )
-    words = shlex.join([sys.executable, "-c", program])
     job = real_slurm.popen(f"srun -J {name} -t 5 {command.format(program=words)}")
     found = ""
     try:

@@ -200,8 +200,9 @@ def jobs(
 ) -> Iterator[dict[str, Ended]]:
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("supervise")
-    cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
-    with started(cluster) as slurm:
+    with started(
+        SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+    ) as slurm:
         folders = {name: top / str(i) for i, name in enumerate(CASES)}
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
@@ -259,8 +260,11 @@ def test_a_step_is_started_again_where_that_is_worth_it(jobs: dict[str, Ended], 
 
 
 def test_a_second_step_is_a_cluster_of_its_own(jobs: dict[str, Ended]) -> None:
-    output = jobs["down, replaced by a spare"].output
-    ready = re.findall(r"^\d: ready (\S+):(\d+) (.*)$", output, re.M)
+    ready = re.findall(
+        r"^\d: ready (\S+):(\d+) (.*)$",
+        jobs["down, replaced by a spare"].output,
+        re.M,
+    )
     assert sorted(node for node, _, _ in ready) == ["A", "A", "C", "C"]
     assert {nodes for _, _, nodes in ready} == {"A C"}
 
@@ -278,17 +282,18 @@ SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
 def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
     """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
     nodes = [Node(f"n{i}", cpus=2) for i in range(1, 6)]
-    cluster = SlurmCluster(
-        nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation
-    )
-    with started(cluster) as slurm:
+    with started(
+        SlurmCluster(
+            nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation
+        )
+    ) as slurm:
         ids = []
         for folder, names in ((tmp_path / "spare", "n[1-3]"), (tmp_path / "batch", "n[4-5]")):
             folder.mkdir()
-            job = LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2")
-            (folder / "job").write_text(job)
-            submitted = slurm.run(f"{SUBMIT} -w {names} job", cwd=folder, env=ENVIRONMENT)
-            ids.append(submitted.stdout.strip())
+            (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2"))
+            ids.append(
+                slurm.run(f"{SUBMIT} -w {names} job", cwd=folder, env=ENVIRONMENT).stdout.strip()
+            )
         wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
         (tmp_path / "spare" / "again").touch()
         # each job has its step, its batch file, and a step that watches the batch file
@@ -305,7 +310,10 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         r"first failure: node n2 at \S+, node failure\n",
         said[0],
     ), said[0]
-    lost = (
-        "slurm-resolver supervise: n4 has failed, the node of the batch file: the job is requeued"
-    )
-    assert said[1].count(lost) == 1, said[1]
+    assert (
+        said[1].count(
+            "slurm-resolver supervise: n4 has failed, the node of the batch file: "
+            "the job is requeued"
+        )
+        == 1
+    ), said[1]

@@ -131,8 +131,10 @@ def cluster(
         topology.nodes, tmp_path, extra_conf=topology.conf, installation=installation
     )
     with started(slurm):
-        told = slurm.run("srun -n1 printenv SLURM_TOPOLOGY_ADDR_PATTERN").stdout
-        assert told == f"{topology.pattern}\n"
+        assert (
+            slurm.run("srun -n1 printenv SLURM_TOPOLOGY_ADDR_PATTERN").stdout
+            == f"{topology.pattern}\n"
+        )
         yield slurm
 
 

@@ -30,8 +30,11 @@ OF_DATASETS = (borrowed.ORIGINAL_DATASET, borrowed.BATCH_SIZE)
 
 
 def in_turn(wanted: Callable[[Any], bool]) -> pytest.MarkDecorator:
-    names = [*filter(wanted, borrowed.table)]
-    return pytest.mark.parametrize("name", names, ids=lambda name: name.place)
+    return pytest.mark.parametrize(
+        "name",
+        [*filter(wanted, borrowed.table)],
+        ids=lambda name: name.place,
+    )
 
 
 @pytest.fixture
@@ -47,8 +50,9 @@ def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Only the calls of a model are replaced; they are restored.
     """
     for module, function in ((patches, "_patch"), (borrowed, "fit_problem")):
-        uncached = getattr(module, function).__wrapped__
-        monkeypatch.setattr(module, function, functools.cache(uncached))
+        monkeypatch.setattr(
+            module, function, functools.cache(getattr(module, function).__wrapped__)
+        )
     for call in CALLS:
         monkeypatch.setattr(keras.Model, call, getattr(keras.Model, call))
     before = [name.find() for name in borrowed.table]

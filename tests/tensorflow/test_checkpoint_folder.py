@@ -29,8 +29,11 @@ VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
 
 def task(array: str, number: str) -> Texts:
-    own = str(int(array) + int(number))
-    return {"SLURM_JOB_ID": own, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": number}
+    return {
+        "SLURM_JOB_ID": str(int(array) + int(number)),
+        "SLURM_ARRAY_JOB_ID": array,
+        "SLURM_ARRAY_TASK_ID": number,
+    }
 
 
 def termination() -> Any:
@@ -91,18 +94,20 @@ def test_a_restart_that_finds_no_checkpoint_says_so(
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     trainings.train(JOB, 1)
-    expected = f"training starts from the beginning: '{trainings.folder}' holds no checkpoint"
-    assert expected in caplog.text
+    assert (
+        f"training starts from the beginning: '{trainings.folder}' holds no checkpoint"
+        in caplog.text
+    )
 
 
 def test_another_task_of_an_array_is_refused(trainings: Trainings) -> None:
     """The other task is refused even before the first task saves."""
     trainings.begin(task("60", "3"))
-    expected = (
-        "are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
-        rf".* such as {trainings.folder}/\$SLURM_ARRAY_TASK_ID, or remove"
-    )
-    with pytest.raises(ResumeError, match=expected):
+    with pytest.raises(
+        ResumeError,
+        match="are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
+        rf".* such as {trainings.folder}/\$SLURM_ARRAY_TASK_ID, or remove",
+    ):
         trainings.begin(task("60", "4"))
 
 
@@ -148,8 +153,10 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
     if not error:
         assert trainings.begin(NEXT_JOB, **second()).epoch == 1
         return
-    expected = rf"ckpt-1 is that of another model: .*{error}.*Give each training"
-    with pytest.raises(ResumeError, match=expected):
+    with pytest.raises(
+        ResumeError,
+        match=rf"ckpt-1 is that of another model: .*{error}.*Give each training",
+    ):
         trainings.train(NEXT_JOB, 2, **second())
     trainings.train(JOB, 2, **first())  # the folder still belongs to the first job
 
@@ -161,8 +168,14 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields
     def fit(units: tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
         made = model(*units)["model"]
         made.compile(optimizer, "mse")
-        backup = sr.BackupAndResume(str(tmp_path), termination())
-        made.fit(tf.zeros([4, 4]), tf.zeros([4, 4]), verbose=0, callbacks=[backup])
+        made.fit(
+            tf.zeros([4, 4]),
+            tf.zeros([4, 4]),
+            verbose=0,
+            callbacks=[
+                sr.BackupAndResume(str(tmp_path), termination()),
+            ],
+        )
 
     fit()
     fit()
@@ -239,8 +252,10 @@ def test_checkpoints_are_found_without_the_file_that_lists_them(folder: Path, da
 def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path) -> None:
     flip(folder / DATA)
     cut(folder / "ckpt-3.index")
-    expected = r"none of the checkpoints in .*/ckpt-4: .*hecksum.*; .*/ckpt-3: .*sstable"
-    with pytest.raises(ResumeError, match=expected):
+    with pytest.raises(
+        ResumeError,
+        match=r"none of the checkpoints in .*/ckpt-4: .*hecksum.*; .*/ckpt-3: .*sstable",
+    ):
         train(folder)
 
 
@@ -263,8 +278,10 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
     def compare(purpose: str, own: Any) -> Fields:
         return {"worker 0": own, "worker 1": next(others)}
 
-    path = f"{folder}/ckpt-3"
-    assert open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest() == path
+    assert (
+        open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
+        == f"{folder}/ckpt-3"
+    )
     assert f"({folder}/ckpt-4: its disk is broken, as worker 1 sees it)" in caplog.text
 
 
@@ -299,8 +316,10 @@ def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    checkpoint = tf.train.Checkpoint(x=tf.Variable(tf.zeros([100_000])))
-    folder = open_folder(tmp_path, checkpoint)
+    folder = open_folder(
+        tmp_path,
+        tf.train.Checkpoint(x=tf.Variable(tf.zeros([100_000]))),
+    )
     folder.restore_newest()
     assert folder.save() == f"{tmp_path}/ckpt-1"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

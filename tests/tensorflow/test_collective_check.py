@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from folders import ROOT
+from local_run import captured
 
 pytest.importorskip("tensorflow")
 from slurm_resolver.tf.collective_check import find_warnings, nccl_network
@@ -51,15 +51,21 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
     ("jobs", "workers"), [("worker=-1", [0, 1]), ("evaluator=1,worker=-1", [1, 2])]
 )
 def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]) -> None:
-    number = str(workers[-1] + 1)
-    launcher = ["-m", "slurm_resolver", "run", "-n", number, "-o", "%t.out", "--"]
+    launcher = [
+        "-m",
+        "slurm_resolver",
+        "run",
+        "-n",
+        str(workers[-1] + 1),
+        "-o",
+        "%t.out",
+        "--",
+    ]
     check = ["slurm-resolver", "check", "--jobs", jobs, "--collective", "--json"]
-    done = subprocess.run(
+    done = captured(
         [sys.executable, *launcher, *check],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr  # a busy machine may slow a task down

@@ -117,8 +117,16 @@ def test_what_differs_is_named(name: str) -> None:
 def test_names_and_seeds_of_layers_may_differ() -> None:
     """Keras numbers layers, and the weights of all workers are those of the first one."""
     one = {"layers": [keras.layers.Dense(2, name="a"), keras.layers.Dropout(0.1, seed=1)]}
-    other = {"layers": [keras.layers.Dense(2, name="b"), keras.layers.Dropout(0.1, seed=2)]}
-    assert differing({**one, "name": "first"}, {**other, "name": "second"}) == []
+    assert (
+        differing(
+            {**one, "name": "first"},
+            {
+                "layers": [keras.layers.Dense(2, name="b"), keras.layers.Dropout(0.1, seed=2)],
+                "name": "second",
+            },
+        )
+        == []
+    )
 
 
 def test_a_model_that_is_not_compiled_can_be_described() -> None:

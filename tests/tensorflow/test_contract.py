@@ -45,8 +45,15 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
     make = "import slurm_resolver as sr; sr.SlurmClusterResolver(); sr.SlurmClusterResolver()"
     logged = {}
     for level in ("INFO", "WARNING"):
-        program = f"import logging; logging.basicConfig(level=logging.{level}); {make}"
-        done = subprocess.run([sys.executable, "-c", program], check=True, stderr=subprocess.PIPE)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"import logging; logging.basicConfig(level=logging.{level}); {make}",
+            ],
+            check=True,
+            stderr=subprocess.PIPE,
+        )
         logged[level] = re.findall(r".*slurm_resolver:.*", done.stderr.decode())
     own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPU 0"
     assert logged == {"INFO": [f"INFO:slurm_resolver:{own}"], "WARNING": []}
@@ -55,10 +62,16 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
 @pytest.mark.parametrize("tasks_per_node", [1, {"t02n13": 1, "t02n41": 1, "t02n43": 1}])
 def test_all_arguments_positionally(slurm: Any, tasks_per_node: Any) -> None:
     slurm(2, None, 3)
-    jobs = {"ps": 1, "worker": 2}
-    resolver = SlurmClusterResolver(jobs, 2222, 4, 2, tasks_per_node, False, "grpc+verbs")
-    workers = ["t02n41:2222", "t02n43:2222"]
-    assert as_dict(resolver) == {"ps": ["t02n13:2222"], "worker": workers}
+    resolver = SlurmClusterResolver(
+        {"ps": 1, "worker": 2},
+        2222,
+        4,
+        2,
+        tasks_per_node,
+        False,
+        "grpc+verbs",
+    )
+    assert as_dict(resolver) == {"ps": ["t02n13:2222"], "worker": ["t02n41:2222", "t02n43:2222"]}
     assert resolver.master() == "grpc+verbs://t02n43:2222"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert resolver.num_accelerators() == {"GPU": 2}
@@ -142,10 +155,13 @@ def test_gpus_that_the_program_has_hidden_do_not_count(
 def test_ranks_keep_tensorflows_indices_where_that_is_asked_for(slurm: Any) -> None:
     """By default, twelve workers on two nodes are numbered for the ring."""
     slurm(0, "6(x2)", 12, SLURM_STEP_NODELIST="t02n[13,41]")
-    tensorflows = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        gpus_per_node=6, gpus_per_task=1, auto_set_gpu=False
+    expected = (
+        tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=6, gpus_per_task=1, auto_set_gpu=False
+        )
+        .cluster_spec()
+        .as_dict()
     )
-    expected = tensorflows.cluster_spec().as_dict()
     assert as_dict(SlurmClusterResolver(worker_order="rank")) == expected
     by_ring = as_dict(SlurmClusterResolver())["worker"]
     assert sorted(by_ring) == sorted(expected["worker"])
@@ -257,8 +273,7 @@ class TestHooks:
 
 
 def test_without_slurm_tensorflow_trains_locally() -> None:
-    resolver = SlurmClusterResolver()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=SlurmClusterResolver())
     assert strategy.num_replicas_in_sync == max(1, len(tf.config.list_physical_devices("GPU")))
 
 
@@ -302,6 +317,8 @@ def test_a_model_of_keras_2_is_refused_in_its_fit(tmp_path: Path) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss="mse")
     backup = sr.BackupAndResume(str(tmp_path))
-    expected = r"in the fit of \S*Sequential; expected a model of Keras 3. .*or ResumableLoop in"
-    with pytest.raises(sr.ResumeError, match=expected):
+    with pytest.raises(
+        sr.ResumeError,
+        match=r"in the fit of \S*Sequential; expected a model of Keras 3. .*or ResumableLoop in",
+    ):
         model.fit(tf.zeros([2, 1]), tf.zeros([2, 1]), callbacks=[backup], verbose=0)

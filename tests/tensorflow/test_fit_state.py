@@ -33,8 +33,14 @@ HANDLE = object()
         *(
             ({"value": None}, {"value": value}, {"value": value})
             for value in [
-                *(True, math.inf, "ü", np.float32(0.1), np.arange(6, dtype="int16").reshape(2, 3)),
-                *((1, [2.5, {"a": {1, 2}, 3: frozenset()}]), np.zeros([0, 4]), [np.ones(3)]),
+                True,
+                math.inf,
+                "ü",
+                np.float32(0.1),
+                np.arange(6, dtype="int16").reshape(2, 3),
+                (1, [2.5, {"a": {1, 2}, 3: frozenset()}]),
+                np.zeros([0, 4]),
+                [np.ones(3)],
             ]
         ),
     ],

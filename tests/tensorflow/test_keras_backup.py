@@ -24,8 +24,16 @@ FILES = ["latest.weights.h5", "training_metadata.json"]
 
 
 def start(folder: Path, count: int, kind: str) -> Records:
-    env = {**os.environ, "TASK_OUTPUT": str(folder)}
-    done = run("run", "-n", str(count), "--", *PROGRAM, kind, env=env, timeout=SECONDS)
+    done = run(
+        "run",
+        "-n",
+        str(count),
+        "--",
+        *PROGRAM,
+        kind,
+        env={**os.environ, "TASK_OUTPUT": str(folder)},
+        timeout=SECONDS,
+    )
     if kind == "broken off":
         assert done.returncode != 0
         return []

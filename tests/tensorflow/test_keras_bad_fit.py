@@ -46,8 +46,12 @@ IN_BOTH = {
 
 
 def start(slurm: SlurmCluster, folder: Path, *options: str) -> Completed:
-    command = f"srun --kill-on-bad-exit=0 -w n9,n10 -N2 -n2 {shlex.join([*PROGRAM, *options])}"
-    return slurm.run(command, env={"TASK_OUTPUT": str(folder)}, timeout=SECONDS, check=False)
+    return slurm.run(
+        f"srun --kill-on-bad-exit=0 -w n9,n10 -N2 -n2 {shlex.join([*PROGRAM, *options])}",
+        env={"TASK_OUTPUT": str(folder)},
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +78,10 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
         "ValueError: in worker 1",
     ]
     for worker in workers:
-        expected = 'ValueError: custom_losses=\'sum\': expected "whole" or "mean".'
-        assert worker["unknown_option"] == expected
+        assert (
+            worker["unknown_option"]
+            == 'ValueError: custom_losses=\'sum\': expected "whole" or "mean".'
+        )
         assert worker["wrapped_function"] == "trained 4 steps"
         for name in ("alone_on_purpose", "own_data_of_one_size", "compiled_outside"):
             assert worker[name] == "trained"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from folders import HELPERS
+from local_run import COMMAND
 
 pytestmark = pytest.mark.skipif("KERAS_SOURCES" not in os.environ, reason="KERAS_SOURCES=installed")
 
@@ -50,9 +51,13 @@ def test_what_passes_alone_passes_on_two_workers(tmp_path: Path) -> None:
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environ.update(TF_ENABLE_ONEDNN_OPTS="0", KERAS_BACKEND="tensorflow")
     program = [sys.executable, "-W", "ignore", str(HELPERS / "keras_lockstep.py")]
-    for launcher in ([], [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--"]):
-        command = [*launcher, *program, str(output), *FILES]
-        subprocess.run(command, env=environ, timeout=3600, check=True)
+    for launcher in ([], [*COMMAND, "run", "-n2", "--"]):
+        subprocess.run(
+            [*launcher, *program, str(output), *FILES],
+            env=environ,
+            timeout=3600,
+            check=True,
+        )
     alone, *workers = (json.loads(Path(f"{output}.{end}").read_text()) for end in ("alone", 0, 1))
     passed = {test for test, error in alone.items() if not error}
     assert passed

@@ -40,14 +40,15 @@ def told(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.slurm
 def test_no_count_is_lost_between_workers(told: Told) -> None:
-    counted = told[0]["nothing_is_lost_between_workers"]
-    assert counted == {"iterations": 800, "counted": [1200.0] * 2}
+    assert told[0]["nothing_is_lost_between_workers"] == {
+        "iterations": 800,
+        "counted": [1200.0] * 2,
+    }
 
 
 @pytest.mark.slurm
 def test_nothing_is_under_way_when_it_is_saved(told: Told) -> None:
-    saved = told[0]["nothing_is_under_way_when_it_is_saved"]
-    assert saved == [150, 300, 450, 600, 750, 800]
+    assert told[0]["nothing_is_under_way_when_it_is_saved"] == [150, 300, 450, 600, 750, 800]
 
 
 @pytest.mark.slurm
@@ -81,9 +82,9 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
         "ValueError: a worker's dataset has ended before the steps of fit; expected one without "
         "an end: let dataset_fn return dataset.repeat()"
     )
-    outside = found["an_optimizer_made_outside_the_scope"]
     assert re.match(
-        "FitError: fit of .*'adam.*/iteration' of its optimizer was made outside", outside
+        "FitError: fit of .*'adam.*/iteration' of its optimizer was made outside",
+        found["an_optimizer_made_outside_the_scope"],
     )
     assert found["a_step_that_fails"].startswith("InvalidArgumentError: ")
     assert "Received a label value of 7" in found["a_step_that_fails"]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from folders import HELPERS
 from kinds import Fields, Strings
+from local_run import COMMAND, captured
 from outcomes import flat
 
 from slurm_resolver.preflight.keras_version import keras_problem
@@ -28,30 +28,48 @@ def keras_version() -> str:
     spec = importlib.util.find_spec("keras")
     assert spec is not None
     assert spec.origin is not None
-    text = Path(spec.origin).parent.joinpath("src", "version.py").read_text()
-    return text.partition('__version__ = "')[2].partition('"')[0]
+    return (
+        Path(spec.origin)
+        .parent.joinpath("src", "version.py")
+        .read_text()
+        .partition('__version__ = "')[2]
+        .partition('"')[0]
+    )
 
 
 VERSION = keras_version() if GIVEN else "3.10.0"
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
-LAUNCHER = [sys.executable, "-m", "slurm_resolver", "run", "-n"]
+LAUNCHER = [*COMMAND, "run", "-n"]
 WORKERS = [*LAUNCHER, "2", "--", *PROGRAM, "--custom-losses=mean"]
 OLDER = bool(keras_problem(VERSION))
 NAMES = [
-    *("loss_dice", "loss_masked_sequences", "loss_function_sum", "loss_two_outputs"),
-    *("optimizer_accumulated", "optimizer_loss_scale", "step_own", "step_gan"),
-    *("step_five_per_execution", "data_arrays_weighted_validation_split", "data_py_dataset"),
-    *("data_dict_inputs", "data_predictions", "metric_auc", "metric_own_vector"),
-    *("guide_saved_and_loaded", "guide_unbuilt_sequential"),
+    "loss_dice",
+    "loss_masked_sequences",
+    "loss_function_sum",
+    "loss_two_outputs",
+    "optimizer_accumulated",
+    "optimizer_loss_scale",
+    "step_own",
+    "step_gan",
+    "step_five_per_execution",
+    "data_arrays_weighted_validation_split",
+    "data_py_dataset",
+    "data_dict_inputs",
+    "data_predictions",
+    "metric_auc",
+    "metric_own_vector",
+    "guide_saved_and_loaded",
+    "guide_unbuilt_sequential",
 ]
 
 
 def run(command: Strings, folder: Path, name: str) -> dict[str, Fields]:
     folder.mkdir()
-    environ = {**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, *NAMES], env=environ, capture_output=True, text=True, timeout=400, check=False
+    done = captured(
+        [*command, *NAMES],
+        env={**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Fields] = json.loads((folder / name).read_text())
@@ -76,8 +94,11 @@ except sr.KerasError as error:
 def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
     found = []
     for count in ("1", "2"):
-        command = [*LAUNCHER, count, "--", sys.executable, "-W", "ignore", "-c", OLD]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+        done = captured(
+            [*LAUNCHER, count, "--", sys.executable, "-W", "ignore", "-c", OLD],
+            timeout=200,
+            check=True,
+        )
         found += [line for line in done.stdout.splitlines() if "told" in line]
     assert found[0].endswith("told ['loss']")
     assert len(found) == 3
@@ -91,5 +112,6 @@ def test_two_workers_give_what_one_process_gives(tmp_path: Path) -> None:
     workers = run(WORKERS, tmp_path / "workers", "0")
     for name, expected in alone.items():
         for what, values in expected.items():
-            found = flat(workers[name].get(what, [workers[name].get("error")]))
-            assert found == pytest.approx(flat(values), rel=1e-4, abs=1e-4), (name, what)
+            assert flat(workers[name].get(what, [workers[name].get("error")])) == pytest.approx(
+                flat(values), rel=1e-4, abs=1e-4
+            ), (name, what)

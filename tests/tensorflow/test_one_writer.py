@@ -100,8 +100,11 @@ def test_one_worker_on_each_file_system_writes_a_backup(
     changes = []
     with contextlib.ExitStack() as stack:
         for folder in folders:
-            backup = file_callbacks.one_backup(callback, str(tmp_path / folder), workers)
-            changes.append(stack.enter_context(backup))
+            changes.append(
+                stack.enter_context(
+                    file_callbacks.one_backup(callback, str(tmp_path / folder), workers)
+                )
+            )
     assert sum("_save_model" not in changed for changed in changes) == writers
     assert sum("delete_checkpoint" not in changed for changed in changes) == writers
     assert not list(tmp_path.glob("*/*"))
@@ -110,6 +113,11 @@ def test_one_worker_on_each_file_system_writes_a_backup(
 def test_workers_that_find_other_backups_do_not_train(tmp_path: Path) -> None:
     callback = types.SimpleNamespace(backup_dir="backup")
     workers = Workers('{"epoch": 2}', None)
-    message = r"BackupAndRestore\('backup'\).*contains .* 2} in worker 0, and no backup in worker 1"
-    with pytest.raises(FitError, match=message):
+    with pytest.raises(
+        FitError,
+        match=(
+            r"BackupAndRestore\('backup'\).*contains .* 2} in worker 0, "
+            "and no backup in worker 1"
+        ),
+    ):
         file_callbacks.one_backup(callback, str(tmp_path), workers).__enter__()

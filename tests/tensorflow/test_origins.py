@@ -41,8 +41,10 @@ def named(image: Any, label: Any) -> Any:
 
 
 def generator() -> Any:
-    signature = (tf.TensorSpec([]), tf.TensorSpec([]))
-    return tf.data.Dataset.from_generator(lambda: iter([(1.0, 2.0)]), output_signature=signature)
+    return tf.data.Dataset.from_generator(
+        lambda: iter([(1.0, 2.0)]),
+        output_signature=(tf.TensorSpec([]), tf.TensorSpec([])),
+    )
 
 
 def interleaved(function: Callable[..., Any]) -> Any:
@@ -50,8 +52,12 @@ def interleaved(function: Callable[..., Any]) -> Any:
 
 
 def zipped() -> Any:
-    images = tf.data.Dataset.from_tensor_slices(IMAGES).map(flip)
-    return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensor_slices(LABELS)))
+    return tf.data.Dataset.zip(
+        (
+            tf.data.Dataset.from_tensor_slices(IMAGES).map(flip),
+            tf.data.Dataset.from_tensor_slices(LABELS),
+        )
+    )
 
 
 CASES: Fields = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from folders import HELPERS
 from kinds import Fields
+from local_run import COMMAND, captured
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
@@ -43,8 +43,10 @@ class Story:
     def __init__(self) -> None:
         self.seen: dict[int, list[int]] = defaultdict(list)
         self.epoch = self.left = 0
-        termination = sr.termination_config(None, signals=())
-        self.options: Fields = {"termination": termination, "save_every": STEPS}
+        self.options: Fields = {
+            "termination": sr.termination_config(None, signals=()),
+            "save_every": STEPS,
+        }
 
     def begin_step(self) -> None:
         if self.left == 0:
@@ -81,8 +83,12 @@ def fit(folder: str, story: Story, **data: Any) -> None:
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((1,)), Taking(), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(1e-5), "mse", run_eagerly=True)
-    callbacks = [Tell(), sr.BackupAndResume(folder, **story.options)]
-    model.fit(**data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    model.fit(
+        **data,
+        epochs=EPOCHS,
+        callbacks=[Tell(), sr.BackupAndResume(folder, **story.options)],
+        verbose=0,
+    )
 
 
 ROWS = tf.reshape(tf.range(SAMPLES, dtype="float32"), [-1, 1])
@@ -93,8 +99,12 @@ def train_on_arrays(folder: str, size: int, story: Story) -> None:
 
 
 def train_on_dataset(folder: str, size: int, story: Story) -> None:
-    data = tf.data.Dataset.from_tensor_slices((ROWS, ROWS))
-    fit(folder, story, x=data.shuffle(SAMPLES, seed=1).batch(size), shuffle=False)
+    fit(
+        folder,
+        story,
+        x=tf.data.Dataset.from_tensor_slices((ROWS, ROWS)).shuffle(SAMPLES, seed=1).batch(size),
+        shuffle=False,
+    )
 
 
 @pytest.mark.parametrize("train", [train_loop, train_on_arrays, train_on_dataset])
@@ -118,12 +128,18 @@ def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
     """The preemption comes during a validation. 80 samples make 6 batches of 12, and 8 remain."""
     program = [sys.executable, str(HELPERS / "slurm_train.py"), "keras", str(tmp_path)]
     program += ["--per-epoch=1", "--batch-of-each=4"]
-    fault = '--faults=[[0, 20, "SIGTERM in validation"]]'
-    for workers, status, more in ((2, 75, [fault, "--sleep=0.4"]), (3, 0, [])):
-        command = [sys.executable, "-m", "slurm_resolver", "run", f"-n{workers}", "--"]
-        done = subprocess.run([*command, *program, *more], capture_output=True, text=True)
+    for workers, status, more in (
+        (2, 75, ['--faults=[[0, 20, "SIGTERM in validation"]]', "--sleep=0.4"]),
+        (3, 0, []),
+    ):
+        command = [*COMMAND, "run", f"-n{workers}", "--"]
+        done = captured([*command, *program, *more])
         assert done.returncode == status, done.stderr
         assert "retracing" not in done.stderr  # TensorFlow would warn at every save
-    saved = f"training resumes from {tmp_path}/checkpoints/ckpt-1, saved at step 10 of epoch 2"
-    assert done.stderr.count(saved) == 1
+    assert (
+        done.stderr.count(
+            f"training resumes from {tmp_path}/checkpoints/ckpt-1, saved at step 10 of epoch 2"
+        )
+        == 1
+    )
     assert done.stderr.count(SAY.format(12, 8, 6, 2, "8 samples are trained on again")) == 1

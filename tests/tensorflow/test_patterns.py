@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from folders import ROOT
+from local_run import COMMAND, captured
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -50,13 +50,11 @@ print(resolver.task_type, resolver.task_id)
 
 
 def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n", "3", "--no-label", "--"]
-    done = subprocess.run(
+    launcher = [*COMMAND, "run", "-n", "3", "--no-label", "--"]
+    done = captured(
         [*launcher, sys.executable, "-c", EVALUATOR],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
@@ -77,7 +75,7 @@ model.fit(np.ones((4, 2)), np.ones((4, 1)))
 
 
 def test_a_model_of_jax_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", JAX], capture_output=True, text=True)
+    done = captured([sys.executable, "-c", JAX])
     assert done.returncode == 1
     error = done.stderr.strip().splitlines()[-1]
     assert error.startswith("slurm_resolver.errors.KerasError: Keras computes with jax")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from folders import HELPERS
 from kinds import Completed, Strings
+from local_run import COMMAND, captured
 from resumed import outcomes, saved_position
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
@@ -22,8 +22,7 @@ PROGRAM = [sys.executable, str(HELPERS / "slurm_train.py")]
 
 def train(kind: str, folder: Path, *more: str) -> Completed:
     folder.mkdir(exist_ok=True)
-    command = [*PROGRAM, kind, "--per-epoch=1", str(folder), *more]
-    return subprocess.run(command, capture_output=True, text=True)
+    return captured([*PROGRAM, kind, "--per-epoch=1", str(folder), *more])
 
 
 def told(folder: Path, what: str) -> list[Any]:
@@ -37,8 +36,14 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     assert train("keras", whole).returncode == 0
     starts: list[Completed] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
-        faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
-        starts.append(train("keras", resumed, "--sleep=0.4", faults))
+        starts.append(
+            train(
+                "keras",
+                resumed,
+                "--sleep=0.4",
+                f"--faults=[{'null, ' * len(starts)}{fault}]",
+            )
+        )
     assert saved_position(resumed / "checkpoints") == {"epoch": 1, "step": 10}
     starts += [train("keras", resumed), train("keras", resumed)]
     assert [start.returncode for start in starts] == [75, 75, 75, 0, 0], starts[-1].stderr
@@ -76,10 +81,15 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
         (tmp_path / str(rank) / "checkpoints").mkdir(parents=True)
         for name in names:
             (tmp_path / str(rank) / "checkpoints" / name).touch()
-    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--", "bash", "-c"]
-    own = f'exec "$@" {tmp_path}/$SLURM_PROCID'
-    done = subprocess.run(
-        [*launcher, own, "bash", *PROGRAM, "loop"], capture_output=True, text=True
+    launcher = [*COMMAND, "run", "-n2", "--", "bash", "-c"]
+    done = captured(
+        [
+            *launcher,
+            f'exec "$@" {tmp_path}/$SLURM_PROCID',
+            "bash",
+            *PROGRAM,
+            "loop",
+        ],
     )
     assert done.returncode == 1
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
@@ -88,9 +98,9 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
 
 def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     """The preemption comes after the first step, however long the start takes."""
-    launcher = [sys.executable, "-m", "slurm_resolver", "run", "--requeue", "--preempt-after", "0"]
+    launcher = [*COMMAND, "run", "--requeue", "--preempt-after", "0"]
     program = [*PROGRAM, "loop", str(tmp_path), "--epochs=1", "--sleep=0.3"]
-    done = subprocess.run([*launcher, "--", *program], capture_output=True, text=True)
+    done = captured([*launcher, "--", *program])
     assert done.returncode == 0, done.stderr
     assert told(tmp_path, "done") == list(range(1, 11))
     assert "restart 1 of at most 5: the step was preempted" in done.stderr

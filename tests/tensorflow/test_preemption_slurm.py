@@ -76,12 +76,15 @@ class Job:
         batch = folder / "job.sbatch"
         batch.write_text(f"#!/bin/bash\n{step}\n")
         submit = f"sbatch --parsable -N2 -n2 --exclusive --open-mode=append -o {folder}/out"
-        answer = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT)
-        self.id = answer.stdout.strip()
+        self.id = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT).stdout.strip()
 
     def state(self) -> Texts:
-        shown = self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout
-        return dict(re.findall(r"(\w+)=(\S*)", shown.splitlines()[0]))
+        return dict(
+            re.findall(
+                r"(\w+)=(\S*)",
+                self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout.splitlines()[0],
+            )
+        )
 
     def await_state(self, wanted: str, timeout: float = 300.0) -> Texts:
         def reached() -> bool:
@@ -125,8 +128,10 @@ class Job:
         return ends[0]
 
     def assert_nothing_left(self) -> None:
-        left = self.slurm.run(["pgrep", "-af", str(self.folder)], check=False).stdout
-        assert str(PROGRAM) not in left
+        assert (
+            str(PROGRAM)
+            not in self.slurm.run(["pgrep", "-af", str(self.folder)], check=False).stdout
+        )
 
 
 Whole = dict[str, Fields]  # the results of uninterrupted trainings, by kind
@@ -150,11 +155,14 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
 
     For the last two, Slurm sends SIGTERM, which TensorFlow handles once a strategy exists.
     """
-    urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
     faults = [
         [1, 3, "SIGUSR1"],
         [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
-        [0, 23, urgent],
+        [
+            0,
+            23,
+            f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent",
+        ],
         [0, 33, "scontrol requeue $SLURM_JOB_ID"],
     ]
     job = Job(slurm, tmp_path, "keras", options="--array=7", faults=faults, sleep=0.5)
@@ -210,8 +218,10 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     left = {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
     assert left == {"checkpoint", "slurm_resolver", "ckpt-4", "ckpt-5"}
     for number, who in ((1, "rank 1 on n9"), (2, "rank 0 on n8")):
-        told = rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL"
-        assert re.search(told, job.output()), job.output()
+        assert re.search(
+            rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL",
+            job.output(),
+        ), job.output()
     job.assert_nothing_left()
 
 
@@ -222,8 +232,9 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     arguments = f"--epochs 3 --pause 0.1 --checkpoints {tmp_path}/checkpoints"
     # the example needs scikit-learn, which is hidden from other programs
     environment = {**ENVIRONMENT, "PYTHONPATH": ""}
-    answer = slurm.run(f"{submit} train.sbatch {arguments}", cwd=folder, env=environment)
-    job = answer.stdout.strip()
+    job = slurm.run(
+        f"{submit} train.sbatch {arguments}", cwd=folder, env=environment
+    ).stdout.strip()
 
     def await_output(pattern: str) -> None:
         def found() -> bool:

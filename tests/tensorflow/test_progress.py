@@ -84,8 +84,15 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     process = int(pid.read_text())
     os.kill(process, signal.SIGSTOP)
     assert job.stdout is not None
-    told = re.compile(r"0: no step for \d+ s:.* worker 1 \(rank 1 on localhost\) has not reported")
-    found = next(filter(told.match, job.stdout), "")
+    found = next(
+        filter(
+            re.compile(
+                r"0: no step for \d+ s:.* worker 1 \(rank 1 on localhost\) has not reported"
+            ).match,
+            job.stdout,
+        ),
+        "",
+    )
     os.kill(process, signal.SIGCONT)
     with job:
         assert found

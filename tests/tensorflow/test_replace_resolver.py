@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 
 import pytest
 from folders import HELPERS
+from local_run import COMMAND, captured
 from slurm_cluster import SlurmCluster
 
 INSTALLED = """
@@ -35,12 +35,9 @@ print("right")
 
 
 def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-W", "ignore", "-c", INSTALLED],
         env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=300,
     )
     assert done.stdout == "right\n", done.stderr[-2000:]
@@ -50,7 +47,7 @@ def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
 @pytest.mark.newest
 def test_from_outside_on_slurm(real_slurm: SlurmCluster) -> None:
     """TensorFlow's resolver would treat the ranks of this cyclic step as block."""
-    command = [sys.executable, "-m", "slurm_resolver", "exec", "--replace-resolver", "--"]
+    command = [*COMMAND, "exec", "--replace-resolver", "--"]
     command += [sys.executable, "-W", "ignore", str(HELPERS / "theirs_by_name.py")]
     done = real_slurm.run(
         f"srun -w n9,n10 -N2 -n4 -m cyclic {shlex.join(command)}",

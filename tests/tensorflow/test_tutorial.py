@@ -10,6 +10,7 @@ import pytest
 from folders import EXAMPLES, ROOT
 from keras_marks import KERAS_3_ON_SLURM
 from kinds import Completed
+from local_run import COMMAND
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.diagnostics.log_messages import explain
@@ -18,7 +19,7 @@ pytestmark = KERAS_3_ON_SLURM
 
 
 def run(slurm: SlurmCluster, *options: str) -> Completed:
-    words = [sys.executable, "-m", "slurm_resolver", "exec", *options, "--"]
+    words = [*COMMAND, "exec", *options, "--"]
     words += [sys.executable, "-W", "ignore", str(EXAMPLES / "tf_config" / "train.py")]
     step = "srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2"
     env = {"TF_USE_LEGACY_KERAS": "0", "PYTHONPATH": str(ROOT)}  # makes scikit-learn visible

@@ -56,8 +56,13 @@ def test_a_share(amd: bool) -> None:
 
 def test_bound_devices_are_numbered_for_rocm(amd: bool) -> None:
     """Slurm gives the task GPU 3 in all variables, but ROCm finds no number 3 in one device."""
-    bound = {"SLURM_GPUS_ON_NODE": "4", "SLURMD_TRES_BIND": "gres/gpu:per_task:1"}
-    devices, settings = second_task({**dict.fromkeys((ROCR, CUDA), "3"), **bound})
+    devices, settings = second_task(
+        {
+            **dict.fromkeys((ROCR, CUDA), "3"),
+            "SLURM_GPUS_ON_NODE": "4",
+            "SLURMD_TRES_BIND": "gres/gpu:per_task:1",
+        }
+    )
     assert devices == ("3",)
     assert settings == ({ROCR: "3", CUDA: "0"} if amd else {})
 

@@ -70,24 +70,29 @@ def test_print_shows_the_cluster() -> None:
 
 
 def test_print_shows_of_a_large_cluster_the_first_nodes_and_this_tasks() -> None:
-    large = {
-        **TASK,
-        "SLURM_PROCID": "9998",
-        "SLURM_STEP_NUM_TASKS": "10000",
-        "SLURM_STEP_NODELIST": "n[1-5000]",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x5000)",
-        "SLURM_DISTRIBUTION": "block",
-        "SLURMD_NODENAME": "n5000",
-    }
-    lines = str(sr.resolve(environ=large)).splitlines()
+    lines = str(
+        sr.resolve(
+            environ={
+                **TASK,
+                "SLURM_PROCID": "9998",
+                "SLURM_STEP_NUM_TASKS": "10000",
+                "SLURM_STEP_NODELIST": "n[1-5000]",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x5000)",
+                "SLURM_DISTRIBUTION": "block",
+                "SLURMD_NODENAME": "n5000",
+            }
+        )
+    ).splitlines()
     assert lines[-4] == "n5000  9998      0  worker 9998  n5000:23001  (this task)"
     assert lines[-2] == "… and 9898 more tasks: `slurm-resolver show` prints all"
     assert len(lines) == 2 + 1 + 102 + 1 + 1
 
 
 def test_a_task_in_one_line() -> None:
-    line = "rank 1 of 4 is worker 2 on n10, port 23001, GPU 4"
-    assert describe_own_task(sr.resolve(environ=TASK)) == line
+    assert (
+        describe_own_task(sr.resolve(environ=TASK))
+        == "rank 1 of 4 is worker 2 on n10, port 23001, GPU 4"
+    )
 
 
 def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:

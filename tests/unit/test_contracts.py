@@ -35,8 +35,7 @@ THIRD: dict[str, Texts] = {
 
 @pytest.mark.parametrize("contract", THIRD)
 def test_each_task_gets_its_own(contract: Contract) -> None:
-    cluster = sr.resolve(environ={**TASK, "SLURM_PROCID": "2"})
-    assert cluster.variables(contract) == THIRD[contract]
+    assert sr.resolve(environ={**TASK, "SLURM_PROCID": "2"}).variables(contract) == THIRD[contract]
 
 
 # What a step of one task sets: its program trains alone, and waits for nobody.
@@ -48,13 +47,15 @@ ALONE = {
 
 @pytest.mark.parametrize("contract", ALONE)
 def test_one_task(contract: Contract) -> None:
-    one = {
-        "SLURM_PROCID": "0",
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURM_STEP_NODELIST": "n9",
-        "SLURM_STEP_TASKS_PER_NODE": "1",
-    }
-    found = sr.resolve(environ={**TASK, **one}).variables(contract)
+    found = sr.resolve(
+        environ={
+            **TASK,
+            "SLURM_PROCID": "0",
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_NODELIST": "n9",
+            "SLURM_STEP_TASKS_PER_NODE": "1",
+        }
+    ).variables(contract)
     told = {f"{name}={value}" for name, value in found.items()}
     assert ALONE[contract] <= told
     assert sr.Cluster().variables(contract) == {}

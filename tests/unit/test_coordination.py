@@ -295,8 +295,13 @@ def shake(port: int, key: str = KEY, **changes: object) -> Fields:
 
 
 def garbage(port: int) -> None:
-    long = b'{"identity": "' + b"x" * 10_000_000
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff\n", b"[" * 60000 + b"\n", b"null\n", long):
+    for data in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\xff\n",
+        b"[" * 60000 + b"\n",
+        b"null\n",
+        b'{"identity": "' + b"x" * 10_000_000,
+    ):
         with contextlib.suppress(OSError):
             dial(port).sendall(data)
 

@@ -51,16 +51,20 @@ def test_logs_of_real_runs(name: str) -> None:
     assert found == EXPECTED[name]
     assert findings == explain(data.decode().splitlines())
     for finding in findings:
-        whole = data.decode().split("\n")[finding.line_number - 1]
-        assert finding.line.strip("… ")[:30] in whole
+        assert finding.line.strip("… ")[:30] in data.decode().split("\n")[finding.line_number - 1]
         assert len(finding.line) <= 204
 
 
 def test_every_message_has_a_log() -> None:
     assert sorted(EXPECTED) == NAMES
     found = {line.split(" ")[0] for lines in EXPECTED.values() for line in lines}
-    without = {"leader-not-started", "peer-refused", "rendezvous-error", "task-gone"}
-    assert {known.id for known in KNOWN_MESSAGES} - found == {*without, "task-not-started"}
+    assert {known.id for known in KNOWN_MESSAGES} - found == {
+        "leader-not-started",
+        "peer-refused",
+        "rendezvous-error",
+        "task-gone",
+        "task-not-started",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,8 +119,11 @@ def test_lines(lines: Strings, told: Strings) -> None:
 
 
 def test_numbers_count_lines_not_carriage_returns() -> None:
-    log = b"ok\r\n" + b"1/9\r2/9\rsrun: error: n9: task 0: Exited with exit code 1\r\nok\r\n" * 2
-    (finding,) = explain_file(io.BytesIO(log))
+    (finding,) = explain_file(
+        io.BytesIO(
+            b"ok\r\n" + b"1/9\r2/9\rsrun: error: n9: task 0: Exited with exit code 1\r\nok\r\n" * 2
+        )
+    )
     assert (finding.line_number, finding.count) == (2, 2)
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
 

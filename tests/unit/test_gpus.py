@@ -46,8 +46,13 @@ def decide(
     users: Sequence[int] | None = None,
     **more: Any,
 ) -> TaskGpus:
-    step = SlurmStep(rank=local_rank, cuda_devices=visible, **more)
-    return on_node(step, local_rank, tasks, *explicit, users=users)
+    return on_node(
+        SlurmStep(rank=local_rank, cuda_devices=visible, **more),
+        local_rank,
+        tasks,
+        *explicit,
+        users=users,
+    )
 
 
 def choose(*args: Any, **keywords: Any) -> Devices:
@@ -163,8 +168,12 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
 
 
 def test_hiding_the_gpus_of_every_maker() -> None:
-    step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0")
-    gpus = on_node(step, 0, 2, users=[1])
+    gpus = on_node(
+        SlurmStep(rank=0, cuda_devices="0", rocr_devices="0"),
+        0,
+        2,
+        users=[1],
+    )
     assert gpus.settings == {CUDA: "", ROCR: ""}
     environ: Texts = {"SLURM_PROCID": "0", **gpus.settings}
     assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
@@ -248,8 +257,12 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
     layout = recording.layout()
     nodes: dict[str, list[tuple[Texts, Devices]]] = {}
     for task in recording.tasks:
-        counts = {"worker": layout.num_tasks}
-        cluster = build_cluster(SlurmStep.read(task), layout, counts, ClusterOptions())
+        cluster = build_cluster(
+            SlurmStep.read(task),
+            layout,
+            {"worker": layout.num_tasks},
+            ClusterOptions(),
+        )
         nodes.setdefault(task["SLURMD_NODENAME"], []).append((task, cluster.gpus))
     for tasks in nodes.values():
         shown = {task.get("CUDA_VISIBLE_DEVICES") for task, _ in tasks}

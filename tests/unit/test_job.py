@@ -144,8 +144,7 @@ def test_when_it_is_over(
     while observer.result is None and time.monotonic() < until:
         time.sleep(0.05)
     assert observer.result == result
-    errors = capfd.readouterr().err
-    assert errors == (f"slurm_resolver: {said}\n" if said else "")
+    assert capfd.readouterr().err == (f"slurm_resolver: {said}\n" if said else "")
 
 
 @pytest.mark.parametrize("job", [W], indirect=True)
@@ -167,11 +166,15 @@ def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
 def test_tasks_with_different_clusters_are_told(job: Job) -> None:
     first = job.come("worker 0")
     other = job.come("ps 0", cluster="another")
-    told = (
-        "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) make different clusters: all tasks need "
-        "the same arguments"
+    assert (
+        first.await_over()
+        == other.await_over()
+        == JobResult(
+            1,
+            "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) make different clusters: all tasks need "
+            "the same arguments",
+        )
     )
-    assert first.await_over() == other.await_over() == JobResult(1, told)
 
 
 @pytest.mark.parametrize("job", [W], indirect=True)

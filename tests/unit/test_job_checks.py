@@ -56,8 +56,12 @@ WARNED = [
 def test_only_a_job_that_asks_to_continue_is_warned(
     mocker: MockerFixture, options: str, open_mode: str, requeue: str, warned: str
 ) -> None:
-    text = f"#!/bin/sh\n#SBATCH -N2 {options}\nsrun true\n"
-    found = statuses(mocker, text, {"Requeue": requeue}, open_mode)
+    found = statuses(
+        mocker,
+        f"#!/bin/sh\n#SBATCH -N2 {options}\nsrun true\n",
+        {"Requeue": requeue},
+        open_mode,
+    )
     assert [id for id in found if found[id].startswith("warning")] == warned.split()
 
 

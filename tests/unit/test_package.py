@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from local_run import captured
 
 import slurm_resolver
 from slurm_resolver import errors
@@ -34,8 +34,9 @@ NEED_TENSORFLOW = {
 
 
 def test_without_tensorflow_what_needs_it_is_missing_and_says_how_to_get_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TENSORFLOW], check=True, capture_output=True, text=True
+    done = captured(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW],
+        check=True,
     )
     errors = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert set(errors) == NEED_TENSORFLOW

@@ -45,8 +45,10 @@ def test_the_meeting_has_a_port_of_its_own() -> None:
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    chosen = choose_ports(step(reserved_ports=(23001, 23001, 23002)), 3)
-    assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
+    assert (
+        choose_ports(step(reserved_ports=(23001, 23001, 23002)), 3).source
+        == "SLURM_JOB_ID and SLURM_STEP_ID"
+    )
     assert "SLURM_STEP_RESV_PORTS has 2 ports for up to 3 tasks" in caplog.text
     assert "--resv-ports=3" in caplog.text
 

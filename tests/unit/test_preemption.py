@@ -124,7 +124,7 @@ CASES = {
     "a QOS that sets nothing": Case(PREEMPTED, *BY_SLURM, "24.11.5 qos REQUEUE OFF"),
     # SIGTERM alone: has another task failed?
     "a task may have failed": Case(
-        *(RUNNING, 143, "1 of its step's 3 tasks did not save, one of which may have failed"),
+        RUNNING, 143, "1 of its step's 3 tasks did not save, one of which may have failed",
         tasks=(3, 2), announced=False,
     ),
     "all have saved": Case(RUNNING, *REQUEUED, tasks=(3, 3), announced=False),
@@ -138,7 +138,7 @@ CASES = {
         refuses="requeue",
     ),
     "no end of the batch file": Case(
-        *(PREEMPTED, 143, "when its batch file ends, which has to be now (scancel --batch"),
+        PREEMPTED, 143, "when its batch file ends, which has to be now (scancel --batch",
         BY_SLURM[2], refuses="--batch",
     ),
     # options and variables
@@ -149,7 +149,7 @@ CASES = {
         RUNNING, *BEYOND, options=("scontrol", 0), variables={"SLURM_RESTART_COUNT": ""}
     ),
     "a task of an array": Case(
-        *(RUNNING, 75, "job 40_3 requeued", ["requeue 40_3"]),
+        RUNNING, 75, "job 40_3 requeued", ["requeue 40_3"],
         variables={"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"},
     ),
     # A real job of another user may have the same number.
@@ -180,8 +180,12 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
             (scontrol / what).write_text(text)
     (scontrol / f"refuses-{case.refuses}").touch()
     tasks, saved = case.tasks
-    variables = {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_PROCID": "0", **case.variables}
-    plan = requeue_job(step(**variables), *case.options, announced=case.announced, saved=saved)
+    plan = requeue_job(
+        step(**{"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_PROCID": "0", **case.variables}),
+        *case.options,
+        announced=case.announced,
+        saved=saved,
+    )
     assert plan.status == case.status
     assert case.message in plan.message
     assert calls(scontrol) == list(case.calls)

@@ -102,8 +102,9 @@ def test_a_good_run_is_silent(workers: dict[int, Report]) -> None:
 
 
 def test_what_may_take_long_is_told_after_an_hour() -> None:
-    workers = {0: at(5, age=4000), 1: at(4, SAVING, age=4000)}
-    assert said(workers).endswith("worker 1 (rank 1 on n0) is in step 4, saving")
+    assert said({0: at(5, age=4000), 1: at(4, SAVING, age=4000)}).endswith(
+        "worker 1 (rank 1 on n0) is in step 4, saving"
+    )
 
 
 def shown(rank: int, **values: object) -> dict[str, object]:
@@ -133,8 +134,10 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     """Its clock has continued, and it reads the others' reports only after the first tick."""
     sent: list[wire.Message] = []
     monitor = progress.Monitor(lambda ranks, message: sent.append(message), name_of)
-    process = wire.Process(0, "program", "", 1)
-    monitor.message(process, {"progress": list(at(5, age=1)), "limit": LIMIT})
+    monitor.message(
+        wire.Process(0, "program", "", 1),
+        {"progress": list(at(5, age=1)), "limit": LIMIT},
+    )
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
     monitor.tick(now + 900)

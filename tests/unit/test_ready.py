@@ -45,5 +45,13 @@ def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:
 
 def test_a_task_that_is_alone_is_ready_at_once() -> None:
     wait_until_ready(sr.Cluster(), 0.0)
-    one = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
-    wait_until_ready(sr.resolve(environ=one), 0.0)
+    wait_until_ready(
+        sr.resolve(
+            environ={
+                "SLURM_STEP_NODELIST": "n1",
+                "SLURM_STEP_TASKS_PER_NODE": "1",
+                "SLURM_PROCID": "0",
+            }
+        ),
+        0.0,
+    )

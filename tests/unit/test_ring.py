@@ -62,8 +62,7 @@ def test_the_workers_by_index(
     roles = assign(layout, jobs)
     assert " ".join(map(str, roles["worker"])) == workers
     assert is_contiguous([layout.node_of[rank] for rank in ring(roles)])
-    by_rank = assign(layout, jobs, worker_order="rank")["worker"]
-    assert list(by_rank) == sorted(roles["worker"])
+    assert list(assign(layout, jobs, worker_order="rank")["worker"]) == sorted(roles["worker"])
 
 
 small = st.lists(st.integers(0, 3), min_size=1, max_size=7)

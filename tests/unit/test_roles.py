@@ -65,7 +65,9 @@ def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        *(("wroker", "worker"), ("workers", "worker"), ("cheif", "chief")),
+        ("wroker", "worker"),
+        ("workers", "worker"),
+        ("cheif", "chief"),
         *((name, None) for name in ("gpu_worker", "master", "broker", "p")),
     ],
 )
@@ -157,8 +159,13 @@ def test_parameter_servers_are_spread_as_evenly_as_can_be(
     total = sum(counts)
     chiefs = data.draw(st.integers(0, 1), label="chiefs")
     servers = data.draw(st.integers(0, total - chiefs), label="servers")
-    jobs = {"chief": chiefs, "ps": servers, "worker": -1}
-    played = job_of(assign(layout, jobs, worker_order="rank"))
+    played = job_of(
+        assign(
+            layout,
+            {"chief": chiefs, "ps": servers, "worker": -1},
+            worker_order="rank",
+        )
+    )
     assert (played.count("chief"), played.count("ps")) == (chiefs, servers)
     assert not chiefs or played[0] == "chief"
     has = Counter(node for node, job in zip(layout.node_of, played) if job == "ps")

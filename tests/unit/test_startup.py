@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from local_run import captured
 
 from slurm_resolver import startup
 
@@ -36,12 +36,9 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, program: str) -> str:
     """Returns the output of Python with the variables of exec."""
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-c", REPLACE + program],
         env={**VARIABLES, "PYTHONPATH": f"{startup.FOLDER}:{folder}"},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=60,
     )
     assert not done.stderr
@@ -50,8 +47,10 @@ def run(folder: Path, program: str) -> str:
 
 def test_the_class_is_replaced_when_tensorflow_has_been_imported(folder: Path) -> None:
     look = "import importlib.util; print(importlib.util.find_spec('tensorflow').name); "
-    said = run(folder, look + "import tensorflow, tensorflow; print('on')")
-    assert said == "tensorflow\ntensorflow is imported\nreplaced strategy of True\non\n"
+    assert (
+        run(folder, look + "import tensorflow, tensorflow; print('on')")
+        == "tensorflow\ntensorflow is imported\nreplaced strategy of True\non\n"
+    )
 
 
 def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
@@ -63,13 +62,14 @@ def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
 
 def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
     """For example, slurm-resolver is installed in a separate environment."""
-    program = "import sitecustomize, slurm_resolver.errors as found; print(found.__name__)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program],  # -S: without site-packages
+    done = captured(
+        [
+            sys.executable,
+            "-S",  # without site-packages
+            "-c",
+            "import sitecustomize, slurm_resolver.errors as found; print(found.__name__)",
+        ],
         env=VARIABLES,
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=tmp_path,
         timeout=60,
     )

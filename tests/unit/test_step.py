@@ -31,8 +31,11 @@ TASK = {
     ("text", "distribution"),
     [
         *((text, "block") for text in ("block", "block:cyclic", "block,pack", "pack", "*:cyclic")),
-        *(("cyclic", "cyclic"), ("plane=4", "plane"), ("arbitrary", "arbitrary")),
-        *(("", None), ("(null)", None)),
+        ("cyclic", "cyclic"),
+        ("plane=4", "plane"),
+        ("arbitrary", "arbitrary"),
+        ("", None),
+        ("(null)", None),
     ],
 )
 def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribution: Any) -> None:

@@ -107,10 +107,14 @@ ENDS: dict[str, tuple[str, str, int]] = {
     "": ("srun", "srun at TIME, exit status 9", 9),
     f"{NO_LABEL}{EXITED}1": ("task", "rank 1 on n2 at TIME, exit status 1: ValueError: x", 1),
     f"1: step\n1: bar 1/2\r{RAISED[3:]}": (
-        *("task", "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck", 1),
+        "task",
+        "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck",
+        1,
     ),
     "srun: error: n[2-3]: tasks 4-7: Exited with exit code 7": (
-        *("task", "rank 4 at TIME, exit status 7", 7),
+        "task",
+        "rank 4 at TIME, exit status 7",
+        7,
     ),
     f"{TASK}Out Of Memory": ("task", "rank 1 on n2 at TIME, SIGKILL (out of memory)", 137),
     f"{TASK}Segmentation fault (core dumped)": ("task", "rank 1 on n2 at TIME, SIGSEGV", 139),
@@ -186,8 +190,12 @@ RUNNING = {
     ],
 )
 def test_a_job_that_is_about_to_end(changed: Texts, told: str | None, requeue: bool) -> None:
-    now = time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S"))
-    stop = job_is_ending({**RUNNING, **changed}, 1, 60, now)
+    stop = job_is_ending(
+        {**RUNNING, **changed},
+        1,
+        60,
+        time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S")),
+    )
     if told is None:
         assert stop is None
     else:
