@@ -100,10 +100,9 @@ def real_slurm(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
     """A real Slurm of five nodes, n8 to n12, whose names sort differently as strings."""
-    nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
     with started(
         SlurmCluster(
-            nodes,
+            [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)],
             tmp_path_factory.mktemp("slurm"),
             installation=installation,
         )

@@ -114,11 +114,10 @@ def test_errors(
 
 
 def test_without_slurm_the_program_runs_alone() -> None:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TF_CONFIG"))}
     assert (
         subprocess.check_output(
             [*EXEC, "--wait", "5", "--", "sh", "-c", "echo ${TF_CONFIG-none}"],
-            env=environ,
+            env={k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TF_CONFIG"))},
             text=True,
             timeout=180,
         )

@@ -92,15 +92,6 @@ CASES = {
 
 def run(case: Case, folder: Path) -> Completed:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
-    command = [
-        *COMMAND,
-        "exec",
-        *case.options.split(),
-        "--",
-        "sh",
-        "-c",
-        f'case "{{job}} {{index}}" in {" ".join(lines)} esac',
-    ]
     return captured(
         [
             *COMMAND,
@@ -112,7 +103,13 @@ def run(case: Case, folder: Path) -> Completed:
             "-c",
             f'{case.before} exec "$@"',
             "-",
-            *command,
+            *COMMAND,
+            "exec",
+            *case.options.split(),
+            "--",
+            "sh",
+            "-c",
+            f'case "{{job}} {{index}}" in {" ".join(lines)} esac',
         ],
         cwd=folder,
         env=ENVIRONMENT,
@@ -141,8 +138,9 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
     assert done.returncode == case.status, done.stderr
     assert case.said in done.stderr
     assert case.said or "slurm_resolver: " not in done.stderr
-    ended = {path.name for path in folder.glob("* ended")}
-    assert ended == {f"{task} ended" for task in case.ended}
+    assert {path.name for path in folder.glob("* ended")} == {
+        f"{task} ended" for task in case.ended
+    }
 
 
 @pytest.mark.parametrize(
@@ -156,9 +154,13 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
 def test_signals_reach_the_program(
     script: str, number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
     command = [*COMMAND, "run", "-n3", "-K0", "--", *COMMAND, "exec", *CHIEF.split()]
-    command += ["--", "sh", "-c", act]
+    command += [
+        "--",
+        "sh",
+        "-c",
+        f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac",
+    ]
     with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
         until = time.monotonic() + 60
         while not (tmp_path / "up").exists() and time.monotonic() < until:

@@ -118,8 +118,10 @@ def test_of_several_logs_that_of_the_first_to_fail_comes_first(log: Path, capsys
     error = "Traceback (most recent call last):\n  File x\nValueError: \x1b[31mbad batch\n"
     (log.parent / "rank-1.log").write_text(f"step 1\n{error}")
     assert main(["explain", "rank-0.log", "rank-1.log"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "failed first: ValueError:  [31mbad batch (rank-1.log:4)"
+    assert (
+        capsys.readouterr().out.splitlines()[0]
+        == "failed first: ValueError:  [31mbad batch (rank-1.log:4)"
+    )
     assert main(["explain", "--json", "rank-1.log", "rank-0.log"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(one["file"], one["id"]) for one in found][:2] == [

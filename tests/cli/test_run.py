@@ -33,12 +33,14 @@ def test_each_task_sees_one_cluster() -> None:
     addresses = [a for job in configs[0]["cluster"].values() for a in job]
     assert len(set(addresses)) == 3
     assert all(address.startswith("localhost:") for address in addresses)
-    tasks = sorted((c["task"]["type"], c["task"]["index"]) for c in configs)
-    assert tasks == [("ps", 0), ("worker", 0), ("worker", 1)]
+    assert sorted((c["task"]["type"], c["task"]["index"]) for c in configs) == [
+        ("ps", 0),
+        ("worker", 0),
+        ("worker", 1),
+    ]
 
 
 def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
-    around = {**TASK, "SLURM_X": "1", "SLURM_RESOLVER_LAYOUT": "that step's"}
     settings = {"SLURM_RESOLVER_SECRET": "s", "SLURM_RESOLVER_START_TIMEOUT": "9"}
     settings["SLURM_RESOLVER"] = "off"
     done = run(
@@ -47,7 +49,13 @@ def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
         "sh",
         "-c",
         "env | grep SLURM",
-        env={**os.environ, **around, **settings},
+        env={
+            **os.environ,
+            **TASK,
+            "SLURM_X": "1",
+            "SLURM_RESOLVER_LAYOUT": "that step's",
+            **settings,
+        },
     )
     variables = dict(line[3:].split("=", 1) for line in done.stdout.splitlines())
     assert variables["SLURM_STEP_NODELIST"] == "localhost"

@@ -88,8 +88,19 @@ I0000 00:00:1795485468.024039    4090 cudart_stub.cc:31] Could not find cuda dri
 
 @pytest.mark.parametrize(("level", "shown"), [(None, "1\nE0000\n"), ("0", f"0\n{NOTES}E0000\n")])
 def test_tensorflows_notes_are_left_out_unless_asked_for(level: str | None, shown: str) -> None:
-    script = f"echo $TF_CPP_MIN_LOG_LEVEL >&2; echo '{NOTES}E0000' >&2"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
     environ.update({"TF_CPP_MIN_LOG_LEVEL": level} if level else {})
-    done = run("run", "--no-label", "-n", "2", "-o", "0", "--", "bash", "-c", script, env=environ)
+    done = run(
+        "run",
+        "--no-label",
+        "-n",
+        "2",
+        "-o",
+        "0",
+        "--",
+        "bash",
+        "-c",
+        f"echo $TF_CPP_MIN_LOG_LEVEL >&2; echo '{NOTES}E0000' >&2",
+        env=environ,
+    )
     assert (done.returncode, done.stderr) == (0, shown)

@@ -37,12 +37,11 @@ def test_every_task_prints_json(capsys: Captured) -> None:
 
 @pytest.mark.usefixtures("task")
 def test_text() -> None:
-    told = describe_cluster(
-        slurm_resolver.resolve({"ps": 1, "worker": -1}),
-        gpus=["none", "4", "4", "5"],
-    )
     assert (
-        told
+        describe_cluster(
+            slurm_resolver.resolve({"ps": 1, "worker": -1}),
+            gpus=["none", "4", "4", "5"],
+        )
         == """\
 job step 42.0: 4 tasks on 2 nodes, cyclic distribution (from environment), ports from \
 SLURM_STEP_RESV_PORTS
@@ -57,8 +56,18 @@ GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
 
 
 def test_tasks_tell_each_other_where_they_run() -> None:
-    show = [*local_run.COMMAND, "show", "--json", "--layout", "rendezvous", *JOBS]
-    done = local_run.run("run", "-n3", "--no-label", "--", *show)
+    done = local_run.run(
+        "run",
+        "-n3",
+        "--no-label",
+        "--",
+        *local_run.COMMAND,
+        "show",
+        "--json",
+        "--layout",
+        "rendezvous",
+        *JOBS,
+    )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(one["self"]["rank"] for one in told) == [0, 1, 2]
@@ -110,9 +119,8 @@ def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
 
 
 def test_a_reader_that_goes_away() -> None:
-    step = ["--nodelist", "n[1-9999]", "--tasks-per-node", "4"]
     with subprocess.Popen(
-        [*COMMAND, "show", *step],
+        [*COMMAND, "show", "--nodelist", "n[1-9999]", "--tasks-per-node", "4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -54,8 +54,9 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / f"{name}.do").write_text("")
     (tmp_path / "scontrol.do").write_text(SCONTROL)
     (tmp_path / "job").write_text(JOB.replace("FOLDER", str(tmp_path)))
-    nodes = [f"NodeName=n{i} Arch=x\n   State=MIXED Weight=1\n" for i in (1, 2, 3)]
-    (tmp_path / "node").write_text("\n".join(nodes))
+    (tmp_path / "node").write_text(
+        "\n".join([f"NodeName=n{i} Arch=x\n   State=MIXED Weight=1\n" for i in (1, 2, 3)])
+    )
     return tmp_path
 
 
@@ -89,8 +90,9 @@ def calls(folder: Path, name: str = "srun") -> Strings:
 
 
 def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
-    fails = FAILS.replace("COUNT", "9").replace("$(grep -vc batch-host srun.calls)", "7")
-    (folder / "srun.do").write_text(LOOKS + fails)
+    (folder / "srun.do").write_text(
+        LOOKS + FAILS.replace("COUNT", "9").replace("$(grep -vc batch-host srun.calls)", "7")
+    )
     status, said = supervise(folder, "--restarts 9")
     assert status == 3
     assert [re.findall(r"nodelist=(\S+)", line)[0] for line in calls(folder)] == [

@@ -51,8 +51,14 @@ class OtherUser(NamedTuple):
 
     def words(self, command: Sequence[str]) -> Strings:
         """Returns the command by which root runs a command as this user."""
-        ids = [f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
-        return ["setpriv", *ids, "--", *command]
+        return [
+            "setpriv",
+            f"--reuid={self.uid}",
+            f"--regid={self.gid}",
+            "--clear-groups",
+            "--",
+            *command,
+        ]
 
 
 def other_user(programs: Sequence[str]) -> OtherUser | None:
@@ -85,8 +91,13 @@ class BareState:
         home.mkdir()
         # Python itself comes first. A new environment contains none of its packages.
         found = [f"{sys.base_prefix}/bin", *os.environ["PATH"].split(os.pathsep)]
-        path = [part for part in found if not Path(part).is_relative_to(sys.prefix)]
-        self.environ = {"HOME": str(home), "PATH": os.pathsep.join(path), **_settings_of_pip()}
+        self.environ = {
+            "HOME": str(home),
+            "PATH": os.pathsep.join(
+                [part for part in found if not Path(part).is_relative_to(sys.prefix)]
+            ),
+            **_settings_of_pip(),
+        }
         if user is not None:
             self.environ.update(PATH=PATH, PIP_CACHE_DIR=str(home / "cache"))
             if "PIP_CONFIG_FILE" in self.environ:
@@ -123,6 +134,7 @@ def _settings_of_pip() -> Texts:
     for file in (home / ".config" / "pip" / "pip.conf", home / ".pip" / "pip.conf"):
         if file.exists():
             settings.setdefault("PIP_CONFIG_FILE", str(file))
-    caches = Path(os.environ.get("XDG_CACHE_HOME", home / ".cache"))
-    settings.setdefault("PIP_CACHE_DIR", str(caches / "pip"))
+    settings.setdefault(
+        "PIP_CACHE_DIR", str(Path(os.environ.get("XDG_CACHE_HOME", home / ".cache")) / "pip")
+    )
     return settings

@@ -12,5 +12,9 @@ T = TypeVar("T")
 
 def expected(table: Mapping[str, T], installation: Installation) -> T:
     """Returns the entry of the newest version that is not newer than this one."""
-    holds = [version for version in table if Installation(version).number <= installation.number]
-    return table[max(holds, key=lambda version: Installation(version).number)]
+    return table[
+        max(
+            [version for version in table if Installation(version).number <= installation.number],
+            key=lambda version: Installation(version).number,
+        )
+    ]

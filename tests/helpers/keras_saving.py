@@ -37,8 +37,7 @@ def build(strategy: Any) -> Any:
     with strategy.scope():
         normalization = keras.layers.BatchNormalization(synchronized=True)
         first = keras.layers.Dense(400, use_bias=False)  # Adam would amplify a bias's tiny gradient
-        layers = [first, normalization, keras.layers.Dense(3)]
-        model = keras.Sequential([keras.Input((6,)), *layers])
+        model = keras.Sequential([keras.Input((6,)), first, normalization, keras.layers.Dense(3)])
         model.compile(optimizer=keras.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
     return model
 
@@ -65,8 +64,7 @@ def read(model: Any, name: str) -> str:
         served = loaded.serve(X)
     else:
         served = keras.models.load_model(path)(X)
-    close = np.allclose(served, model(X), atol=1e-5)
-    return "read" if close else "another model"
+    return "read" if np.allclose(served, model(X), atol=1e-5) else "another model"
 
 
 def all_ways(model: Any) -> dict[str, Strings]:

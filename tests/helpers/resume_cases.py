@@ -136,24 +136,27 @@ def state_of_optimizers() -> Fields:
     """The optimizer has a loss scale, averaged weights and a learning-rate schedule."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
     scaled = keras.mixed_precision.LossScaleOptimizer
-    optimizer = scaled(
-        keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9),
-        initial_scale=2.0,
-        dynamic_growth_steps=4,
-    )
-    return {"model": perceptron(optimizer=optimizer), "x": dataset()}
+    return {
+        "model": perceptron(
+            optimizer=scaled(
+                keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9),
+                initial_scale=2.0,
+                dynamic_growth_steps=4,
+            )
+        ),
+        "x": dataset(),
+    }
 
 
 @case
 def early_stopping() -> Fields:
     """EarlyStopping ends the training because the rate is too high. A callback also lowers it."""
-    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     return {
         "model": perceptron(optimizer=keras.optimizers.SGD(0.25)),
         "x": dataset(),
         "validation_data": dataset(rows=30),
         "callbacks": [
-            stop,
+            keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
             keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2),
         ],
         "epochs": 12,

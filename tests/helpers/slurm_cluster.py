@@ -246,10 +246,18 @@ class SlurmCluster:
             raise RuntimeError("the cluster is not running")
         target = self._login if node is None else self._holder(node)
         user = ["--user", "--preserve-credentials"] if os.geteuid() else []
-        place = ["nsenter", f"--target={target}", *user, *NAMESPACES]
         words = ["bash", "-c", command] if isinstance(command, str) else command
         process = _Command(
-            [*place, "env", f"--chdir={cwd or Path.cwd()}", "setsid", *words],
+            [
+                "nsenter",
+                f"--target={target}",
+                *user,
+                *NAMESPACES,
+                "env",
+                f"--chdir={cwd or Path.cwd()}",
+                "setsid",
+                *words,
+            ],
             env=self._environment_with(env or {}),
             stdin=self._silence[0],
             stdout=subprocess.PIPE,
@@ -298,13 +306,14 @@ class SlurmCluster:
         for number in range(max(node.gpus for node in self.nodes)):
             (here / "gpu" / f"gpu{number}").symlink_to(os.devnull)  # slurmd wants a device
         addresses = [f"10.77.0.{number} {name}" for number, name in enumerate(self._names, 1)]
-        hosts = ["127.0.0.1 localhost", "10.77.0.254 login", *addresses]
         gres = [
             f"NodeName={node.name} Name=gpu File={here}/gpu/gpu[0-{node.gpus - 1}]"
             for node in self.nodes
             if node.gpus
         ]
-        (here / "hosts").write_text("\n".join(hosts) + "\n")
+        (here / "hosts").write_text(
+            "\n".join(["127.0.0.1 localhost", "10.77.0.254 login", *addresses]) + "\n"
+        )
         (here / "gres.conf").write_text("\n".join(gres) + "\n")
         # Without this line, slurmd does not start on some machines' cgroups. It needs none here.
         (here / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
@@ -345,11 +354,21 @@ class SlurmCluster:
         # An ordinary user keeps the same user id in the user namespace. slurmctld does not start as
         # root without setgroups, which a user namespace forbids.
         user = ["--map-current-user", "--keep-caps"] if os.geteuid() else []
-        place = ["unshare", *user, *NAMESPACES, "--mount-proc", "--fork", "--kill-child"]
         log = self.directory / "log" / "supervisor.out"
         with log.open("wb") as stderr:
             self._supervisor = subprocess.Popen(
-                [*place, "bash", f"{self.directory}/namespaces.sh", "login", *self._names],
+                [
+                    "unshare",
+                    *user,
+                    *NAMESPACES,
+                    "--mount-proc",
+                    "--fork",
+                    "--kill-child",
+                    "bash",
+                    f"{self.directory}/namespaces.sh",
+                    "login",
+                    *self._names,
+                ],
                 env={
                     **self._environment,
                     "SLURMD": self.installation.slurmd,

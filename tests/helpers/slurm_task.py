@@ -95,8 +95,10 @@ def main() -> None:
     line = account(args.jobs, args.layout, args.node_address)
     if args.meet:
         line["answers"] = meet(line["cluster"], Path(args.meet[0]), int(args.meet[1]))
-    ids = [os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "PROCID")]
-    Path(os.environ["TASK_OUTPUT"], ".".join(ids)).write_text(json.dumps(line))
+    Path(
+        os.environ["TASK_OUTPUT"],
+        ".".join([os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "PROCID")]),
+    ).write_text(json.dumps(line))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,9 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
     with strategy.scope():
         keras.utils.set_random_seed(3)
         layers = keras.layers
-        hidden = [layers.Dense(8, "relu"), layers.Dropout(0.2)]
-        model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(8, "relu"), layers.Dropout(0.2), layers.Dense(1)]
+        )
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     backup = sr.BackupAndResume(f"{args.out}/checkpoints", config, save_every=args.save_every)
     stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=3)
@@ -133,8 +134,10 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
         callbacks=[backup, stop, Tell()],
         verbose=0,
     )
-    told = {name: list(map(float, values)) for name, values in history.history.items()}
-    story.tell(history=told, epochs=history.epoch)
+    story.tell(
+        history={name: list(map(float, values)) for name, values in history.history.items()},
+        epochs=history.epoch,
+    )
     return model.get_weights()
 
 

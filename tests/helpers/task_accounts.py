@@ -91,8 +91,10 @@ def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> Records:
 
 def use_nccl(lines: Records) -> bool:
     """Returns whether the tasks of a step choose NCCL."""
-    devices = {line["rank"]: TaskDevices(*line["devices"]) for line in lines}
-    return find_transport(devices, str).nccl
+    return find_transport(
+        {line["rank"]: TaskDevices(*line["devices"]) for line in lines},
+        str,
+    ).nccl
 
 
 def truth(hosts: Strings) -> list[tuple[str, int]]:

@@ -49,8 +49,11 @@ def of_kind(kind: str, trains: bool) -> Strings:
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    kinds = {command.split()[0] for command in GUIDE_COMMANDS}
-    assert kinds <= {"export", "slurm-resolver", "srun"}
+    assert {command.split()[0] for command in GUIDE_COMMANDS} <= {
+        "export",
+        "slurm-resolver",
+        "srun",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +167,9 @@ def test_every_command_line_is_described() -> None:
 def test_the_architecture_names_every_folder(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     package = ROOT / "slurm_resolver"
-    folders = {folder.name for folder in package.iterdir() if (folder / "__init__.py").exists()}
-    assert folders <= set(re.findall(r"[`>](\w+)/[`<]", text))
+    assert {
+        folder.name for folder in package.iterdir() if (folder / "__init__.py").exists()
+    } <= set(re.findall(r"[`>](\w+)/[`<]", text))
 
 
 def pictures() -> Any:
@@ -197,10 +201,9 @@ def masked(lines: Strings) -> dict[int, str]:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", PICTURES.COMMANDS)
 def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -> None:
-    environ = {**ENVIRONMENT, **PICTURES.ENVIRONMENT}
     done = real_slurm.run(
         PICTURES.in_terminal(PICTURES.COMMANDS[name]),
-        env=environ,
+        env={**ENVIRONMENT, **PICTURES.ENVIRONMENT},
         cwd=ROOT,
         check=False,
     )

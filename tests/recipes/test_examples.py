@@ -111,10 +111,9 @@ def slurm(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
     """A Slurm with as many nodes as the largest command requests."""
-    nodes = [Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)]
     with started(
         SlurmCluster(
-            nodes,
+            [Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)],
             tmp_path_factory.mktemp("slurm"),
             installation=installation,
         )
@@ -229,17 +228,17 @@ def test_batch_files_are_shown_and_forward_arguments(file: Path) -> None:
 
 @pytest.mark.needs("shellcheck")
 def test_batch_files_are_clean() -> None:
-    files = [*BATCH_FILES, *EXAMPLES.glob("*/*.sh")]
-    done = captured(["shellcheck", *files])
+    done = captured(["shellcheck", *BATCH_FILES, *EXAMPLES.glob("*/*.sh")])
     assert done.returncode == 0, done.stdout
 
 
 def test_the_index_names_every_example() -> None:
-    listed = re.findall(
-        r"^\| \[(\w+)\]\((\w+)/\) \|",
-        (EXAMPLES / "README.md").read_text(encoding="utf-8"),
-        re.M,
-    )
-    assert sorted(listed) == [(folder, folder) for folder in FOLDERS]
+    assert sorted(
+        re.findall(
+            r"^\| \[(\w+)\]\((\w+)/\) \|",
+            (EXAMPLES / "README.md").read_text(encoding="utf-8"),
+            re.M,
+        )
+    ) == [(folder, folder) for folder in FOLDERS]
     for folder in FOLDERS:
         assert (EXAMPLES / folder / "train.sbatch").exists()

@@ -57,11 +57,21 @@ def test_many_nodes(tmp_path: Path) -> None:
 def test_keras_with_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     (tmp_path / "train.py").write_text(blocks_of("unchanged_programs.md", "import jax\n"))
-    program = [*COMMAND, "exec", "--env", "keras-distribution", "--", sys.executable, "train.py"]
     losses = dict(
         re.findall(
             r"^(\d): (\[.*\])$",
-            run(tmp_path, *TWO_TASKS, *program, KERAS_BACKEND="jax"),
+            run(
+                tmp_path,
+                *TWO_TASKS,
+                *COMMAND,
+                "exec",
+                "--env",
+                "keras-distribution",
+                "--",
+                sys.executable,
+                "train.py",
+                KERAS_BACKEND="jax",
+            ),
             re.M,
         )
     )

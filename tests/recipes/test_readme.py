@@ -125,13 +125,12 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
 def test_each_command_runs(slurm: SlurmCluster, bare_state: BareState, command: str) -> None:
     script = f"set -e\n{ACTIVATE}\n{command}"
     if command in of_kind("srun"):
-        done = slurm.run(
+        output = slurm.run(
             bare_state.words(script),
             cwd=bare_state.checkout,
             env=bare_state.environ,
             timeout=300,
-        )
-        output = done.stdout
+        ).stdout
     elif command in of_kind("sbatch"):
         output = run_batch_file(slurm, bare_state, script)
     else:
@@ -151,9 +150,12 @@ def result_of(command: str) -> str:
 
 def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
     """Submits the batch file, waits until the job ends, and returns the job's output."""
-    words = bare_state.words(script.replace("sbatch ", "sbatch --wait --output=job.out ", 1))
     done = slurm.run(
-        words, cwd=bare_state.checkout, env=bare_state.environ, timeout=300, check=False
+        bare_state.words(script.replace("sbatch ", "sbatch --wait --output=job.out ", 1)),
+        cwd=bare_state.checkout,
+        env=bare_state.environ,
+        timeout=300,
+        check=False,
     )
     output = (bare_state.checkout / "job.out").read_text(encoding="utf-8")
     assert done.returncode == 0, output

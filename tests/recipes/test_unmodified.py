@@ -70,25 +70,30 @@ WORKERS = {
 def test_how_a_step_of_endless_servers_ends(
     real_slurm: SlurmCluster, tmp_path: Path, worker: str
 ) -> None:
-    program = f"""
+    command = ["slurm-resolver", "exec", "--jobs", "ps=2,worker=-1", "--"]
+    command += [
+        "bash",
+        "-c",
+        f"""
         touch {tmp_path}/started-$0$1
         if [ "$0" = ps ]; then exec sleep 300; fi
         {worker}
-        touch {tmp_path}/ended-$0$1"""
-    command = ["slurm-resolver", "exec", "--jobs", "ps=2,worker=-1", "--"]
-    command += ["bash", "-c", program, "{job}", "{index}"]
+        touch {tmp_path}/ended-$0$1""",
+        "{job}",
+        "{index}",
+    ]
     step = "srun -w n9,n10 -N2 --ntasks-per-node=2 --kill-on-bad-exit=1"
     done = real_slurm.run(f"{step} {shlex.join(command)}", env=ENVIRONMENT, check=False)
     assert done.returncode == WORKERS[worker]
-    ended = sorted(path.name for path in tmp_path.glob("ended-*"))
-    assert ended == ([] if done.returncode else ["ended-worker0", "ended-worker1"])
+    assert sorted(path.name for path in tmp_path.glob("ended-*")) == (
+        [] if done.returncode else ["ended-worker0", "ended-worker1"]
+    )
 
 
 @pytest.mark.slurm
 def test_a_server_that_fails_ends_the_job(real_slurm: SlurmCluster) -> None:
-    program = "[ $0 = ps ] || exec sleep 300; exit 7"
     command = ["slurm-resolver", "exec", "--jobs", "ps=1,worker=-1", "--"]
-    command += ["bash", "-c", program, "{job}"]
+    command += ["bash", "-c", "[ $0 = ps ] || exec sleep 300; exit 7", "{job}"]
     done = real_slurm.run(
         f"srun -w n9,n10 -N2 --ntasks-per-node=1 {shlex.join(command)}",
         env=ENVIRONMENT,

@@ -150,11 +150,14 @@ ALONE = "each used by one task; gradients go by NCCL"
 @pytest.mark.newest
 @pytest.mark.parametrize("on_n9", [2, 1])
 def test_a_gpu_that_is_lost(real_slurm: SlurmCluster, on_n9: int) -> None:
-    env = {
-        "PYTHONPATH": str(HELPERS / "stand_ins"),
-        "NVML_STAND_IN": json.dumps({"n8": 2, "n9": on_n9, "n10": 2}),
-    }
-    gpus = run(real_slurm, "-w n8,n9,n10 -N3 -n3 --gpus-per-node=2", env=env)["gpus"]
+    gpus = run(
+        real_slurm,
+        "-w n8,n9,n10 -N3 -n3 --gpus-per-node=2",
+        env={
+            "PYTHONPATH": str(HELPERS / "stand_ins"),
+            "NVML_STAND_IN": json.dumps({"n8": 2, "n9": on_n9, "n10": 2}),
+        },
+    )["gpus"]
     if on_n9 == 2:
         assert (gpus["status"], gpus["detail"]) == ("ok", f"6, {ALONE}")
     else:

@@ -53,15 +53,19 @@ def confined(
         slurm_or_skip(SlurmUnavailable(f"needs {CGROUPS} of cgroup v1"))
     # The machine's cgroups are named after the node, so its name must be unique on this machine.
     name = f"gpu{os.getpid()}"
-    conf = [
-        f"NodeName={name} NodeAddr=10.77.0.1 {SOCKETS} Gres=gpu:{GPUS}",
-        "TaskPlugin=task/affinity,task/cgroup",
-    ]
     directory = tmp_path_factory.mktemp("c")
     nodes = [Node(name, gpus=GPUS)]
     try:
         with started(
-            Confined(nodes, directory, extra_conf=conf, installation=installation)
+            Confined(
+                nodes,
+                directory,
+                extra_conf=[
+                    f"NodeName={name} NodeAddr=10.77.0.1 {SOCKETS} Gres=gpu:{GPUS}",
+                    "TaskPlugin=task/affinity,task/cgroup",
+                ],
+                installation=installation,
+            )
         ) as cluster:
             yield cluster
     finally:
@@ -131,8 +135,7 @@ def test_without_a_binding_tasks_share_what_is_shown(
     confined: SlurmCluster, installation: Installation, output: Path
 ) -> None:
     lines, _ = account_of_gpus(confined, "srun -n2 --gpus-per-task=1 --gpu-bind=none STEP", output)
-    found = [line["cluster"]["self"]["gpus"] for line in lines]
-    assert found == expected(UNBOUND, installation)
+    assert [line["cluster"]["self"]["gpus"] for line in lines] == expected(UNBOUND, installation)
     assert not use_nccl(lines)
 
 

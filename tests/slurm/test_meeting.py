@@ -183,11 +183,10 @@ def test_too_few_open_files_are_named_in_every_task(
 ) -> None:
     step = "-w n8,n9,n10,n11,n12 -N5 -n200 -m plane=40 -O"
     task = f"ulimit -n 64; exec {TASK} --timeout 150"
-    env = {"TASK_OUTPUT": str(tmp_path)}
     assert (
         real_slurm.run(
             f"srun {step} bash -c {shlex.quote(task)}",
-            env=env,
+            env={"TASK_OUTPUT": str(tmp_path)},
             timeout=250,
         ).stderr
         == ""

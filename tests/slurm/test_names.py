@@ -49,8 +49,7 @@ def test_slurm_knows_the_addresses(real_slurm: SlurmCluster, tmp_path: Path, cas
     )
     lines = accounts(output)
     assert_right(lines)
-    told = [task["address"].rpartition(":")[0] for task in lines[0]["cluster"]["tasks"]]
-    assert told == hosts
+    assert [task["address"].rpartition(":")[0] for task in lines[0]["cluster"]["tasks"]] == hosts
     for line in lines:
         job_id = line["cluster"]["job_id"]
         assert line["answers"] == [f"{job_id}:{rank}" for rank in range(4)]

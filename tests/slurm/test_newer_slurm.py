@@ -61,11 +61,10 @@ def newer(
 ) -> Iterator[SlurmCluster]:
     """A cluster with the new features of this version."""
     nodes = [Node(name) for name in ("n8", "n9", "n10")]
-    conf = expected(CONF, installation)
     slurm = SlurmCluster(
         nodes,
         tmp_path_factory.mktemp("newer"),
-        extra_conf=conf,
+        extra_conf=expected(CONF, installation),
         installation=installation,
     )
     with started(slurm):

@@ -125,9 +125,12 @@ def test_two_jobs_on_the_same_nodes_at_once(
     """All tasks of both jobs listen at the same time, and every address answers with its rank."""
     option = "" if source == "SLURM_STEP_RESV_PORTS" else "--unset SLURM_STEP_RESV_PORTS"
     task = f"{TASK} {option} --meet {tmp_path} 8"
-    commands = [
-        f"srun -w n8,n9 -N2 --ntasks-per-node=2 -m {distribution} {task}"
-        for distribution in ("block", "cyclic")
-    ]
-    for lines in run_at_once(real_slurm, commands, output):
+    for lines in run_at_once(
+        real_slurm,
+        [
+            f"srun -w n8,n9 -N2 --ntasks-per-node=2 -m {distribution} {task}"
+            for distribution in ("block", "cyclic")
+        ],
+        output,
+    ):
         assert {line["cluster"]["ports_source"] for line in lines} == {source}

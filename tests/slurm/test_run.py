@@ -101,8 +101,18 @@ def test_variables_are_the_real_sruns(real_slurm: SlurmCluster, tmp_path: Path) 
         for who in ("ours", "theirs"):
             (tmp_path / f"{who}-{number}").mkdir()
         steps.append([*words, "-o", f"{tmp_path}/theirs-{number}/%t", "env", "-0"])
-        own = ["-o", f"{tmp_path}/ours-{number}/%t", "--", "env", "-0"]
-        assert run("run", *words, *own).returncode == 0
+        assert (
+            run(
+                "run",
+                *words,
+                "-o",
+                f"{tmp_path}/ours-{number}/%t",
+                "--",
+                "env",
+                "-0",
+            ).returncode
+            == 0
+        )
     run_side_by_side(real_slurm, steps)
     for number, text in enumerate(STEPS):
         ours, theirs = (variables(tmp_path / f"{who}-{number}") for who in ("ours", "theirs"))

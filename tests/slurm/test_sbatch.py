@@ -85,12 +85,15 @@ def configs(output: str) -> dict[int, Fields]:
 def test_it_runs_the_preflight_and_then_the_program(
     real_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
 ) -> None:
-    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2"
     command = "slurm-resolver exec --jobs chief=1,ps=2,worker=-1 -- python -c"
     output = submitted(
         real_slurm,
         tmp_path,
-        printed(options, f"{command} {shlex.quote(SHOW)}", capsys),
+        printed(
+            "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2",
+            f"{command} {shlex.quote(SHOW)}",
+            capsys,
+        ),
         f"-w n9,n10 --error={tmp_path}/errors",
     )
     errors = (tmp_path / "errors").read_text().splitlines()
@@ -162,10 +165,13 @@ exit 75"""
 def test_status_75_is_a_requeue(
     small_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
 ) -> None:
-    text = printed(
-        "-N 2 --requeue --no-check",
-        shlex.join(["bash", "-c", TASK, "bash", "1"]),
-        capsys,
+    output = submitted(
+        small_slurm,
+        tmp_path,
+        printed(
+            "-N 2 --requeue --no-check",
+            shlex.join(["bash", "-c", TASK, "bash", "1"]),
+            capsys,
+        ),
     )
-    output = submitted(small_slurm, tmp_path, text)
     assert [output.count(line) for line in ("start  0", "start  1", "saved")] == [2, 2, 1]

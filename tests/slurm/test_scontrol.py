@@ -23,9 +23,23 @@ def test_free_text_and_the_users_settings_change_no_field(
     folder = tmp_path / "my runs"
     folder.mkdir()
     (folder / "job file").write_text("#!/bin/bash\nsleep 600\n")
-    options = ["--parsable", "-J", NAME, "--comment", "x Restarts=9", "-t", "30", "-o", "x.out"]
     job_id = real_slurm.run(
-        shlex.join(["sbatch", *options, str(folder / "job file"), *WORDS]),
+        shlex.join(
+            [
+                "sbatch",
+                "--parsable",
+                "-J",
+                NAME,
+                "--comment",
+                "x Restarts=9",
+                "-t",
+                "30",
+                "-o",
+                "x.out",
+                str(folder / "job file"),
+                *WORDS,
+            ]
+        ),
         cwd=folder,
     ).stdout.strip()
     try:

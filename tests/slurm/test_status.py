@@ -30,10 +30,9 @@ def job_id_of(name: str, slurm: SlurmCluster) -> int:
 
 
 def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
     job = real_slurm.popen(
         f"srun -J training -w n9,n10 -N2 -n3 -t 5 {PROGRAM}",
-        env=env,
+        env={"TF_CPP_MIN_LOG_LEVEL": "3"},
         cwd=tmp_path,
     )
     try:
@@ -114,11 +113,10 @@ def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path)
         f"case $SLURM_RESOLVER_STEP_RESTART in '') export STUCK_SECONDS=90;; esac\n"
         f"exec {PROGRAM.replace('slow', 'callback')}\n"
     )
-    env = {"SLURM_RESOLVER_STALL_SECONDS": "4", "ON_STALL": "exit", "TF_CPP_MIN_LOG_LEVEL": "3"}
     supervise = f"{sys.executable} -m slurm_resolver supervise --restarts 1"
     done = real_slurm.run(
         f"salloc -w n9,n10 -N2 -n2 {supervise} -- srun -l -n2 bash program.sh",
-        env=env,
+        env={"SLURM_RESOLVER_STALL_SECONDS": "4", "ON_STALL": "exit", "TF_CPP_MIN_LOG_LEVEL": "3"},
         cwd=tmp_path,
         timeout=180,
     )

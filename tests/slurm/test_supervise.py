@@ -281,10 +281,12 @@ SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
 @pytest.mark.root
 def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
     """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
-    nodes = [Node(f"n{i}", cpus=2) for i in range(1, 6)]
     with started(
         SlurmCluster(
-            nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation
+            [Node(f"n{i}", cpus=2) for i in range(1, 6)],
+            tmp_path / "slurm",
+            extra_conf=["SlurmdTimeout=10"],
+            installation=installation,
         )
     ) as slurm:
         ids = []

@@ -61,9 +61,17 @@ def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]
         "%t.out",
         "--",
     ]
-    check = ["slurm-resolver", "check", "--jobs", jobs, "--collective", "--json"]
     done = captured(
-        [sys.executable, *launcher, *check],
+        [
+            sys.executable,
+            *launcher,
+            "slurm-resolver",
+            "check",
+            "--jobs",
+            jobs,
+            "--collective",
+            "--json",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=300,

@@ -116,10 +116,12 @@ def test_what_differs_is_named(name: str) -> None:
 
 def test_names_and_seeds_of_layers_may_differ() -> None:
     """Keras numbers layers, and the weights of all workers are those of the first one."""
-    one = {"layers": [keras.layers.Dense(2, name="a"), keras.layers.Dropout(0.1, seed=1)]}
     assert (
         differing(
-            {**one, "name": "first"},
+            {
+                "layers": [keras.layers.Dense(2, name="a"), keras.layers.Dropout(0.1, seed=1)],
+                "name": "first",
+            },
             {
                 "layers": [keras.layers.Dense(2, name="b"), keras.layers.Dropout(0.1, seed=2)],
                 "name": "second",
@@ -130,8 +132,7 @@ def test_names_and_seeds_of_layers_may_differ() -> None:
 
 
 def test_a_model_that_is_not_compiled_can_be_described() -> None:
-    names = dict(describe_model(keras.Sequential([keras.layers.Dense(1)])))
-    assert names["optimizer"] == "None"
+    assert dict(describe_model(keras.Sequential([keras.layers.Dense(1)])))["optimizer"] == "None"
 
 
 def test_a_long_list_is_one_entry() -> None:

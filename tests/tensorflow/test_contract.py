@@ -45,16 +45,18 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
     make = "import slurm_resolver as sr; sr.SlurmClusterResolver(); sr.SlurmClusterResolver()"
     logged = {}
     for level in ("INFO", "WARNING"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"import logging; logging.basicConfig(level=logging.{level}); {make}",
-            ],
-            check=True,
-            stderr=subprocess.PIPE,
+        logged[level] = re.findall(
+            r".*slurm_resolver:.*",
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import logging; logging.basicConfig(level=logging.{level}); {make}",
+                ],
+                check=True,
+                stderr=subprocess.PIPE,
+            ).stderr.decode(),
         )
-        logged[level] = re.findall(r".*slurm_resolver:.*", done.stderr.decode())
     own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPU 0"
     assert logged == {"INFO": [f"INFO:slurm_resolver:{own}"], "WARNING": []}
 
@@ -273,8 +275,9 @@ class TestHooks:
 
 
 def test_without_slurm_tensorflow_trains_locally() -> None:
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=SlurmClusterResolver())
-    assert strategy.num_replicas_in_sync == max(1, len(tf.config.list_physical_devices("GPU")))
+    assert tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=SlurmClusterResolver()
+    ).num_replicas_in_sync == max(1, len(tf.config.list_physical_devices("GPU")))
 
 
 def test_switched_off_it_trains_alone_wherever_it_is(slurm: Any, monkeypatch: Patch) -> None:
@@ -284,8 +287,11 @@ def test_switched_off_it_trains_alone_wherever_it_is(slurm: Any, monkeypatch: Pa
 
     outside = SlurmClusterResolver()
     slurm(1, "1(x3)", 3)
-    local = [SlurmClusterResolver({"ps": 1, "worker": 2}, local=True), Ranked(local=True)]
-    for resolver in (outside, *local):
+    for resolver in (
+        outside,
+        SlurmClusterResolver({"ps": 1, "worker": 2}, local=True),
+        Ranked(local=True),
+    ):
         assert as_dict(resolver) == {}
         assert (resolver.get_task_info(), resolver.master()) == ((None, None), "")
     monkeypatch.setenv("SLURM_RESOLVER", "off")

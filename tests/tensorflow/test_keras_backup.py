@@ -55,8 +55,7 @@ def test_a_training_that_was_broken_off_ends_as_in_one_process(tmp_path: Path) -
             assert_close(found["logged"], alone["logged"])
             assert found["epochs"] == alone["epochs"]
             assert found["left"] == alone["left"]
-            bare = [file for file in found["left"] if not file.endswith(".bkp")]
-            assert bare == FILES
+            assert [file for file in found["left"] if not file.endswith(".bkp")] == FILES
             kept = FILES if name == "batches" else []  # with delete_checkpoint=False
             assert sorted(path.name for path in (tmp_path / name).glob("*")) == kept
 

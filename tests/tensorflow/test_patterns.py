@@ -50,9 +50,8 @@ print(resolver.task_type, resolver.task_id)
 
 
 def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
-    launcher = [*COMMAND, "run", "-n", "3", "--no-label", "--"]
     done = captured(
-        [*launcher, sys.executable, "-c", EVALUATOR],
+        [*COMMAND, "run", "-n", "3", "--no-label", "--", sys.executable, "-c", EVALUATOR],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=200,

@@ -81,10 +81,14 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
         (tmp_path / str(rank) / "checkpoints").mkdir(parents=True)
         for name in names:
             (tmp_path / str(rank) / "checkpoints" / name).touch()
-    launcher = [*COMMAND, "run", "-n2", "--", "bash", "-c"]
     done = captured(
         [
-            *launcher,
+            *COMMAND,
+            "run",
+            "-n2",
+            "--",
+            "bash",
+            "-c",
             f'exec "$@" {tmp_path}/$SLURM_PROCID',
             "bash",
             *PROGRAM,
@@ -98,9 +102,21 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
 
 def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     """The preemption comes after the first step, however long the start takes."""
-    launcher = [*COMMAND, "run", "--requeue", "--preempt-after", "0"]
-    program = [*PROGRAM, "loop", str(tmp_path), "--epochs=1", "--sleep=0.3"]
-    done = captured([*launcher, "--", *program])
+    done = captured(
+        [
+            *COMMAND,
+            "run",
+            "--requeue",
+            "--preempt-after",
+            "0",
+            "--",
+            *PROGRAM,
+            "loop",
+            str(tmp_path),
+            "--epochs=1",
+            "--sleep=0.3",
+        ]
+    )
     assert done.returncode == 0, done.stderr
     assert told(tmp_path, "done") == list(range(1, 11))
     assert "restart 1 of at most 5: the step was preempted" in done.stderr

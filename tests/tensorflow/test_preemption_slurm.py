@@ -215,8 +215,12 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     assert job.lost() == [3, 10]
     assert job.ended() == whole["loop"]
     assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
-    left = {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
-    assert left == {"checkpoint", "slurm_resolver", "ckpt-4", "ckpt-5"}
+    assert {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()} == {
+        "checkpoint",
+        "slurm_resolver",
+        "ckpt-4",
+        "ckpt-5",
+    }
     for number, who in ((1, "rank 1 on n9"), (2, "rank 0 on n8")):
         assert re.search(
             rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL",

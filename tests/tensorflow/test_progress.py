@@ -63,8 +63,10 @@ def test_a_stuck_worker_is_named_and_shows_where(kind: str, tmp_path: Path) -> N
     lines = finish(start(tmp_path, kind, 9))
     where = WHERE[kind].format("worker 1 (rank 1 on localhost)")
     for rank in (0, 1):
-        told = [line for line in stalls(lines) if line.startswith(f"{rank}: ")]
-        assert told == [f"{rank}: no step for N s: {where}", f"{rank}: steps advance again"]
+        assert [line for line in stalls(lines) if line.startswith(f"{rank}: ")] == [
+            f"{rank}: no step for N s: {where}",
+            f"{rank}: steps advance again",
+        ]
     traced = [line for line in lines if f'"{PROGRAM}", line' in line and "stand_still" in line]
     assert {line[0] for line in traced} == {"1"}
     assert sorted(line for line in lines if line.endswith("trained")) == TRAINED

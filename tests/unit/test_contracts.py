@@ -56,8 +56,7 @@ def test_one_task(contract: Contract) -> None:
             "SLURM_STEP_TASKS_PER_NODE": "1",
         }
     ).variables(contract)
-    told = {f"{name}={value}" for name, value in found.items()}
-    assert ALONE[contract] <= told
+    assert ALONE[contract] <= {f"{name}={value}" for name, value in found.items()}
     assert sr.Cluster().variables(contract) == {}
 
 

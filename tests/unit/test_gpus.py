@@ -257,13 +257,17 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
     layout = recording.layout()
     nodes: dict[str, list[tuple[Texts, Devices]]] = {}
     for task in recording.tasks:
-        cluster = build_cluster(
-            SlurmStep.read(task),
-            layout,
-            {"worker": layout.num_tasks},
-            ClusterOptions(),
+        nodes.setdefault(task["SLURMD_NODENAME"], []).append(
+            (
+                task,
+                build_cluster(
+                    SlurmStep.read(task),
+                    layout,
+                    {"worker": layout.num_tasks},
+                    ClusterOptions(),
+                ).gpus,
+            )
         )
-        nodes.setdefault(task["SLURMD_NODENAME"], []).append((task, cluster.gpus))
     for tasks in nodes.values():
         shown = {task.get("CUDA_VISIBLE_DEVICES") for task, _ in tasks}
         if None in shown:  # unset before 26.05 with --gpu-bind=none, or without a grant

@@ -70,6 +70,8 @@ def test_what_check_says(installed: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    results = keras_version.check_versions("GPUs" in installed)
-    for result, told in zip(results, INSTALLED[installed]):
+    for result, told in zip(
+        keras_version.check_versions("GPUs" in installed),
+        INSTALLED[installed],
+    ):
         assert f"{result.status} {result.detail}".startswith(told)

@@ -117,8 +117,7 @@ def test_the_table_of_status() -> None:
         shown(1, stage="validation", epoch=3, step=1, phase=DATA, waiting=0.34, outside=0.1),
         shown(2, silent=40.0),
     ]
-    told = [" ".join(line.split()) for line in table(workers).splitlines()]
-    assert told == [
+    assert [" ".join(line.split()) for line in table(workers).splitlines()] == [
         "worker epoch step doing ms a step data between",
         "worker 0 (rank 0 on n0) 3 812 in the step 51.2 1% 0%",
         "worker 1 (rank 1 on n0) 3 1 validation: waiting for data - 34% 10%",

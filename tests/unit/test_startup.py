@@ -55,9 +55,14 @@ def test_the_class_is_replaced_when_tensorflow_has_been_imported(folder: Path) -
 
 def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text("print('of the site', __name__, __file__)\n")
-    program = "import sitecustomize, sys; print([name for name in sys.path if 'startup' in name])"
     file = folder / "sitecustomize.py"
-    assert run(folder, program) == f"of the site sitecustomize {file}\n[]\n"
+    assert (
+        run(
+            folder,
+            "import sitecustomize, sys; print([name for name in sys.path if 'startup' in name])",
+        )
+        == f"of the site sitecustomize {file}\n[]\n"
+    )
 
 
 def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
