@@ -78,8 +78,7 @@ def test_a_signal_is_sent_before_the_time_limit() -> None:
     assert (
         done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
     )
-    done = run("run", "--signal", "USR1", "--", "true")
-    assert done.returncode == 0
+    done = run("run", "--signal", "USR1", "--", "true", status=0)
     assert "--signal without a time limit (--time) sends nothing" in done.stderr
 
 
@@ -202,8 +201,7 @@ STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 def test_a_new_step_of_the_same_job_after_a_failure() -> None:
     script = STEP + "[ $SLURM_STEP_ID = 1 ] || exec sleep 60"
     options = ["-n2", "--restarts", "1", "--fail-after", "0.5:0"]
-    done = run("run", *options, "--", "sh", "-c", script)
-    assert done.returncode == 0
+    done = run("run", *options, "--", "sh", "-c", script, status=0)
     lines = sorted(line.rstrip() for line in done.stdout.splitlines())
     assert [line.partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
     assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the same job
@@ -250,7 +248,6 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
     ],
 )
 def test_restarts(options: Strings, script: str, status: int, starts: int, said: str) -> None:
-    done = run("run", *options, "--", "sh", "-c", f"{STEP} {script}")
-    assert done.returncode == status
+    done = run("run", *options, "--", "sh", "-c", f"{STEP} {script}", status=status)
     assert len(re.findall(r"^(?:\d: )?\d+\.\d+\b", done.stdout, re.M)) == starts
     assert said in [line for line in done.stderr.splitlines() if "slurm-resolver run:" in line][-1]

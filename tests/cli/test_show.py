@@ -67,8 +67,8 @@ def test_tasks_tell_each_other_where_they_run() -> None:
         "--layout",
         "rendezvous",
         *JOBS,
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(one["self"]["rank"] for one in told) == [0, 1, 2]
     assert {one["layout_source"] for one in told} == {"rendezvous"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from folders import ROOT
-from kinds import Completed, Strings, Texts
+from kinds import Strings, Texts
 
 # PATH for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -111,9 +111,9 @@ class BareState:
         words = ["bash", "-c", command]
         return words if self.user is None else self.user.words(words)
 
-    def run(self, command: str, timeout: float = 300) -> Completed:
-        """Runs a bash command in the checkout; stderr is part of stdout."""
-        return subprocess.run(
+    def run(self, command: str, timeout: float = 300, status: int = 0) -> str:
+        """Runs a bash command in the checkout, and returns its output on both streams."""
+        done = subprocess.run(
             self.words(command),
             cwd=self.checkout,
             env=self.environ,
@@ -122,6 +122,8 @@ class BareState:
             text=True,
             timeout=timeout,
         )
+        assert done.returncode == status, done.stdout
+        return done.stdout
 
 
 def _settings_of_pip() -> Texts:

@@ -16,9 +16,11 @@ from slurm_resolver.cli import main
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 
-def captured(command: Sequence[str | Path], **how: Any) -> Completed:
-    """Runs a program, and captures its output as text."""
-    return subprocess.run(command, capture_output=True, text=True, **how)
+def captured(command: Sequence[str | Path], status: int | None = None, **how: Any) -> Completed:
+    """Runs a program, and captures its output as text. A given status must be its exit status."""
+    done = subprocess.run(command, capture_output=True, text=True, **how)
+    assert status in (None, done.returncode), f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 def run(*arguments: str, timeout: float = 180, **how: Any) -> Completed:

@@ -66,11 +66,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> str:
-    done = captured(
-        command, shell=True, cwd=folder, env={**os.environ, **ENVIRONMENT}, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == int("slurm-resolver explain" in command), done.stdout + done.stderr
-    return done.stdout
+    return captured(
+        command,
+        status=int("slurm-resolver explain" in command),
+        shell=True,
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT},
+        timeout=300,
+    ).stdout
 
 
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", False))

@@ -38,13 +38,11 @@ def workers(real_slurm: SlurmCluster, folder: Path) -> Workers:
 
 def run(slurm: SlurmCluster, folder: Path, count: int, *options: str) -> None:
     command = f"srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n{count} "
-    done = slurm.run(
+    slurm.run(
         command + shlex.join([*PROGRAM, *options]),
         env={"TASK_OUTPUT": str(folder)},
         timeout=SECONDS,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_whatever_is_saved_can_be_read_at_once_by_all(workers: Workers) -> None:

@@ -66,12 +66,12 @@ NAMES = [
 
 def run(command: Strings, folder: Path, name: str) -> dict[str, Fields]:
     folder.mkdir()
-    done = captured(
+    captured(
         [*command, *NAMES],
+        status=0,
         env={**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
         timeout=400,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Fields] = json.loads((folder / name).read_text())
     return found
 

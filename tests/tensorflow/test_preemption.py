@@ -94,8 +94,8 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
             *PROGRAM,
             "loop",
         ],
+        status=1,
     )
-    assert done.returncode == 1
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
     assert re.search(r": worker 0 \(.*\): ckpt-4 and ckpt-3; worker 1 \(.*\): none", done.stderr)
 
@@ -115,9 +115,9 @@ def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
             str(tmp_path),
             "--epochs=1",
             "--sleep=0.3",
-        ]
+        ],
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     assert told(tmp_path, "done") == list(range(1, 11))
     assert "restart 1 of at most 5: the step was preempted" in done.stderr
     assert "training resumes from" in done.stderr
