@@ -79,21 +79,14 @@ def test_an_example_can_be_pasted() -> None:
         assert lines
         for line in lines:
             assert re.match(rf"  (\S.* )?slurm-resolver {command}", line)
-            assert (
-                build_parser()
-                .parse_args(
-                    words_of_command(line.partition("slurm-resolver ")[2].replace("$?", "75"))
-                )
-                .command
-                == command
+            lexer = shlex.shlex(
+                line.partition("slurm-resolver ")[2].replace("$?", "75"),
+                posix=True,
+                punctuation_chars=True,
             )
-
-
-def words_of_command(line: str) -> Strings:
-    """Returns the words before the first shell operator."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    return list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer))
+            lexer.whitespace_split = True
+            words = itertools.takewhile(lambda word: word[0] not in ">|&)", lexer)
+            assert build_parser().parse_args(list(words)).command == command
 
 
 LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")

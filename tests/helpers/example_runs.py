@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
+import slurm_jobs
 from slurm_cluster import SlurmCluster
 
 # The tasks use this environment's Python. TensorFlow does not log what it was built for.
 ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    **slurm_jobs.ENVIRONMENT,
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
 }

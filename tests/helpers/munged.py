@@ -25,10 +25,10 @@ class Munged:
         self.folder, self.process = folder, process
         self.socket = str(folder / "socket")
 
-    def munge(self, payload: bytes, *options: str, uid: int | None = None) -> str:
-        """Returns a credential that munge makes with these options, as user `uid`."""
+    def munge(self, payload: bytes, uid: int) -> str:
+        """Returns a credential that munge makes as user `uid`."""
         done = subprocess.run(
-            [program("munge"), f"--socket={self.socket}", *options],
+            [program("munge"), f"--socket={self.socket}"],
             input=payload,
             stdout=subprocess.PIPE,
             check=True,

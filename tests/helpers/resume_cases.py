@@ -27,7 +27,6 @@ import tensorflow as tf
 import slurm_resolver as sr
 
 ROWS, COLUMNS, BATCH = 60, 4, 6
-STEPS = ROWS // BATCH
 _random = np.random.default_rng(7)
 X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float32")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -67,9 +66,9 @@ class Job:
                 pytest.fail("\n".join([f"ended: {self.ends()}", *self.end(), self.errors()]))
             time.sleep(0.05)
 
-    def kill(self, task: str, rank: int, number: int = signal.SIGKILL) -> None:
+    def kill(self, task: str, rank: int) -> None:
         pid = (self.output / f"{task}.pid").read_text()
-        self.slurm.run_on(NODES[rank], f"kill -{number:d} {pid}")
+        self.slurm.run_on(NODES[rank], f"kill -KILL {pid}")
 
     def ends(self) -> dict[int, int]:
         """Returns the exit statuses of the tasks that have ended, by rank."""

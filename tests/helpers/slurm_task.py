@@ -63,12 +63,6 @@ def serve(listener: socket.socket, name: bytes) -> None:
             connection.sendall(name)
 
 
-def ask(address: str) -> str:
-    host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        return connection.recv(100).decode()
-
-
 def meet(cluster: Fields, directory: Path, total: int) -> Strings:
     """Returns the answer of each address of the step, by rank: its job id and rank."""
     own = cluster["tasks"][cluster["self"]["rank"]]
@@ -77,7 +71,11 @@ def meet(cluster: Fields, directory: Path, total: int) -> Strings:
         target=serve, args=(listener, f"{cluster['job_id']}:{own['rank']}".encode()), daemon=True
     ).start()
     await_all(directory, "listening", total)
-    answers = [ask(task["address"]) for task in cluster["tasks"]]
+    answers = []
+    for task in cluster["tasks"]:
+        host, port = task["address"].rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            answers.append(connection.recv(100).decode())
     await_all(directory, "answered", total)
     return answers
 

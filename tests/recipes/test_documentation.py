@@ -7,12 +7,12 @@ import importlib.util
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bare_state import shell_commands
+from example_runs import ENVIRONMENT
 from folders import ROOT
 from kinds import Strings
 from local_run import captured
@@ -29,10 +29,6 @@ PAGES = sorted(
         *ROOT.glob("examples/**/README.md"),
     ]
 )
-ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-}
 README_COMMANDS = shell_commands(ROOT / "README.md")  # test_readme.py runs these
 ALL_COMMANDS = dict.fromkeys(command for page in GUIDES for command in shell_commands(page))
 GUIDE_COMMANDS = [command for command in ALL_COMMANDS if command not in README_COMMANDS]
@@ -106,17 +102,13 @@ def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout:
     assert real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=300).stdout
 
 
-def without_code(text: str) -> str:
-    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+def without_blocks(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors that GitHub and Sphinx create from the page's headings."""
-    headings = re.findall(
-        r"^#+ (.*)$",
-        re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S),
-        re.M,
-    )
+    headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -124,7 +116,7 @@ def anchors(page: Path) -> set[str]:
 def test_links_have_targets(page: Path) -> None:
     for picture, target in re.findall(
         r"(!?)\[[^\]]*\]\(([^)\s]+)\)",
-        without_code(page.read_text(encoding="utf-8")),
+        re.sub(r"`[^`\n]+`", "", without_blocks(page)),
     ):
         if target.startswith(("https:", "mailto:")):
             assert not picture, f"{target}: pictures must also work offline"

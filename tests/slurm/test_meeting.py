@@ -56,10 +56,6 @@ def kill(rank: int) -> Act:
     return send
 
 
-def nothing(events: Events) -> None:
-    pass
-
-
 def missing(*ranks: int) -> str:
     count = f"{len(ranks)} of 4 tasks did not come to the start within "
     return f"{count}.*s: {', '.join(NAMES[rank] for rank in ranks)}. Look at their output"
@@ -84,7 +80,7 @@ class Case(NamedTuple):
     told: Told
     options: str = ""
     late: Mapping[int, float | None] = {}
-    act: Act = nothing
+    act: Act = lambda events: None
     step: str = STEP
 
 

@@ -16,7 +16,6 @@ from slurm_cluster import SlurmCluster
 pytestmark = pytest.mark.needs("mpirun.openmpi", "mpirun.mpich")
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_launched.py"), "out"])
-JOBS = shlex.quote('{"jobs": {"worker": 1}}')
 LOCAL = shlex.quote('{"local": true}')
 CLEAN = 'env -i PATH="$PATH"'
 CONTAINER = "unshare --pid --fork --mount-proc"  # has its own process ids

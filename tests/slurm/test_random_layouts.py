@@ -24,18 +24,18 @@ import slurm_resolver as sr
 MEETS = {"22.05": "none", "26.05": "block"}
 
 
-def host_of(node: str) -> str:
-    """Returns a separate loopback address of this machine for each node."""
-    return f"127.0.1.{int(node[1:])}"
-
-
 def resolved(variables: Sequence[Texts], meet: bool) -> list[sr.Cluster]:
     """Returns the cluster of each task. If the tasks meet, each runs in its own thread."""
     if not meet:
         return [sr.resolve(environ=own, layout="environment") for own in variables]
 
     def resolve(own: Texts) -> sr.Cluster:
-        return sr.resolve(environ=own, layout="rendezvous", node_address=host_of)
+        # a separate loopback address of this machine for each node
+        return sr.resolve(
+            environ=own,
+            layout="rendezvous",
+            node_address=lambda node: f"127.0.1.{int(node[1:])}",
+        )
 
     with ThreadPoolExecutor(len(variables)) as pool:
         return list(pool.map(resolve, variables))

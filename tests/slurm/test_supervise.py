@@ -69,7 +69,6 @@ PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
 KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
 DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
-WAITS = "[ ! -e go-1 ] || exit 0; exec sleep 600\n"  # until the second start
 CASES = {
     "killed": Case(
         2,

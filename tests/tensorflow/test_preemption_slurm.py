@@ -6,7 +6,6 @@ Each job is a batch job of two tasks on two nodes, and has a fault at a known st
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
 from slurm_cluster import Node, SlurmCluster, started
@@ -25,11 +25,6 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = pytest.mark.slurm
 
 PROGRAM = HELPERS / "slurm_train.py"
-ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-}
 FINAL = ("COMPLETED", "FAILED", "CANCELLED")
 OUTCOME = ("weights", "history", "epochs")
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"

@@ -108,7 +108,6 @@ def step(port: int) -> Iterator[Step]:
 
 
 GATHER = "gather()"
-BRIEF = "gather(3)"
 PATIENT = "gather(None)"
 CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
 
@@ -129,7 +128,7 @@ class Case(NamedTuple):
 
 CASES = {
     "one comes late": Case(
-        ["gather(3); time.sleep(6)", BRIEF, "time.sleep(5); gather()"],
+        ["gather(3); time.sleep(6)", "gather(3)", "time.sleep(5); gather()"],
         {
             0: missing("3 s"),
             1: missing("3 s"),

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
-
-
-def first_in(lines: Iterable[str]) -> Failure | None:
-    reader = FailureReader()
-    for line in lines:
-        reader.read(line)
-    return reader.first()
+from slurm_resolver.diagnostics.first_failure import FailureReader
 
 
 def traceback_of(error: str, label: str = "") -> str:
@@ -63,6 +54,9 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_rules(rule: str) -> None:
     texts, expected = RULES[rule]
-    failure = first_in("\n".join(texts).split("\n"))
+    reader = FailureReader()
+    for line in "\n".join(texts).split("\n"):
+        reader.read(line)
+    failure = reader.first()
     found = failure and (failure.task, failure.line, failure.follows)
     assert found == expected
