@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
 
 import pytest
 from free_ports import free_port
 from hypothesis import HealthCheck, settings
 from kinds import Strings
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
+from slurm_cluster import Node, SlurmUnavailable, slurm_or_skip
+from slurm_fixture import slurm_of
 from slurm_installation import PATH, Installation, installations
 
 from slurm_resolver import log
@@ -95,16 +95,7 @@ def port() -> int:
     return free_port()
 
 
-@pytest.fixture(scope="session")
-def real_slurm(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SlurmCluster]:
-    """A real Slurm of five nodes, n8 to n12, whose names sort differently as strings."""
-    with started(
-        SlurmCluster(
-            [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)],
-            tmp_path_factory.mktemp("slurm"),
-            installation=installation,
-        )
-    ) as cluster:
-        yield cluster
+# A real Slurm of five nodes, n8 to n12, whose names sort differently as strings.
+real_slurm = slurm_of(
+    [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)], scope="session"
+)

@@ -85,8 +85,12 @@ def test_an_example_can_be_pasted() -> None:
                 punctuation_chars=True,
             )
             lexer.whitespace_split = True
-            words = itertools.takewhile(lambda word: word[0] not in ">|&)", lexer)
-            assert build_parser().parse_args(list(words)).command == command
+            assert (
+                build_parser()
+                .parse_args(list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer)))
+                .command
+                == command
+            )
 
 
 LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")

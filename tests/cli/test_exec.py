@@ -57,8 +57,10 @@ def test_every_placeholder() -> None:
     }
     assert fill_in(list(texts), sr.resolve(environ=TASK)) == list(texts.values())
     assert fill_in(["{job}{index}{ps_hosts}{hosts}{main_port}"], sr.Cluster()) == [""]
-    ipv6 = sr.resolve(environ=TASK, node_address=lambda node: f"fd77::{node[1:]}")
-    assert fill_in(["{host} {address}"], ipv6) == ["fd77::9 [fd77::9]:23002"]
+    assert fill_in(
+        ["{host} {address}"],
+        sr.resolve(environ=TASK, node_address=lambda node: f"fd77::{node[1:]}"),
+    ) == ["fd77::9 [fd77::9]:23002"]
 
 
 def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None:

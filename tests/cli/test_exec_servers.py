@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from kinds import Completed, Texts
 from local_run import COMMAND, captured
+from slurm_jobs import wait_for
 
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))
@@ -162,9 +162,7 @@ def test_signals_reach_the_program(
         f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac",
     ]
     with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
-        until = time.monotonic() + 60
-        while not (tmp_path / "up").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for((tmp_path / "up").exists, 60)
         os.kill(int((tmp_path / "pid").read_text()), number)
         _, errors = step.communicate(timeout=60)
     assert step.returncode == status, errors

@@ -115,10 +115,9 @@ def test_signals_to_the_launcher(
 ) -> None:
     """SIGUSR1 goes to the tasks, SIGUSR2 means a preemption, and Ctrl-C prevents restarts."""
     script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
-    up = ["0: first", "0: up", "1: first", "1: up"]
     found = run_and_signal(
         signal.Signals[f"SIG{number}"],
-        up,
+        ["0: first", "0: up", "1: first", "1: up"],
         "-n2",
         *options,
         "--",
@@ -186,8 +185,17 @@ def test_a_planned_preemption_counts_from_the_first_step(
     after: str, save: str, start: str, waits: bool, output: str, said: Strings
 ) -> None:
     script = TRAINING.format(save=save, start=start, waits=waits)
-    options = ["--requeue", "--preempt-after", after]
-    done = run("run", "-n1", *options, "--", sys.executable, "-c", script)
+    done = run(
+        "run",
+        "-n1",
+        "--requeue",
+        "--preempt-after",
+        after,
+        "--",
+        sys.executable,
+        "-c",
+        script,
+    )
     assert (done.returncode, done.stdout) == (0, f"0: {output}\n" if output else "")
     told = done.stderr.replace("slurm-resolver run: ", "").splitlines()
     assert len(told) == len(said) + bool(output)  # the last line announces the restart
@@ -200,8 +208,19 @@ STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 
 def test_a_new_step_of_the_same_job_after_a_failure() -> None:
     script = STEP + "[ $SLURM_STEP_ID = 1 ] || exec sleep 60"
-    options = ["-n2", "--restarts", "1", "--fail-after", "0.5:0"]
-    done = run("run", *options, "--", "sh", "-c", script, status=0)
+    done = run(
+        "run",
+        "-n2",
+        "--restarts",
+        "1",
+        "--fail-after",
+        "0.5:0",
+        "--",
+        "sh",
+        "-c",
+        script,
+        status=0,
+    )
     lines = sorted(line.rstrip() for line in done.stdout.splitlines())
     assert [line.partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
     assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the same job

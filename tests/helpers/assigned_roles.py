@@ -16,13 +16,14 @@ from slurm_resolver.slurm.step import SlurmStep
 
 def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1) -> Layout:
     """Returns the layout of a step with these numbers of tasks on nodes n0, n1, …"""
-    step = SlurmStep(
-        nodes=tuple(f"n{i}" for i in range(len(counts))),
-        tasks_per_node=tuple(counts),
-        distribution=distribution,
-        plane_size=plane,
+    return layout_from_environment(
+        SlurmStep(
+            nodes=tuple(f"n{i}" for i in range(len(counts))),
+            tasks_per_node=tuple(counts),
+            distribution=distribution,
+            plane_size=plane,
+        )
     )
-    return layout_from_environment(step)
 
 
 def assign(layout: Layout, jobs: Mapping[str, int] | None = None, **options: Any) -> Roles:

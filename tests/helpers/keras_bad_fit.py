@@ -225,14 +225,17 @@ def stop(model: Any) -> None:
 
 @way
 def other_rate() -> None:
-    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
-    fit(epochs=2, callbacks=[scheduler] if WORKER else [])
+    fit(
+        epochs=2,
+        callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]
+        if WORKER
+        else [],
+    )
 
 
 @way
 def other_weights() -> None:
-    callback = Does(lambda model: model.layers[0].bias.assign([5.0]))
-    fit(callbacks=[callback] if WORKER else [])
+    fit(callbacks=[Does(lambda model: model.layers[0].bias.assign([5.0]))] if WORKER else [])
 
 
 @way
@@ -299,8 +302,11 @@ def noise_of_its_own() -> str:
 
 @way
 def stops_after_an_epoch() -> int:
-    history = in_scope().fit(data(), epochs=3, verbose=0, callbacks=[Does(stop)] if WORKER else [])
-    return len(history.history["loss"])
+    return len(
+        in_scope()
+        .fit(data(), epochs=3, verbose=0, callbacks=[Does(stop)] if WORKER else [])
+        .history["loss"]
+    )
 
 
 def own(rows: tf.data.Dataset) -> tf.data.Dataset:

@@ -113,12 +113,17 @@ def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(10)])
         model.compile(keras.optimizers.SGD(), loss="mse", steps_per_execution=10)
-    callbacks = [
-        keras.callbacks.TensorBoard(str(folder / "log")),
-        keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
-        keras.callbacks.BackupAndRestore(str(folder / "backup")),
-    ]
-    history = model.fit(data, epochs=5, steps_per_epoch=20, callbacks=callbacks, verbose=0).history
+    history = model.fit(
+        data,
+        epochs=5,
+        steps_per_epoch=20,
+        callbacks=[
+            keras.callbacks.TensorBoard(str(folder / "log")),
+            keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
+            keras.callbacks.BackupAndRestore(str(folder / "backup")),
+        ],
+        verbose=0,
+    ).history
     return [
         len(history["loss"]),
         history["loss"][-1] < history["loss"][0],
@@ -136,10 +141,14 @@ def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
 @trial
 def data_that_ends(strategy: sr.ParameterServerStrategy) -> Any:
     model = build(strategy)
-    data = strategy.distribute_datasets_from_function(
-        lambda context: cases.data().filter(lambda x, y: True)
+    model.fit(
+        strategy.distribute_datasets_from_function(
+            lambda context: cases.data().filter(lambda x, y: True)
+        ),
+        epochs=1,
+        steps_per_epoch=50,
+        verbose=0,
     )
-    model.fit(data, epochs=1, steps_per_epoch=50, verbose=0)
 
 
 @trial

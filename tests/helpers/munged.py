@@ -27,14 +27,17 @@ class Munged:
 
     def munge(self, payload: bytes, uid: int) -> str:
         """Returns a credential that munge makes as user `uid`."""
-        done = subprocess.run(
-            [program("munge"), f"--socket={self.socket}"],
-            input=payload,
-            stdout=subprocess.PIPE,
-            check=True,
-            user=uid,
+        return (
+            subprocess.run(
+                [program("munge"), f"--socket={self.socket}"],
+                input=payload,
+                stdout=subprocess.PIPE,
+                check=True,
+                user=uid,
+            )
+            .stdout.decode()
+            .strip()
         )
-        return done.stdout.decode().strip()
 
 
 def program(name: str) -> str:

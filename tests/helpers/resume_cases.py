@@ -115,8 +115,10 @@ def arrays() -> Fields:
 @case
 def unknown_cardinality() -> Fields:
     """Saves every fourth of eight steps, when it is still unknown whether more steps follow."""
-    data = dataset(rows=48).unbatch().filter(lambda x, _: x[0] < 100.0).batch(BATCH)
-    return {"model": perceptron(), "x": data}
+    return {
+        "model": perceptron(),
+        "x": dataset(rows=48).unbatch().filter(lambda x, _: x[0] < 100.0).batch(BATCH),
+    }
 
 
 @case
@@ -126,8 +128,10 @@ def steps_per_execution() -> Fields:
 
 @case
 def dropout_and_normalization() -> Fields:
-    layers = (lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization)
-    return {"model": perceptron(*layers), "x": dataset()}
+    return {
+        "model": perceptron(lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization),
+        "x": dataset(),
+    }
 
 
 @case
@@ -165,8 +169,11 @@ def early_stopping() -> Fields:
 @case
 def learning_rate_scheduler() -> Fields:
     """The scheduler halves the rate at the start of each epoch, including a resumed one."""
-    lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
-    return {"model": perceptron(), "x": dataset(), "callbacks": [lower]}
+    return {
+        "model": perceptron(),
+        "x": dataset(),
+        "callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)],
+    }
 
 
 @case

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-from folders import HELPERS
+from folders import quiet_helper
 from kinds import Counts, Fields
 from local_run import captured
 
 
 def outcomes(*arguments: str) -> dict[str, Fields]:
     """Returns the uninterrupted and the resumed result of each case of resume_cases.py."""
-    done = captured(
-        [sys.executable, "-W", "ignore", str(HELPERS / "resume_cases.py"), *arguments],
-        status=0,
+    found: dict[str, Fields] = json.loads(
+        captured(
+            [*quiet_helper("resume_cases.py"), *arguments],
+            status=0,
+        ).stdout.splitlines()[-1]
     )
-    found: dict[str, Fields] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

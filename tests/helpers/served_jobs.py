@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Callable
 
 import pytest
-from folders import HELPERS
+from folders import helper
 from slurm_cluster import SlurmCluster, end_srun
 
 # Each task leaves its errors and its exit status. An old srun may need minutes to
@@ -41,7 +40,7 @@ class Job:
         self.process = slurm.popen(
             f"srun -J {_NAME} {where} bash -c {shlex.quote(EACH)} - {options}",
             env={
-                "PROGRAM": shlex.join([sys.executable, str(HELPERS / program)]),
+                "PROGRAM": shlex.join(helper(program)),
                 "TASK_OUTPUT": str(output),
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 "TF_ENABLE_ONEDNN_OPTS": "0",

@@ -50,8 +50,14 @@ class Installation:
 def own() -> Installation:
     """Returns the installed Slurm; its version is "" if there is none."""
     program = shutil.which("slurmctld", path=PATH)
-    told = "" if program is None else subprocess.check_output([program, "-V"], text=True)
-    return Installation(".".join(re.findall(r"\d+", told)[:2]))
+    return Installation(
+        ".".join(
+            re.findall(
+                r"\d+",
+                "" if program is None else subprocess.check_output([program, "-V"], text=True),
+            )[:2]
+        )
+    )
 
 
 def installations() -> list[Installation]:

@@ -56,8 +56,10 @@ def main() -> None:
     # Opened early, because a service with a low limit of open files may use all of them.
     new = f"{os.environ['TASK_OUTPUT']}.{rank}"
     file = os.open(new, os.O_WRONLY | os.O_CREAT)
-    jobs = {"ps": 1, "worker": -1} if rank == args.other_jobs_in else None
-    cluster = sr.resolve(jobs, node_address=args.node_address)
+    cluster = sr.resolve(
+        {"ps": 1, "worker": -1} if rank == args.other_jobs_in else None,
+        node_address=args.node_address,
+    )
     if "TASK_EVENTS" in os.environ:
         events = Path(os.environ["TASK_EVENTS"])
         start_together(events, rank, args.late)

@@ -71,9 +71,12 @@ def fit(strategy: Any) -> None:
         model = keras.Sequential([keras.Input((ROWS,)), Slow(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     validation = dataset() if KIND == "good" else None
-    epochs = 30 if KIND == "slow" else 1
     model.fit(
-        dataset(), epochs=epochs, verbose=0, callbacks=[Callback()], validation_data=validation
+        dataset(),
+        epochs=30 if KIND == "slow" else 1,
+        verbose=0,
+        callbacks=[Callback()],
+        validation_data=validation,
     )
 
 

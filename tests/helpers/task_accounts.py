@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from folders import HELPERS
+from folders import helper
 from kinds import Records, Strings, Texts
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
 from slurm_resolver.preflight.transport import TaskDevices, find_transport
 
-TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
+TASK = shlex.join(helper("slurm_task.py"))
 
 
 def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> Records:

@@ -13,9 +13,13 @@ class TwoSockets(SlurmCluster):
 
     def _write_files(self) -> None:
         super()._write_files()
-        lines = [
-            f"NodeName={node.name} Name=gpu File={self.directory}/gpu/gpu[{gpus}] Cores={socket}\n"
-            for node in self.nodes
-            for socket, gpus in enumerate(("0-1", "2-3"))
-        ]
-        (self.directory / "gres.conf").write_text("".join(lines))
+        (self.directory / "gres.conf").write_text(
+            "".join(
+                [
+                    f"NodeName={node.name} Name=gpu "
+                    f"File={self.directory}/gpu/gpu[{gpus}] Cores={socket}\n"
+                    for node in self.nodes
+                    for socket, gpus in enumerate(("0-1", "2-3"))
+                ]
+            )
+        )

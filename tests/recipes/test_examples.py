@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES, ROOT
 from kinds import Strings
 from local_run import captured
-from slurm_cluster import Node, SlurmCluster, started
-from slurm_installation import Installation
+from slurm_cluster import Node, SlurmCluster
+from slurm_fixture import slurm_of
 
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 PAGES = [EXAMPLES / "README.md", *(EXAMPLES / folder / "README.md" for folder in FOLDERS)]
@@ -109,19 +108,8 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
         assert "restart 1 of at most" in outputs[0]
 
 
-@pytest.fixture(scope="module")
-def slurm(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SlurmCluster]:
-    """A Slurm with as many nodes as the largest command requests."""
-    with started(
-        SlurmCluster(
-            [Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)],
-            tmp_path_factory.mktemp("slurm"),
-            installation=installation,
-        )
-    ) as cluster:
-        yield cluster
+# A Slurm with as many nodes as the largest command requests.
+slurm = slurm_of([Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)])
 
 
 # `make test` runs one example on Slurm.

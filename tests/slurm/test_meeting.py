@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,12 +17,13 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
 import pytest
-from folders import HELPERS
+from folders import helper
 from kinds import Fields
 from network_faults import packets_dropped
 from slurm_cluster import SlurmCluster
+from slurm_jobs import wait_for
 
-TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py")])
+TASK = shlex.join(helper("slurm_ready.py"))
 STEP = "-w n9,n10 -N2 --ntasks-per-node=2 -m plane=2"
 NAMES = [f"worker {r} (rank {r} on {node})" for r, node in enumerate(["n9"] * 2 + ["n10"] * 2)]
 UNREACHED = "the coordination service at n9:"
@@ -38,10 +38,11 @@ class Events:
         self.folder = folder
 
     def await_all(self, *names: str) -> None:
-        deadline = time.monotonic() + 60
-        while not all((self.folder / name).exists() for name in names):
-            assert time.monotonic() < deadline, (names, sorted(self.folder.iterdir()))
-            time.sleep(0.02)
+        wait_for(
+            lambda: all((self.folder / name).exists() for name in names),
+            60,
+            lambda: f"{names} {sorted(self.folder.iterdir())}",
+        )
 
 
 Act = Callable[[Events], None]

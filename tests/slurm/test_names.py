@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
 from kinds import Strings
 from slurm_cluster import SlurmCluster
-from task_accounts import accounts, assert_right
+from task_accounts import TASK, accounts, assert_right
 
-TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 
 # the command that prints a task's hosts file, srun's options, and the hosts of all ranks

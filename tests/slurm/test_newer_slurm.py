@@ -60,9 +60,8 @@ def newer(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
     """A cluster with the new features of this version."""
-    nodes = [Node(name) for name in ("n8", "n9", "n10")]
     slurm = SlurmCluster(
-        nodes,
+        [Node(name) for name in ("n8", "n9", "n10")],
         tmp_path_factory.mktemp("newer"),
         extra_conf=expected(CONF, installation),
         installation=installation,

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import HELPERS, helper
 from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.needs("mpirun.openmpi", "mpirun.mpich")
 
-TASK = shlex.join([sys.executable, str(HELPERS / "slurm_launched.py"), "out"])
+TASK = shlex.join([*helper("slurm_launched.py"), "out"])
 LOCAL = shlex.quote('{"local": true}')
 CLEAN = 'env -i PATH="$PATH"'
 CONTAINER = "unshare --pid --fork --mount-proc"  # has its own process ids

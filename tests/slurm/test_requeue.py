@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from by_version import expected
-from folders import HELPERS
+from folders import helper
 from kinds import Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 # A task that saves on a signal and then requeues the job. Its argument sets the way and the limit.
-SAVES = [sys.executable, str(HELPERS / "slurm_preempted.py")]
+SAVES = helper("slurm_preempted.py")
 # A task that does not save on a signal, and ends with status 0 at the second start.
 TASK = """\
 echo "start ${SLURM_RESTART_COUNT:-0}"

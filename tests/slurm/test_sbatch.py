@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from captured import Captured
 from folders import ROOT
 from kinds import Fields
 from local_run import captured
-from slurm_cluster import Node, SlurmCluster, started
-from slurm_installation import Installation
+from slurm_cluster import Node, SlurmCluster
+from slurm_fixture import slurm_of
 from slurm_jobs import ENVIRONMENT
 
 OPTION_SETS = {
@@ -144,14 +143,8 @@ def test_the_heterogeneous_job_of_the_guide(real_slurm: SlurmCluster, tmp_path: 
     assert [len(hosts[name]) for name in ("worker", "ps", "chief")] == [4, 2, 1]
 
 
-@pytest.fixture(scope="module")
-def small_slurm(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SlurmCluster]:
-    """Two nodes for these tests only, so that a requeued job gets its nodes again."""
-    nodes, directory = [Node("n1"), Node("n2")], tmp_path_factory.mktemp("small")
-    with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
-        yield cluster
+# Two nodes for these tests only, so that a requeued job gets its nodes again.
+small_slurm = slurm_of([Node("n1"), Node("n2")])
 
 
 # Rank 0 ends first with status 75, which must not end rank 1 before it has saved.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
-from folders import HELPERS
+from folders import helper
 from kinds import Texts
 from munged import running_munged
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.coordination.secret import MUNGE_SOCKET_VARIABLE
 
-TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py"), "--timeout", "5"])
+TASK = shlex.join([*helper("slurm_ready.py"), "--timeout", "5"])
 SECRET = {"SLURM_RESOLVER_SECRET": "a value that nobody guesses"}
 
 

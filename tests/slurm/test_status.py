@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import helper
 from kinds import Fields, Strings
 from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.tensorflow
 
 STATUS = f"{sys.executable} -m slurm_resolver status"
-PROGRAM = shlex.join([sys.executable, str(HELPERS / "stuck_training.py"), "slow"])
+PROGRAM = shlex.join([*helper("stuck_training.py"), "slow"])
 
 
 def job_id_of(name: str, slurm: SlurmCluster) -> int:

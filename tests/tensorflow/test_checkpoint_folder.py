@@ -267,8 +267,14 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
 
 def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFolder:
     """Opens a folder as one of several ranks."""
-    alone = {"compare": lambda purpose, own: {"": own}, "leads": True, "step": SlurmStep.read()}
-    ranks: Any = types.SimpleNamespace(**{**alone, **of_ranks})
+    ranks: Any = types.SimpleNamespace(
+        **{
+            "compare": lambda purpose, own: {"": own},
+            "leads": True,
+            "step": SlurmStep.read(),
+            **of_ranks,
+        }
+    )
     return CheckpointFolder(str(folder), checkpoint, ranks, max_to_keep=2)
 
 

@@ -51,20 +51,17 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
     ("jobs", "workers"), [("worker=-1", [0, 1]), ("evaluator=1,worker=-1", [1, 2])]
 )
 def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]) -> None:
-    launcher = [
-        "-m",
-        "slurm_resolver",
-        "run",
-        "-n",
-        str(workers[-1] + 1),
-        "-o",
-        "%t.out",
-        "--",
-    ]
     done = captured(
         [
             sys.executable,
-            *launcher,
+            "-m",
+            "slurm_resolver",
+            "run",
+            "-n",
+            str(workers[-1] + 1),
+            "-o",
+            "%t.out",
+            "--",
             "slurm-resolver",
             "check",
             "--jobs",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from keras_marks import KERAS_3
 from kinds import Records
 from local_run import run
@@ -18,7 +17,7 @@ np = pytest.importorskip("numpy")
 
 pytestmark = KERAS_3
 
-PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_backup.py")]
+PROGRAM = quiet_helper("keras_backup.py")
 SECONDS = 600  # for 30 s of computing, on a machine that does other things as well
 FILES = ["latest.weights.h5", "training_metadata.json"]
 

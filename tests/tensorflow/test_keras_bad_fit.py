@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from keras_marks import KERAS_3_ON_SLURM
 from kinds import Completed, Records
 from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
 
-PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_bad_fit.py")]
+PROGRAM = quiet_helper("keras_bad_fit.py")
 SECONDS = 240
 
 IN_BOTH = {

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from local_run import COMMAND
 
 pytestmark = pytest.mark.skipif("KERAS_SOURCES" not in os.environ, reason="KERAS_SOURCES=installed")
@@ -50,7 +49,7 @@ def test_what_passes_alone_passes_on_two_workers(tmp_path: Path) -> None:
     output = tmp_path / "errors"
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environ.update(TF_ENABLE_ONEDNN_OPTS="0", KERAS_BACKEND="tensorflow")
-    program = [sys.executable, "-W", "ignore", str(HELPERS / "keras_lockstep.py")]
+    program = quiet_helper("keras_lockstep.py")
     for launcher in ([], [*COMMAND, "run", "-n2", "--"]):
         subprocess.run(
             [*launcher, *program, str(output), *FILES],

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from types import SimpleNamespace
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from keras_marks import KERAS_3
 from kinds import Fields
 from slurm_cluster import SlurmCluster
@@ -21,7 +20,7 @@ from slurm_resolver.tf.keras.parameter_server import check_model
 
 pytestmark = [pytest.mark.newest, KERAS_3]  # do not depend on the version of Slurm
 
-PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_parameter_servers.py")]
+PROGRAM = quiet_helper("keras_parameter_servers.py")
 PARTS = SimpleNamespace(path="embedding/embeddings", value=object())
 Told = tuple[Fields, str]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from keras_marks import KERAS_3_ON_SLURM
 from kinds import Records
 from slurm_cluster import SlurmCluster
@@ -19,7 +18,7 @@ np = pytest.importorskip("numpy")
 
 pytestmark = KERAS_3_ON_SLURM
 
-PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_saving.py")]
+PROGRAM = quiet_helper("keras_saving.py")
 SECONDS = 300
 Workers = Records
 

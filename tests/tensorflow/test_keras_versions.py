@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from kinds import Fields, Strings
 from local_run import COMMAND, captured
 from outcomes import flat
@@ -39,7 +39,7 @@ def keras_version() -> str:
 
 VERSION = keras_version() if GIVEN else "3.10.0"
 
-PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
+PROGRAM = quiet_helper("keras_programs")
 LAUNCHER = [*COMMAND, "run", "-n"]
 WORKERS = [*LAUNCHER, "2", "--", *PROGRAM, "--custom-losses=mean"]
 OLDER = bool(keras_problem(VERSION))

@@ -32,8 +32,9 @@ def by_python(image: Any, *label: Any) -> Any:
 
 
 def random_loop(image: Any, label: Any) -> Any:
-    total = tf.while_loop(lambda sum_: sum_ < 3, lambda sum_: [sum_ + tf.random.uniform([])], [0.0])
-    return total[0], label
+    return tf.while_loop(lambda sum_: sum_ < 3, lambda sum_: [sum_ + tf.random.uniform([])], [0.0])[
+        0
+    ], label
 
 
 def named(image: Any, label: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import HELPERS
+from folders import helper
 from kinds import Fields
 from local_run import COMMAND, captured
 
@@ -126,7 +125,7 @@ def test_with_batches_of_another_size_it_resumes_at_the_last_whole_batch(
 
 def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
     """The preemption comes during a validation. 80 samples make 6 batches of 12, and 8 remain."""
-    program = [sys.executable, str(HELPERS / "slurm_train.py"), "keras", str(tmp_path)]
+    program = [*helper("slurm_train.py"), "keras", str(tmp_path)]
     program += ["--per-epoch=1", "--batch-of-each=4"]
     for workers, status, more in (
         (2, 75, ['--faults=[[0, 20, "SIGTERM in validation"]]', "--sleep=0.4"]),

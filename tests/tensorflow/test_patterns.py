@@ -50,14 +50,15 @@ print(resolver.task_type, resolver.task_id)
 
 
 def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
-    done = captured(
-        [*COMMAND, "run", "-n", "3", "--no-label", "--", sys.executable, "-c", EVALUATOR],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=200,
-        status=0,
-    )
-    assert sorted(done.stdout.splitlines()) == ["evaluator 0", "worker 0", "worker 1"]
+    assert sorted(
+        captured(
+            [*COMMAND, "run", "-n", "3", "--no-label", "--", sys.executable, "-c", EVALUATOR],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=200,
+            status=0,
+        ).stdout.splitlines()
+    ) == ["evaluator 0", "worker 0", "worker 1"]
 
 
 # The error does not need an installed JAX.

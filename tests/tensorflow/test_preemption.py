@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import HELPERS
+from folders import helper
 from kinds import Completed, Strings
 from local_run import COMMAND, captured
 from resumed import outcomes, saved_position
@@ -17,7 +16,7 @@ from resumed import outcomes, saved_position
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
 
 
-PROGRAM = [sys.executable, str(HELPERS / "slurm_train.py")]
+PROGRAM = helper("slurm_train.py")
 
 
 def train(kind: str, folder: Path, *more: str) -> Completed:

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import pytest
 from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
-from slurm_cluster import Node, SlurmCluster, started
-from slurm_installation import Installation
+from slurm_cluster import Node, SlurmCluster
+from slurm_fixture import slurm_of
 from slurm_jobs import read, wait_for
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -37,16 +37,8 @@ CONF = [
 ]
 
 
-@pytest.fixture(scope="module")
-def slurm(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SlurmCluster]:
-    """A Slurm whose partition `urgent` preempts the jobs of partition `p`."""
-    nodes, directory = [Node("n8"), Node("n9")], tmp_path_factory.mktemp("preempt")
-    with started(
-        SlurmCluster(nodes, directory, extra_conf=CONF, installation=installation)
-    ) as cluster:
-        yield cluster
+# A Slurm whose partition `urgent` preempts the jobs of partition `p`.
+slurm = slurm_of([Node("n8"), Node("n9")], CONF)
 
 
 class Job:
@@ -108,8 +100,18 @@ class Job:
             for lines in ranks
         )
         assert first == other, "the ranks do not resume at the same step"
-        done = [(line["start"], line["done"]) for line in [*ranks[0], *ranks[1]] if "done" in line]
-        last = {**first, **dict(sorted(done))}
+        last = {
+            **first,
+            **dict(
+                sorted(
+                    [
+                        (line["start"], line["done"])
+                        for line in [*ranks[0], *ranks[1]]
+                        if "done" in line
+                    ]
+                )
+            ),
+        }
         return [last[start - 1] - first[start] for start in sorted(first) if start > 0]
 
     def ended(self) -> Fields:
@@ -150,17 +152,26 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
 
     For the last two, Slurm sends SIGTERM, which TensorFlow handles once a strategy exists.
     """
-    faults = [
-        [1, 3, "SIGUSR1"],
-        [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
-        [
-            0,
-            23,
-            f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent",
+    job = Job(
+        slurm,
+        tmp_path,
+        "keras",
+        options="--array=7",
+        faults=[
+            [1, 3, "SIGUSR1"],
+            [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
+            [
+                0,
+                23,
+                (
+                    "sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' "
+                    f"> {tmp_path}/urgent"
+                ),
+            ],
+            [0, 33, "scontrol requeue $SLURM_JOB_ID"],
         ],
-        [0, 33, "scontrol requeue $SLURM_JOB_ID"],
-    ]
-    job = Job(slurm, tmp_path, "keras", options="--array=7", faults=faults, sleep=0.5)
+        sleep=0.5,
+    )
     state = job.await_state("COMPLETED", timeout=600)
     assert job.lost() == [0, 0, 0, 0]
     assert job.ended() == whole["keras"]

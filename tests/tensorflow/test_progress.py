@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from folders import HELPERS
 from kinds import Strings
 from local_run import COMMAND
+from slurm_jobs import read, wait_for
 
 PROGRAM = HELPERS / "stuck_training.py"
 LIMIT = 3
@@ -21,16 +21,17 @@ TRAINED = ["0: trained", "1: trained"]
 
 
 def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess.Popen[str]:
-    variables = {
-        "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
-        "SLURM_RESOLVER_STALL_SECONDS": str(LIMIT),
-        "STUCK_SECONDS": str(seconds),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
     return subprocess.Popen(
         [*COMMAND, "run", "-n", "2", "--", sys.executable, str(PROGRAM), kind],
         cwd=folder,
-        env={**os.environ, **variables, **env},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
+            "SLURM_RESOLVER_STALL_SECONDS": str(LIMIT),
+            "STUCK_SECONDS": str(seconds),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            **env,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -80,9 +81,8 @@ def test_long_compilations_and_validations_are_no_fault(tmp_path: Path) -> None:
 
 def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     job = start(tmp_path, "stopped")
-    pid, until = tmp_path / "pid.1", time.monotonic() + 120
-    while not (pid.is_file() and pid.read_text()) and time.monotonic() < until:
-        time.sleep(0.1)
+    pid = tmp_path / "pid.1"
+    wait_for(lambda: read(pid) != "", 120)
     process = int(pid.read_text())
     os.kill(process, signal.SIGSTOP)
     assert job.stdout is not None

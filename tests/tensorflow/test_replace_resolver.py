@@ -6,7 +6,7 @@ import shlex
 import sys
 
 import pytest
-from folders import HELPERS
+from folders import quiet_helper
 from local_run import COMMAND, captured
 from slurm_cluster import SlurmCluster
 
@@ -48,7 +48,7 @@ def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
 def test_from_outside_on_slurm(real_slurm: SlurmCluster) -> None:
     """TensorFlow's resolver would treat the ranks of this cyclic step as block."""
     command = [*COMMAND, "exec", "--replace-resolver", "--"]
-    command += [sys.executable, "-W", "ignore", str(HELPERS / "theirs_by_name.py")]
+    command += quiet_helper("theirs_by_name.py")
     done = real_slurm.run(
         f"srun -w n9,n10 -N2 -n4 -m cyclic {shlex.join(command)}",
         env={"TF_CPP_MIN_LOG_LEVEL": "2"},

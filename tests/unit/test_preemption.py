@@ -209,8 +209,11 @@ def test_all_commands_together_take_no_longer_than_they_may(
     monkeypatch.setattr("shutil.which", lambda program: program)
     monkeypatch.setattr("slurm_resolver.slurm.scontrol.run", command)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    end = {} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}
-    plan = requeue_job(step(**end), "scontrol", 100)
+    plan = requeue_job(
+        step(**{} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}),
+        "scontrol",
+        100,
+    )
     assert (plan.status, plan.wait) == (75, 0)
     assert "did not answer within" in plan.message
     assert now[0] - 1000 == pytest.approx(seconds, abs=0.5)

@@ -16,18 +16,20 @@ TASKS = 3
 
 def cluster_of(rank: int, port: int) -> sr.Cluster:
     """Returns the cluster as one of three tasks on this machine resolves it."""
-    variables = {
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-        "SLURMD_NODENAME": "localhost",
-        "SLURM_JOB_ID": "42",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": str(TASKS),
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
-    }
-    return sr.resolve(port_base=port, environ=variables)
+    return sr.resolve(
+        port_base=port,
+        environ={
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_NODEID": "0",
+            "SLURMD_NODENAME": "localhost",
+            "SLURM_JOB_ID": "42",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(TASKS),
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
+        },
+    )
 
 
 def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:

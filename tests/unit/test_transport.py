@@ -24,8 +24,12 @@ def devices(
     node: str, *gpus: str, usable: int | None = None, confined: bool = False
 ) -> TaskDevices:
     """Returns a task's devices; "?" is a GPU whose name is not the same in all tasks."""
-    names = None if gpus == ("?",) else list(gpus)
-    return TaskDevices(node, names, len(gpus) if usable is None else usable, confined)
+    return TaskDevices(
+        node,
+        None if gpus == ("?",) else list(gpus),
+        len(gpus) if usable is None else usable,
+        confined,
+    )
 
 
 NCCL = "gradients go by NCCL"
@@ -67,8 +71,10 @@ TWO = "worker worker"
     ],
 )
 def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: str) -> None:
-    tasks = [Task(rank, "n1", rank, job, 0, f"n1:{rank}") for rank, job in enumerate(jobs.split())]
-    result = check_gpus(dict(enumerate(gpus)), tasks)
+    result = check_gpus(
+        dict(enumerate(gpus)),
+        [Task(rank, "n1", rank, job, 0, f"n1:{rank}") for rank, job in enumerate(jobs.split())],
+    )
     assert (result.status, result.detail[: len(told)]) == (status, told)
 
 
