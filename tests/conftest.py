@@ -58,6 +58,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("installation", versions, ids=ids, scope="session")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks every test that uses a real Slurm."""
+    if "installation" in getattr(item, "fixturenames", ()):
+        item.add_marker("slurm")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips a test that needs what is missing; equal reasons become one line at the end."""
     if item.get_closest_marker("tensorflow") and not HAS_TENSORFLOW:

@@ -89,7 +89,6 @@ def test_trainings_run_here(command: str, checkout: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slurm
 @pytest.mark.newest
 @pytest.mark.parametrize(
     "command",
@@ -191,7 +190,6 @@ def masked(lines: Strings) -> dict[int, str]:
 
 
 @pytest.mark.nightly
-@pytest.mark.slurm
 @pytest.mark.newest
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", PICTURES.COMMANDS)

@@ -114,7 +114,6 @@ slurm = slurm_of([Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)
 
 # `make test` runs one example on Slurm.
 @pytest.mark.tensorflow
-@pytest.mark.slurm
 @pytest.mark.newest
 @pytest.mark.parametrize(
     "folder",
@@ -139,7 +138,6 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
         assert_learned(folder, command, output)
 
 
-@pytest.mark.slurm
 @pytest.mark.newest
 def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     commands = [one for one in ALL_COMMANDS if one.split()[0] == "sbatch"]
@@ -149,7 +147,6 @@ def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.tensorflow
-@pytest.mark.slurm
 @pytest.mark.newest
 @pytest.mark.parametrize(
     ("script", "options", "rows"),
@@ -183,7 +180,6 @@ def test_scripts_that_measure_in_an_allocation(
 
 @pytest.mark.nightly
 @pytest.mark.tensorflow
-@pytest.mark.slurm
 @pytest.mark.newest
 def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
     program = f"python {EXAMPLES / 'cookbook' / 'matmul.py'} gpu 100"

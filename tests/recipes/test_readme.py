@@ -93,7 +93,6 @@ def demo(bare_state: BareState) -> str:
 
 @pytest.mark.nightly  # TensorFlow is installed once more
 @pytest.mark.tensorflow
-@pytest.mark.slurm
 @pytest.mark.newest
 def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
     installing, announced, training = demo.partition("Two workers train")
@@ -116,7 +115,6 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
 
 @pytest.mark.nightly  # TensorFlow is installed once more
 @pytest.mark.tensorflow
-@pytest.mark.slurm
 @pytest.mark.newest
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", "python", "srun", "sbatch"))
 @pytest.mark.usefixtures("demo")

@@ -20,7 +20,6 @@ def test_the_programs_do_not_mention_slurm(program: Path) -> None:
     assert "slurm" not in program.read_text(encoding="utf-8").lower()
 
 
-@pytest.mark.slurm
 @pytest.mark.tensorflow
 @pytest.mark.newest
 def test_a_tf_config_program_trains_to_equal_weights(
@@ -43,7 +42,6 @@ def test_a_tf_config_program_trains_to_equal_weights(
 
 
 @pytest.mark.newest
-@pytest.mark.slurm
 @pytest.mark.tensorflow
 def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster) -> None:
     """The batch file ends with status 0, although the parameter server never ends by itself."""
@@ -65,7 +63,6 @@ WORKERS = {
 }
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize("worker", WORKERS)
 def test_how_a_step_of_endless_servers_ends(
     real_slurm: SlurmCluster, tmp_path: Path, worker: str
@@ -90,7 +87,6 @@ def test_how_a_step_of_endless_servers_ends(
     )
 
 
-@pytest.mark.slurm
 def test_a_server_that_fails_ends_the_job(real_slurm: SlurmCluster) -> None:
     command = ["slurm-resolver", "exec", "--jobs", "ps=1,worker=-1", "--"]
     command += ["bash", "-c", "[ $0 = ps ] || exec sleep 300; exit 7", "{job}"]

@@ -37,7 +37,6 @@ def told(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     return json.loads((folder / "chief").read_text()), done.stdout + done.stderr
 
 
-@pytest.mark.slurm
 def test_no_count_is_lost_between_workers(told: Told) -> None:
     assert told[0]["nothing_is_lost_between_workers"] == {
         "iterations": 800,
@@ -45,12 +44,10 @@ def test_no_count_is_lost_between_workers(told: Told) -> None:
     }
 
 
-@pytest.mark.slurm
 def test_nothing_is_under_way_when_it_is_saved(told: Told) -> None:
     assert told[0]["nothing_is_under_way_when_it_is_saved"] == [150, 300, 450, 600, 750, 800]
 
 
-@pytest.mark.slurm
 def test_evaluation_and_prediction_are_those_of_a_copy_in_one_process(told: Told) -> None:
     here, copy = told[0]["evaluation_and_prediction"]
     assert here[0] == pytest.approx(copy[0], abs=1e-6)
@@ -59,7 +56,6 @@ def test_evaluation_and_prediction_are_those_of_a_copy_in_one_process(told: Told
         assert row == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slurm
 def test_workers_read_datasets_of_their_own(told: Told) -> None:
     steps, accuracies, (_, accuracy) = told[0]["datasets_of_the_workers"]
     assert steps == 100
@@ -67,14 +63,12 @@ def test_workers_read_datasets_of_their_own(told: Told) -> None:
     assert accuracy > accuracies[0] + 0.1
 
 
-@pytest.mark.slurm
 def test_tensorflows_tutorial(told: Told) -> None:
     epochs, learns, steps, difference, summaries = told[0]["the_tutorial"]
     assert (epochs, learns, steps, summaries) == (5, True, 100, 1)
     assert difference < 1e-6
 
 
-@pytest.mark.slurm
 def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
     found, output = told
     assert found["data_that_ends"] == (

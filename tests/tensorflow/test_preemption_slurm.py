@@ -22,7 +22,6 @@ from slurm_fixture import slurm_of
 from slurm_jobs import read, wait_for
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-pytestmark = pytest.mark.slurm
 
 PROGRAM = HELPERS / "slurm_train.py"
 FINAL = ("COMPLETED", "FAILED", "CANCELLED")

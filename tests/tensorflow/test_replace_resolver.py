@@ -43,7 +43,6 @@ def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
     assert done.stdout == "right\n", done.stderr[-2000:]
 
 
-@pytest.mark.slurm
 @pytest.mark.newest
 def test_from_outside_on_slurm(real_slurm: SlurmCluster) -> None:
     """TensorFlow's resolver would treat the ranks of this cyclic step as block."""

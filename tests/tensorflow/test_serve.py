@@ -43,7 +43,6 @@ def start(real_slurm: SlurmCluster, tmp_path: Path) -> Iterator[Start]:
             job.end()
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize("options", ["", "--keras"])
 def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     start: Start, options: str
@@ -72,7 +71,6 @@ FAULTS: dict[str, tuple[str, int, int, str, str]] = {
 
 
 @pytest.mark.newest
-@pytest.mark.slurm
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> None:
     victim, killed, tasks, options, told = FAULTS[fault]
@@ -90,7 +88,6 @@ def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> N
             assert f"(rank {rank} on {NODES[rank]}): {told}" in errors, errors
 
 
-@pytest.mark.slurm
 @pytest.mark.root
 def test_a_node_that_vanishes(start: Start) -> None:
     """The chief's node is cut off in both directions."""
@@ -115,7 +112,6 @@ def test_a_node_that_vanishes(start: Start) -> None:
     assert re.search(rf"({lost}): its node has not answered for 6 s", errors)
 
 
-@pytest.mark.slurm
 def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
     job = start(4, "--legacy --ps 2 --steps 20")
     job.await_end(90)
