@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from captured import Captured
+from captured import Captured, Patch
 from kinds import Completed, Strings, Texts
 from local_run import COMMAND, captured, exit_status
 from task_variables import TASK
@@ -106,7 +106,7 @@ def test_the_program_replaces_the_process() -> None:
 def test_errors(
     arguments: Strings,
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     capsys: Captured,
 ) -> None:
     for name, value in TASK.items():

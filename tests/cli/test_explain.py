@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from captured import Captured
+from captured import Captured, Patch
 from folders import DATA
 from local_run import COMMAND
 
@@ -20,7 +20,7 @@ LOGS = DATA / "logs"
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     path = tmp_path / "slurm-8.out"

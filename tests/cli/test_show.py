@@ -8,7 +8,7 @@ import subprocess
 import local_run
 import pytest
 import task_variables
-from captured import Captured
+from captured import Captured, Patch
 from local_run import COMMAND
 
 import slurm_resolver
@@ -20,7 +20,7 @@ JOBS = ["--jobs", "ps=1,worker=-1"]
 
 
 @pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> None:
+def task(monkeypatch: Patch) -> None:
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
 

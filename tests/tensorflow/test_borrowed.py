@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Callable
 
 import pytest
+from captured import Patch
 
 import slurm_resolver
 from slurm_resolver.errors import KerasError, ResumeError
@@ -38,13 +39,13 @@ def in_turn(wanted: Callable[[Any], bool]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def remove(monkeypatch: pytest.MonkeyPatch) -> Any:
+def remove(monkeypatch: Patch) -> Any:
     """Lets the table look for a name that does not exist, as if it had another one now."""
     return lambda name: monkeypatch.setattr(name, "name", f"{name.name}_of_another_version")
 
 
 @pytest.fixture
-def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unchanged(monkeypatch: Patch) -> Iterator[None]:
     """Lets a test prepare Keras as if it were the first, and asserts that it replaces nothing.
 
     Only the calls of a model are replaced; they are restored.
@@ -102,9 +103,7 @@ def test_an_attribute_that_is_missing_is_an_error_where_it_is_used(name: Any, re
 
 
 @in_turn(lambda name: name.needed_by == borrowed.OPTIONAL)
-def test_nobody_misses_an_optional_name(
-    name: Any, remove: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_misses_an_optional_name(name: Any, remove: Any, monkeypatch: Patch) -> None:
     stop = borrowed.STOP_PREEMPTION
     monkeypatch.setattr(stop.owner(), stop.name, stop.get())  # restores it
     remove(name)
@@ -135,7 +134,7 @@ PLACES = {
 }
 
 
-def test_where_a_name_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_name_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(borrowed, "table", [])
     monkeypatch.setitem(sys.modules, "things", SimpleNamespace(Thing=Thing))
     assert {place: borrowed.Name(place).is_missing() for place in PLACES} == PLACES

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from captured import Captured
+from captured import Captured, Patch
 from kinds import Strings
 
 from slurm_resolver.coordination import ServiceAddress
@@ -149,7 +149,7 @@ def test_when_it_is_over(
 
 @pytest.mark.parametrize("job", [W], indirect=True)
 def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+    job: Job, monkeypatch: Patch, capfd: Captured
 ) -> None:
     monkeypatch.setattr("slurm_resolver.coordination.job._WAIT_NOTICE_SECONDS", 0.0)
     job.do("all come, worker 0 leaves")

@@ -8,7 +8,7 @@ from importlib import metadata, util
 from types import SimpleNamespace
 
 import pytest
-from captured import Patch
+from captured import Logged, Patch
 
 from slurm_resolver import log
 from slurm_resolver.errors import KerasError
@@ -26,7 +26,7 @@ from slurm_resolver.preflight import keras_version
     ],
 )
 def test_a_version_that_nobody_has_tried_is_a_warning(
-    version: str, said: str, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+    version: str, said: str, monkeypatch: Patch, caplog: Logged
 ) -> None:
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__=version))
     monkeypatch.setattr(log, "warned", set())

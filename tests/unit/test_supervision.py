@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from captured import Captured
+from captured import Captured, Patch
 from kinds import Texts
 
 from slurm_resolver.cli import main
@@ -218,7 +218,7 @@ def test_what_supervise_refuses(
     told: str,
     capsys: Captured,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
