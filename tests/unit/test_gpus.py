@@ -60,11 +60,8 @@ def choose(*args: Any, **keywords: Any) -> Devices:
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch: Patch) -> list[int | None]:
-    """A list whose only entry is the driver's number of GPUs, which a test may change."""
-    number: list[int | None] = [None]
-    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: number[0])
-    return number
+def _no_driver(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +190,8 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
     assert on_node(SlurmStep.read(environ), 1, 2).devices == ("5",)
 
 
-def test_without_variables_the_driver_is_asked(driver: list[int | None]) -> None:
-    driver[0] = 4
+def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 4)
     assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
@@ -203,10 +200,8 @@ def test_without_variables_the_driver_is_asked(driver: list[int | None]) -> None
     assert choose(None, 1, 2, gpus_on_node=4) == ("2", "3")
 
 
-def test_a_grant_without_names_is_left_alone_and_told(
-    driver: list[int | None], caplog: Logged
-) -> None:
-    driver[0] = 8
+def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog: Logged) -> None:
+    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 8)
     gpus = decide(None, 1, 2, gpus_on_node=2)
     assert (gpus.devices, gpus.settings) == (None, {})
     assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
