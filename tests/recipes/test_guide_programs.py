@@ -53,6 +53,15 @@ def test_many_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.tensorflow
+def test_data(tmp_path: Path) -> None:
+    """Both workers say why the second dataset of the page is not divided; the first one is."""
+    (tmp_path / "train.py").write_text(blocks_of("data.md", ""))
+    printed = run(tmp_path, *TWO_TASKS, "sh", "-c", "python train.py 2>&1")
+    assert printed.count("each worker reads all rows") == 2
+
+
+@pytest.mark.nightly
 def test_keras_with_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     (tmp_path / "train.py").write_text(blocks_of("unchanged_programs.md", "import jax\n"))
