@@ -62,11 +62,38 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     """
     same = [isinstance(one, tf.IndexedSlices) and _are_same(step, one) for one in gradients]
     parts = [one.values if kept else one for one, kept in zip(gradients, same)]
-    totals = step.add([step.counted(part) for part in parts])
+    totals = step.add([_with_a_slice(step.counted(part)) for part in parts])
     return [
-        tf.IndexedSlices(total, one.indices, one.dense_shape) if kept else total
+        tf.IndexedSlices(total, one.indices, one.dense_shape) if kept else _without_it(total)
         for one, total, kept in zip(gradients, totals, same)
     ]
+
+
+def _with_a_slice(gradient: Any) -> Any:
+    """Adds a slice with the index -1 to a gradient with no slice.
+
+    TensorFlow crashes if no replica has one, such as for a batch with empty rows.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    missing = tf.cast(tf.equal(tf.size(gradient.indices), 0), tf.int32)
+    padding = [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)]
+    return tf.IndexedSlices(
+        tf.pad(gradient.values, padding),
+        tf.pad(gradient.indices, padding[:1], constant_values=-1),
+        gradient.dense_shape,
+    )
+
+
+def _without_it(gradient: Any) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    kept = gradient.indices >= 0
+    return tf.IndexedSlices(
+        tf.boolean_mask(gradient.values, kept),
+        tf.boolean_mask(gradient.indices, kept),
+        gradient.dense_shape,
+    )
 
 
 def _are_same(step: Step, slices: Any) -> bool:

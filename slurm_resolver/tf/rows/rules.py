@@ -122,8 +122,10 @@ def _run(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     try:
         with tf.init_scope(), tf.device("/cpu:0"):
             return [one.numpy() for one in _applied(operation, inputs)]
-    except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise refuted(f"sizes that only some batches fit: {error}") from None
+    except (tf.errors.OpError, ValueError, TypeError):
+        unknown = any(one.shape.as_list().count(None) > 1 for one in operation.inputs)
+        text = "sizes that fit only some batches"
+        raise UnprovenError(text, refuted=not unknown) from None
 
 
 def _counts(operation: Any) -> list[int | None]:
