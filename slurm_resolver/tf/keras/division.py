@@ -32,6 +32,7 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.keras.verdicts import graph_of_function
 from slurm_resolver.tf.rows.analysis import Analysis
+from slurm_resolver.tf.rows.operations import names
 from slurm_resolver.tf.rows.values import rows
 
 _MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
@@ -44,33 +45,19 @@ _COUNTED = {
     borrowed.REPEAT_DATASET: "repeat",
 }
 # Operations with a state that do the same whichever rows a worker has.
-_HARMLESS = {
-    "Assert",
-    "Case",
-    "EagerPyFunc",
-    "If",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-    "PyFunc",
-    "ReadVariableOp",
-    "PrintV2",
-    "ResourceGather",
-    "StatefulPartitionedCall",
-    "VarHandleOp",
-    "While",
-}
-_RANDOM = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGammaV2",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "SampleDistortedBoundingBoxV2",
-    "TruncatedNormal",
-}
+_HARMLESS = names(
+    """
+    Assert Case EagerPyFunc If LookupTableFindV2 LookupTableSizeV2 PrintV2 PyFunc
+    ReadVariableOp ResourceGather StatefulPartitionedCall VarHandleOp While
+    """
+)
+_RANDOM = names(
+    """
+    Multinomial ParameterizedTruncatedNormal RandomGammaV2 RandomPoissonV2 RandomShuffle
+    RandomStandardNormal RandomUniform RandomUniformInt SampleDistortedBoundingBoxV2
+    TruncatedNormal
+    """
+)
 
 
 class UndividedError(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 
-def _names(text: str) -> set[str]:
+def names(text: str) -> set[str]:
+    """Returns the words of a text."""
     return set(text.split())
 
 
 # Each entry of the result is an entry of an input, or a constant.
-MOVING = _names(
+MOVING = names(
     """
     BatchToSpaceND BroadcastTo ConcatV2 DepthToSpace ExpandDims MatrixBandPart MatrixDiagPartV3
     MirrorPad Pack Pad PadV2 Reshape ReverseV2 Roll Slice SpaceToBatchND SpaceToDepth Split SplitV
@@ -16,7 +17,7 @@ MOVING = _names(
     """
 )
 # The result has a given shape, and is random or the same everywhere.
-OF_SHAPE = _names(
+OF_SHAPE = names(
     """
     BroadcastTo Fill RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomNormal
     StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformFullIntV2
@@ -25,14 +26,14 @@ OF_SHAPE = _names(
     """
 )
 # The result has the same rows, and is linear.
-KEEPING = _names(
+KEEPING = names(
     """
     Cast CheckNumerics Conj EnsureShape Identity Imag Neg PreventGradient Real Snapshot
     StopGradient
     """
 )
 # Each entry of the result is a function of the entries at its place.
-ENTRIES = _names(
+ENTRIES = names(
     """
     Abs Acos Acosh Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e BitwiseAnd
     BitwiseOr BitwiseXor Bucketize Ceil ClipByValue ComplexAbs Cos Cosh Digamma Elu Equal Erf Erfc
@@ -45,9 +46,9 @@ ENTRIES = _names(
     Xdivy Xlog1py Xlogy ZerosLike Zeta
     """
 )
-REDUCING = _names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
+REDUCING = names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
 # Entries are combined along all axes but the first, which is that of the rows.
-WINDOWS = _names(
+WINDOWS = names(
     """
     AvgPool AvgPool3D Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ImageProjectiveTransformV3
     InTopKV2 LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear
@@ -55,24 +56,24 @@ WINDOWS = _names(
     """
 )
 # The same; the rows are in the third input.
-TRANSPOSED_WINDOWS = _names(
+TRANSPOSED_WINDOWS = names(
     "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 )
-MATRIX_PRODUCTS = _names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")
-ADDING = _names("Add AddN AddV2 Complex Sub")
-DIVIDING = _names("Div DivNoNan RealDiv")
+MATRIX_PRODUCTS = names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")
+ADDING = names("Add AddN AddV2 Complex Sub")
+DIVIDING = names("Div DivNoNan RealDiv")
 # A sum over rows may be one of the inputs, if the others are the same everywhere.
-FACTORS = DIVIDING | MATRIX_PRODUCTS | _names("Einsum Mul")
+FACTORS = DIVIDING | MATRIX_PRODUCTS | names("Einsum Mul")
 # Sums over rows may be added to others.
-JOINING = ADDING | _names("ConcatV2 Pack Select SelectV2")
-LINEAR = KEEPING | MOVING | JOINING | _names("Cumsum Fill GatherV2 Mean Sum")
+JOINING = ADDING | names("ConcatV2 Pack Select SelectV2")
+LINEAR = KEEPING | MOVING | JOINING | names("Cumsum Fill GatherV2 Mean Sum")
 # Those that compute sizes of constants, which are followed too.
-FOLDED = _names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
+FOLDED = names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
 # A factor of all rows, such as a power of their number, is a factor of the result.
-SCALED = LINEAR | FACTORS | _names("Max Min")
+SCALED = LINEAR | FACTORS | names("Max Min")
 # Stateful ones whose result is the same in all workers if their inputs are: those that read
 # variables and tables, and that count the random numbers which have been drawn.
-STATEFUL = _names(
+STATEFUL = names(
     """
     LookupTableFindV2 ReadVariableOp ResourceGather RngReadAndSkip StatelessRandomGetAlg
     StatelessRandomGetKeyCounter VarHandleOp
