@@ -95,13 +95,9 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
     data = strategy.distribute_datasets_from_function(
         lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
     )
-    return [
-        int(model.optimizer.iterations),
-        model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history[
-            "accuracy"
-        ],
-        model.evaluate(data, verbose=0),
-    ]
+    history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
+    steps = int(model.optimizer.iterations)
+    return [steps, history["accuracy"], model.evaluate(data, verbose=0)]
 
 
 @trial
