@@ -21,7 +21,7 @@ import nox
 ROOT = Path(__file__).parent
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 # the packages of the extra `test` that the tests without Slurm and TensorFlow import
-TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10"]
+TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10", "wrapt"]
 QUICK = ["-m", "not slurm and not tensorflow"]
 # TensorFlow's contract for resolvers, the package without TensorFlow, the order of its ring
 CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
