@@ -36,9 +36,8 @@ def make_function(kind: str, original: Any, model: Any, force: bool = False) -> 
         setattr(model, name, model.distribute_strategy.make_function(model, kind))
         _made.setdefault(model, set()).add(kind)
     function = getattr(model, name)
-    unread = getattr(model.distribute_strategy, "unread", None)
-    if unread is not None and hasattr(function, "choose_data"):
-        model.distribute_strategy.unread = None
+    unread = vars(model.distribute_strategy).pop("unread", None)
+    if unread and hasattr(function, "choose_data"):
         function.choose_data(unread)
     return function
 

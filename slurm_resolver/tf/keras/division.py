@@ -13,6 +13,7 @@ batches is kept if the analysis of its graph shows that it treats each row by it
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
@@ -51,17 +52,10 @@ _HARMLESS = names(
     ReadVariableOp ResourceGather StatefulPartitionedCall VarHandleOp While
     """
 )
-_RANDOM = names(
-    """
-    Multinomial ParameterizedTruncatedNormal RandomGammaV2 RandomPoissonV2 RandomShuffle
-    RandomStandardNormal RandomUniform RandomUniformInt SampleDistortedBoundingBoxV2
-    TruncatedNormal
-    """
-)
 
 
 class UndividedError(Exception):
-    """Says why every worker reads all rows of a dataset, and what to write instead."""
+    """Says why every worker produces all rows of a dataset."""
 
 
 class _Map(NamedTuple):
@@ -113,14 +107,11 @@ class _Chain(NamedTuple):
 
 
 def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | None:
-    """Returns the dataset of `Share`s that a worker reads, with two attributes.
+    """Returns the dataset of `Share`s that a worker reads.
 
     None stands for a dataset from which each worker reads its own files or data, or batches of a
-    tf.data service.
-
-    Attributes of the result:
-        whole_batches: the given dataset.
-        undivided: the dataset of shares with all rows, if the others have those of this worker.
+    tf.data service. The result has the attribute `whole_batches`, the given dataset. If the shares
+    have only this worker's rows, its method `undivided` returns a dataset of shares with all rows.
     """
     graph = serialized_graph(dataset)
     policy = tf.data.experimental.AutoShardPolicy
@@ -128,18 +119,17 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | N
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     generated = b"GeneratorDataset" in graph
-    undivided = share_dataset(dataset, generated)
-    undivided.whole_batches = dataset
+    undivided = functools.partial(share_dataset, dataset, generated)
     if sharing.replicas == 1:
-        return undivided
+        return undivided()
     try:
         shares = divide(dataset, sharing)
     except UndividedError as error:
         tell_once(
-            f"each worker makes all rows of the data, and then takes its own: {error}. Work that "
-            "takes time belongs into a map directly before batch(n)"
+            f"each worker produces all rows of the data and keeps only its own: {error}. Put "
+            "expensive work into a map directly before batch(n)"
         )
-        return undivided
+        return undivided()
     if not generated:
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
@@ -162,8 +152,8 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         elements = block if isinstance(chain.source.element_spec, tuple) else block[0]
         count = tf.cast(count_rows(elements), tf.int32)
         number = tf.range(count) % cycle
-        own = tf.logical_and(number >= sharing.first, number < last)
-        own = tf.logical_or(own, count < cycle)  # too few for all replicas, which have all of them
+        own = (number >= sharing.first) & (number < last)
+        own |= count < cycle  # too few for all replicas, which have all of them
         about = _About(
             share(tf.nest.map_structure(_without_folder, elements), origins).digest,
             count,
@@ -219,14 +209,14 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
             later.insert(0, operator.methodcaller(method, borrowed.COUNT.of(at)))
         at = _without_passed(_input_of(at))
     if not _is_one_of(at, _BATCHES):
-        raise UndividedError("it makes its batches in another way than by batch(n)")
+        raise UndividedError("its batches do not come from batch(n)")
     batch = at
     at = _without_passed(_input_of(at))
     while _is_one_of(at, _MAPS):
         maps.insert(0, _map_of(at))
         at = _without_passed(_input_of(at))
     if not maps:
-        raise UndividedError("no map before batch(n) makes its rows")
+        raise UndividedError("no map directly precedes batch(n)")
     for spec in tf.nest.flatten(at.element_spec):
         if not (isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()):
             raise UndividedError("its elements before the maps have no fixed shape")
@@ -246,8 +236,8 @@ def _without_passed(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
-def _is_one_of(dataset: tf.data.Dataset, names: tuple[borrowed.Name, ...]) -> bool:
-    return isinstance(dataset, tuple(name.get() for name in names))
+def _is_one_of(dataset: tf.data.Dataset, kinds: tuple[borrowed.Name, ...]) -> bool:
+    return isinstance(dataset, tuple(kind.get() for kind in kinds))
 
 
 def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -255,14 +245,10 @@ def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return found
 
 
-def _parallel_calls(dataset: tf.data.Dataset) -> Any:
-    return borrowed.PARALLEL_CALLS.of(dataset, None)
-
-
 def _map_of(dataset: tf.data.Dataset) -> _Map:
     return _Map(
         function=borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset)),
-        parallel=_parallel_calls(dataset),
+        parallel=borrowed.PARALLEL_CALLS.of(dataset, None),
         unpacks=isinstance(_input_of(dataset).element_spec, tuple),
     )
 
@@ -276,7 +262,7 @@ def _operations(graph: Any) -> Iterator[Any]:
     for operation in graph.get_operations():
         yield operation
         for attribute in operation.op_def.attr:
-            if not attribute.type.endswith(("func", "list(func)")):
+            if attribute.type not in ("func", "list(func)"):
                 continue
             value = operation.get_attr(attribute.name)
             for function in value if isinstance(value, list) else [value]:
@@ -289,15 +275,14 @@ def _operations(graph: Any) -> Iterator[Any]:
 def _check_operation(operation: Any) -> None:
     """Raises UndividedError for an operation whose results depend on earlier elements."""
     kind = operation.type
-    if kind in _RANDOM:
-        if _global_seed() != NO_SEED or operation.get_attr("seed") or operation.get_attr("seed2"):
-            raise UndividedError(f"a map draws random numbers with a seed ({kind})")
-    elif operation.op_def.is_stateful and kind not in _HARMLESS:
+    if not operation.op_def.is_stateful or kind in _HARMLESS:
+        return
+    seeds = [one.name for one in operation.op_def.attr if one.name in ("seed", "seed2")]
+    if not seeds:
         raise UndividedError(f"a map depends on earlier elements ({kind})")
-
-
-def _global_seed() -> Any:
-    return tf.compat.v1.get_seed(1)[0]
+    global_seed = tf.compat.v1.get_seed(1)[0]
+    if global_seed != NO_SEED or any(operation.get_attr(name) for name in seeds):
+        raise UndividedError(f"a map draws random numbers with a seed ({kind})")
 
 
 def _check_rows(dataset: tf.data.Dataset) -> None:

@@ -238,7 +238,7 @@ class StepFunction:
                 # An iterator would make a shuffled dataset begin its next epoch.
                 self._trace("_on_iterator", tf.data.IteratorSpec(shares.element_spec))
         if self._whole is not None:
-            borrowed.DISTRIBUTED_DATASET.set(data, shares.undivided)
+            borrowed.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
     def _call(self, name: str, data: Any) -> Any:
         """Calls a function, which is traced before the first call."""

@@ -92,6 +92,8 @@ def names_of_tensors(share: Share) -> list[str]:
 def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
     """Returns the dataset of shares that have all rows of each batch.
 
+    Its attribute `whole_batches` is the given dataset.
+
     Args:
         dataset: of batches.
         generated: whether a Python generator makes it.
@@ -107,7 +109,10 @@ def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
     # The next reader of a generator does not get the batches that were read ahead. Their number is
     # random, so the workers would be at different batches.
     shares = dataset.map(shared)
-    return shares if generated else shares.prefetch(tf.data.AUTOTUNE)
+    if not generated:
+        shares = shares.prefetch(tf.data.AUTOTUNE)
+    shares.whole_batches = dataset
+    return shares
 
 
 def count_rows(batch: Any) -> Any:
