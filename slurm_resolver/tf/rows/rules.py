@@ -40,6 +40,8 @@ _CONSTANT = "a constant with an entry for each row of the batch"
 _SOME = "a part of the rows, or some rows together with others"
 _MIXED = "a function of the number of rows, or of a sum over rows and of the rows"
 _KNOWN = {Kind.SAME, Kind.NUMBERS}
+_FEW = 100  # numbers of which the result is kept
+_COMPUTED: dict[Any, list[Any]] = {}  # results by the operation and its inputs
 _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow's operations
 
 
@@ -102,12 +104,17 @@ def _power(value: Value) -> int:
 # --- What TensorFlow itself computes -------------------------------------------------------------
 
 
+def _attributes(operation: Any) -> dict[str, Any]:
+    """Returns the attributes of an operation by their names."""
+    return {one.name: operation.get_attr(one.name) for one in operation.op_def.attr}
+
+
 def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     """Applies an operation to other inputs, and returns its results."""
     function = getattr(tf.raw_ops, operation.type)
-    attributes = [attribute.name for attribute in operation.op_def.attr]
+    attributes = _attributes(operation)
     accepted = inspect.signature(function).parameters
-    arguments = {name: operation.get_attr(name) for name in attributes if name in accepted}
+    arguments = {name: value for name, value in attributes.items() if name in accepted}
     names = [name for name in accepted if name not in (*attributes, "name")]
     waiting = iter(inputs)
     for name, count in zip(names, _counts(operation)):
@@ -138,10 +145,10 @@ def _counts(operation: Any) -> list[int | None]:
 
 def _array(tensor: Any, value: Value, batch: Batch) -> Any:
     """Returns what a tensor of numbers is in a batch."""
-    found = tf.get_static_value(tensor)
     if value.kind is Kind.NUMBERS:
-        found = value.entries[BATCHES.index(batch)]
-        found = np.reshape(np.array(found, tensor.dtype.as_numpy_dtype), [-1] * tensor.shape.rank)
+        found = np.array(value.entries[BATCHES.index(batch)], tensor.dtype.as_numpy_dtype)
+        return np.reshape(found, [-1] * tensor.shape.rank)
+    found = tf.get_static_value(tensor)
     if found is None:
         raise UnprovenError("a size that is not known")
     return found
@@ -155,10 +162,7 @@ def _numbers(operation: Any, values: Values) -> Found:
     try:
         if not few or (operation.type == "Range" and not plain):
             raise UnprovenError("the numbers of the rows")
-        results = [
-            _run(operation, [_array(*pair, batch) for pair in zip(operation.inputs, values)])
-            for batch in BATCHES
-        ]
+        results = _run_in_batches(operation, values)
     except UnprovenError:
         if plain:
             return SAME
@@ -167,6 +171,27 @@ def _numbers(operation: Any, values: Values) -> Found:
         Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in numbers))
         for numbers in zip(*results)
     ]
+
+
+def _run_in_batches(operation: Any, values: Values) -> list[Any]:
+    """Returns the results of an operation on numbers for each of `BATCHES`.
+
+    Layers repeat each other's sizes, and most sizes are the same in all batches, so each operation
+    runs once on the same small numbers.
+    """
+    attributes = repr(_attributes(operation))
+    results = []
+    for batch in BATCHES:
+        inputs = [_array(*pair, batch) for pair in zip(operation.inputs, values)]
+        numbers = [(str(one.dtype), one.shape, one.tobytes()) for one in map(np.asarray, inputs)]
+        key = (operation.type, attributes, *numbers)
+        found = _COMPUTED.get(key)
+        if found is None:
+            found = _run(operation, inputs)
+            if all(np.size(one) < _FEW for one in inputs):
+                _COMPUTED[key] = found
+        results.append(found)
+    return results
 
 
 def _sizes(tensor: Any, value: Value, batch: Batch) -> list[int]:
