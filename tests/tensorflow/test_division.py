@@ -89,8 +89,8 @@ def test_the_workers_rows_are_those_of_one_process(pipeline: str, workers: int) 
     assert {len(of_worker) for of_worker in shares} == {len(whole)}
     for number, batch in enumerate(whole):
         for rank, share in enumerate(of_worker[number] for of_worker in shares):
-            assert share.rows == len(batch[0])
-            own = slice(rank, None, workers) if share.rows >= workers else slice(None)
+            assert share.rows.shape == (len(batch[0]), 0)
+            own = slice(rank, None, workers) if len(batch[0]) >= workers else slice(None)
             for expected, found in zip(batch, dense(share.batch)):
                 np.testing.assert_array_equal(found, expected[own])
 

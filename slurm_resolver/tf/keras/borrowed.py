@@ -160,6 +160,8 @@ MAKE_TEST_FUNCTION = keras:Model.make_test_function(self, force)
 MAKE_PREDICT_FUNCTION = keras:Model.make_predict_function(self, force)
 READ_DATA = keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)
 DISTRIBUTED_DATASET = keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset
+DATA_ADAPTER = keras.src.trainers.epoch_iterator:EpochIterator().data_adapter
+ARRAYS = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter
 
 # A model is built and compiled in its scope.
 BUILD_FOR_DATA = keras:Model._maybe_symbolic_build(self, iterator, data_batch)
@@ -194,10 +196,12 @@ FUNCTION_GRAPH = tensorflow.python.framework.func_graph:FuncGraph
 FUNCTION_OF_GRAPH = tensorflow:Graph._get_function(self, name)
 BATCH_NORMALIZATION = keras:layers.BatchNormalization.call(self, inputs)
 
-# A metric's variables are the same in all workers. These two metrics only contain others.
+# A metric's variables are the same in all workers. The first two metrics only contain others, and
+# the third has those that show the loss of each output.
 ADD_VARIABLE = keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)
 COMPILE_METRICS = keras.src.trainers.compile_utils:CompileMetrics
 METRICS_LIST = keras.src.trainers.compile_utils:MetricsList
+COMPILE_LOSS = keras:Model()._compile_loss
 METRICS_RESULT = keras:Model.get_metrics_result(self)
 ASSIGN_ADD = keras:Variable.assign_add(self, value)
 
@@ -271,8 +275,6 @@ CURRENT_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._current_it
 NUM_BATCHES = keras.src.trainers.epoch_iterator:EpochIterator()._num_batches
 STEPS_SEEN = keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen
 STEPS_PER_EPOCH = keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch
-DATA_ADAPTER = keras.src.trainers.epoch_iterator:EpochIterator().data_adapter
-ARRAYS = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter
 ARRAYS_BATCH_SIZE = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size
 GENERATOR = keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter
 PY_DATASET = keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter

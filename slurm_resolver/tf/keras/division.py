@@ -106,12 +106,17 @@ class _Chain(NamedTuple):
     later: list[Callable[[tf.data.Dataset], tf.data.Dataset]]  # what is done with batches
 
 
-def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | None:
+def share_out(
+    dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool = False
+) -> tf.data.Dataset | None:
     """Returns the dataset of `Share`s that a worker reads.
+
+    That all workers make all rows is told, unless these are in memory.
 
     None stands for a dataset from which each worker reads its own files or data, or batches of a
     tf.data service. The result has the attribute `whole_batches`, the given dataset. If the shares
-    have only this worker's rows, its method `undivided` returns a dataset of shares with all rows.
+    have only this worker's rows, it has the `batch_size`, which is the number of all rows, and the
+    method `undivided` returns a dataset of shares with all rows.
     """
     graph = serialized_graph(dataset)
     policy = tf.data.experimental.AutoShardPolicy
@@ -123,22 +128,23 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | N
     if sharing.replicas == 1:
         return undivided()
     try:
-        shares = divide(dataset, sharing)
+        divided = divide(dataset, sharing)
     except UndividedError as error:
-        tell_once(
-            f"each worker produces all rows of the data and keeps only its own: {error}. Put "
-            "expensive work into a map directly before batch(n)"
-        )
+        if not in_memory:
+            tell_once(
+                f"each worker produces all rows of the data and keeps only its own: {error}. Put "
+                "expensive work into a map directly before batch(n)"
+            )
         return undivided()
-    if not generated:
-        shares = shares.prefetch(tf.data.AUTOTUNE)
+    shares = divided if generated else divided.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
     shares.undivided = undivided
+    shares.batch_size = divided.batch_size
     return shares
 
 
 def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
-    """Returns a dataset of `Share`s with this worker's rows.
+    """Returns a dataset of `Share`s with this worker's rows, which has the `batch_size`.
 
     Raises:
         UndividedError: if that is not known to be right, or is not worthwhile.
@@ -163,7 +169,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
 
     def as_share(about: _About, batch: Any) -> Share:
-        return Share(about.digest[0], batch, about.rows[0])
+        return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
 
     divided = chain.source.batch(chain.size, drop_remainder=chain.drops).flat_map(own_rows)
     for each in chain.maps:
@@ -178,9 +184,10 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         divided = apply(divided)
     divided = divided.map(as_share).with_options(dataset.options())
     batches = dataset.cardinality()
-    if batches == tf.data.UNKNOWN_CARDINALITY:
-        return divided
-    return divided.apply(tf.data.experimental.assert_cardinality(batches))
+    if batches != tf.data.UNKNOWN_CARDINALITY:
+        divided = divided.apply(tf.data.experimental.assert_cardinality(batches))
+    divided.batch_size = chain.size
+    return divided
 
 
 def _without_folder(value: Any) -> Any:

@@ -69,7 +69,7 @@ def _part(
     sharing = strategy.sharing
     replica = replica_number()
     batch = share.batch
-    rows = count_rows(batch) if share.rows is None else share.rows
+    rows = count_rows(batch if share.rows is None else share.rows)
     own = (rows + sharing.replicas - 1 - replica) // sharing.replicas
     places = tf.range(own) * sharing.replicas + replica
     # For no rows, many layers and losses return NaN. It is a tensor if a number of rows is unknown.
@@ -231,12 +231,14 @@ class StepFunction:
         shares = borrowed.DISTRIBUTED_DATASET.of(data)
         if not hasattr(shares, "undivided"):
             return
+        spec = shares.element_spec
         if not self._model.run_eagerly:
             if self._takes_batches(self._model.steps_per_execution):
-                self._trace("_on_batch", shares.element_spec)
+                rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
+                self._trace("_on_batch", spec._replace(rows=rows))
             else:
                 # An iterator would make a shuffled dataset begin its next epoch.
-                self._trace("_on_iterator", tf.data.IteratorSpec(shares.element_spec))
+                self._trace("_on_iterator", tf.data.IteratorSpec(spec))
         if self._whole is not None:
             borrowed.DISTRIBUTED_DATASET.set(data, shares.undivided())
 

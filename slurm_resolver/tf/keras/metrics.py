@@ -40,6 +40,10 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if step.nested:
         original(metric, *args, **kwargs)
         return
+    rows = tf.get_static_value(step.rows)
+    if rows is not None and metric in borrowed.COMPILE_LOSS.of(step.model).metrics:
+        # Keras weights the loss of an output by the rows of the batch, where it knows their number.
+        kwargs["sample_weight"] = int(rows)
     factors: dict[int, Factor] | None = {}
     if not step.whole:
         factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))

@@ -112,9 +112,9 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
-    def share_out(self, dataset: Any) -> Any:
+    def share_out(self, dataset: Any, *, in_memory: bool = False) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
-        shares = share_out(dataset, self.sharing)
+        shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
     def _create_together(self, create: Method, *args: Any, **kwargs: Any) -> Any:

@@ -209,9 +209,12 @@ def _share_out(
     if distribute_strategy not in strategies:
         original(iterator, distribute_strategy, *args, **kwargs)
         return
-    shares_out = types.SimpleNamespace(
-        experimental_distribute_dataset=distribute_strategy.share_out
-    )
+
+    def share_out(dataset: Any) -> Any:
+        arrays = isinstance(borrowed.DATA_ADAPTER.of(iterator), borrowed.ARRAYS.get())
+        return distribute_strategy.share_out(dataset, in_memory=arrays)
+
+    shares_out = types.SimpleNamespace(experimental_distribute_dataset=share_out)
     original(iterator, shares_out, *args, **kwargs)
     distribute_strategy.unread = iterator  # until the function is made that reads it
 

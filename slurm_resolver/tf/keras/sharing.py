@@ -29,7 +29,9 @@ class Share(NamedTuple):
         digest: fingerprints, float32 of shape (tensors with rows, FINGERPRINT): of the batch's
             tensors, or of those that its rows are made of.
         batch: all rows, or those of this worker's replicas.
-        rows: the number of all rows, int32, if the batch has only those of this worker.
+        rows: a tensor without entries, of shape (rows, 0), if the batch has only the rows of this
+            worker. TensorFlow knows all rows of the batch as it does in one process: as a constant
+            or not.
     """
 
     digest: Any
