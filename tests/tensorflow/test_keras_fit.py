@@ -56,9 +56,13 @@ UNKNOWN = ["data_ragged", "data_sparse_inputs", "step_eagerly"]
 # With what compares rows, or cannot be put together: every worker computes whole batches.
 COMPARING = [
     *("loss_activity_of_batch", "loss_two_outputs", "step_contrastive", "step_decorated_parts"),
+    "loss_gradient_clipped",
 ]
 # With steps and losses of their own, which are means and sums: the workers split the batches.
-PROVEN = ["loss_added_sum", "loss_reduction_none", "step_gan", "step_own", "step_vae"]
+PROVEN = [
+    *("loss_added_sum", "loss_gradient_reversed", "loss_reduction_none"),
+    *("step_gan", "step_own", "step_vae"),
+]
 
 
 def names(count: int, custom_losses: str = "whole") -> Strings:

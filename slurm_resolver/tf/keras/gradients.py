@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import known, refuse
-from slurm_resolver.tf.rows.values import SAME, Kind, Value, rows
+from slurm_resolver.tf.keras.verdicts import check_assumed, known, line_of_program, refuse
+from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
 
 Method = Callable[..., Any]
+_TYPE = "_gradient_op_type"  # an attribute of the results of a tf.custom_gradient
 
 
 def gradient(
@@ -42,7 +43,9 @@ def gradient(
     if not step.whole:
         seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
         seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
+    before = _operations()
     found = original(tape, targets, flat, seeds, *args, **kwargs)
+    _check_custom_gradients(step, len(before))
     shared = [
         place for place, value in enumerate(values) if value.is_plain and found[place] is not None
     ]
@@ -51,6 +54,28 @@ def gradient(
     for one, value in zip(found, values):
         step.declare(one, value)
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def _operations() -> list[Any]:
+    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
+
+
+def _check_custom_gradients(step: Step, begin: int) -> None:
+    """Raises ComputeWholeError if a `tf.custom_gradient` of the program may compare rows.
+
+    Args:
+        begin: the number of operations before backpropagation.
+    """
+    if step.analysis is None:
+        return
+    operations = _operations()
+    if not any(one.type == "IdentityN" and _TYPE in one.node_def.attr for one in operations):
+        return
+    for operation in operations[begin:]:
+        if line_of_program(operation, of="gradient"):
+            for value in map(step.analysis.value_of, operation.outputs):
+                if value.reason:
+                    check_assumed(step, "a custom gradient", value, operation)
 
 
 def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
@@ -122,7 +147,8 @@ def _seed(step: Step, target: Any, seed: Any) -> Any:
     value = known(step, tensor, "the target of a gradient")
     ones = tf.ones_like(tensor) if seed is None else seed
     if value.is_mean or value.is_plain:
-        return ones * tf.cast(step.share, tensor.dtype)
+        # Divided by the replica's rows, it is the same in all workers.
+        return ones * step.declare(tf.cast(step.share, tensor.dtype), COUNT)
     if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
         raise refuse("the target of a gradient", value)
     return ones

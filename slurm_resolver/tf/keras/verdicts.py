@@ -22,8 +22,8 @@ from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.rules import sizes_of
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
 
-_STEP = "run_in"  # the function of `step` that calls a replica's step
-
+# Functions of this package that call what the program has written, and their files.
+_CALLERS = {"run_in": "step.py", "gradient": "gradients.py"}
 
 # What a tensor is that cannot be put together, by its kind.
 _MEANINGS = {
@@ -72,11 +72,11 @@ def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value
     value: Value = step.analysis.value_of(tensor)
     if value.reason is None:
         return value
-    _check_assumed(step, what, value, value.reason.operation, certain=certain)
+    check_assumed(step, what, value, value.reason.operation, certain=certain)
     return _assumed(step, tensor)
 
 
-def _check_assumed(
+def check_assumed(
     step: Step, what: str, value: Value, operation: Any, *, certain: bool = False
 ) -> None:
     """Raises an error unless no rule derives a value, and Keras made it, or the user vouches."""
@@ -171,7 +171,7 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     for assignment in step.analysis.assigned():
         value = assignment.value
         if not value.is_plain and id(assignment.handle) not in exempt:
-            _check_assumed(step, "a new value of a variable", value, assignment.operation)
+            check_assumed(step, "a new value of a variable", value, assignment.operation)
 
 
 def batch_normalization(
@@ -184,14 +184,16 @@ def batch_normalization(
     return outputs
 
 
-def line_of_program(operation: Any) -> str | None:
+def line_of_program(operation: Any, of: str = "run_in") -> str | None:
     """Returns the line of the program in a step that made an operation: "train.py:12".
 
-    None if Keras made it in a step of its own.
+    None if Keras made it in a step of its own. With "gradient", None if TensorFlow made it in
+    backpropagation.
     """
     found = None
+    file = os.path.join("keras", _CALLERS[of])
     for frame in operation.traceback:
-        if frame.name == _STEP and frame.filename.endswith(os.path.join("keras", "step.py")):
+        if frame.name == of and frame.filename.endswith(file):
             found = None
         elif not _is_of_library(frame.filename):
             found = frame

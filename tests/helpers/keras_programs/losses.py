@@ -139,7 +139,19 @@ def _penalized(penalty: Change) -> Action:
     return lambda: perceptron(lambda: Penalty(penalty))
 
 
+def _with_gradient(gradient: Change) -> Action:
+    """Returns what makes a perceptron with a layer whose gradient is another one."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def same(x: Any) -> Any:
+        return tf.identity(x), gradient
+
+    return lambda: perceptron(lambda: layers.Lambda(same))
+
+
 ADDED: dict[str, Action] = {
+    "gradient_reversed": _with_gradient(lambda dy: -0.5 * dy),
+    "gradient_clipped": _with_gradient(lambda dy: tf.clip_by_norm(dy, 0.01)),
     "added_sum": _penalized(lambda x: 0.01 * ops.sum(ops.square(x))),
     "added_vector": _penalized(lambda x: 0.01 * ops.sum(ops.square(x), axis=-1)),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
