@@ -124,14 +124,10 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     # Other jobs use a GPU with shards as well.
     shared = gpus.shared or (bool(gpus.devices) and step.shards_on_node is not None)
     chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
-    gpus = TaskGpus(
-        gpus.devices,
-        gpus.source,
-        settings,
-        gpus.visible_before or visible.devices,
-        gpus.counts_given,
-        gpus.same_for_all,
-        shared and not chosen,
+    gpus = gpus._replace(
+        settings=settings,
+        visible_before=gpus.visible_before or visible.devices,
+        shared=shared and not chosen,
     )
     return _keep_usable(gpus, visible)
 

@@ -49,17 +49,7 @@ def index_order(count: int) -> list[int]:
     >>> index_order(12)
     [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    if count <= 10:
-        return list(range(count))
-    # Five times as fast as sorting: each index is followed by its ten longer ones, 12 by 120 to
-    # 129. As `shorter` is a multiple of ten, it has all ten of them already, or none.
-    shorter = -(-count // 100) * 10
-    order = []
-    for index in index_order(shorter):
-        order.append(index)
-        if index * 10 >= shorter:
-            order += range(index * 10, min(index * 10 + 10, count))
-    return order
+    return sorted(range(count), key=str)
 
 
 def is_contiguous(nodes: Iterable[int]) -> bool:

@@ -101,12 +101,8 @@ def _assign(
         if spreads and job == "ps":
             ranks = _spread_ranks(layout, candidates, counts[job], roles.get("chief", ()))
         roles[job] = ranks
-        if ranks == free[: len(ranks)]:
-            free = free[len(ranks) :]  # a range stays one, which needs no memory
-        else:
-            end = free.index(ranks[-1]) + 1  # all ranks that are taken come before
-            taken = set(ranks)
-            free = [rank for rank in free[:end] if rank not in taken] + list(free[end:])
+        taken = set(ranks)
+        free = [rank for rank in free if rank not in taken]
     return roles
 
 
