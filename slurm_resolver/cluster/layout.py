@@ -58,10 +58,7 @@ class Layout(NamedTuple):
 
     def ranks_on(self, node: int) -> tuple[int, ...]:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
-        ranks: list[int] = []
-        for _ in range(self.node_of.count(node)):  # much faster than a loop over all ranks
-            ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
-        return tuple(ranks)
+        return tuple([rank for rank, other in enumerate(self.node_of) if other == node])
 
 
 def layout_from_environment(step: SlurmStep, source: str = "environment") -> Layout:

@@ -25,7 +25,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.slurm.step import Component, SlurmStep
 
-Place = tuple[str, int, Optional[int]]  # a task's node, local rank and node id
+Place = tuple[str, Optional[int]]  # a task's node and its node id
 Known = tuple[list[str], list[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
 
@@ -48,7 +48,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
         try:
             places = connect(service).gather(
                 "the exchange of the layout",
-                (step.node_name, step.local_rank, step.node_id),
+                (step.node_name, step.node_id),
                 options.meeting_seconds,
             )
             known = _layout_from_places(places, nodes, counts)
@@ -81,13 +81,7 @@ def _left_by_earlier_call(step: SlurmStep, name: str) -> Known | None:
     found, _, packed = (step.exchanged_layout or "").partition(" ")
     if found != name:
         return None
-    try:
-        names, node_of = json.loads(zlib.decompress(b64decode(packed)))
-    except (ValueError, TypeError, zlib.error) as error:
-        raise LayoutError(
-            f"{SlurmStep.exchanged_layout.name}={step.exchanged_layout!r:.80}: expected the layout "
-            f"that an earlier call in this task left there ({error}). Unset it, or start again."
-        ) from error
+    names, node_of = json.loads(zlib.decompress(b64decode(packed)))
     return names, node_of
 
 
@@ -97,9 +91,10 @@ def _layout_from_places(
     """Returns the nodes in the order of SLURM_NODEID, and by rank the node id.
 
     Raises:
-        LayoutError: if the places contradict the step's variables, or each other.
+        LayoutError: if the places contradict the step's variables. Each task then compares the
+            layout with its own place.
     """
-    count_of = Counter(name for name, _, _ in places)
+    count_of = Counter(name for name, _ in places)
     given = Counter(dict(zip(nodes, counts)))
     for name in count_of | given:
         if count_of[name] != given[name]:
@@ -107,16 +102,9 @@ def _layout_from_places(
                 f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "
                 f"SLURM_STEP_TASKS_PER_NODE give it {given[name]}"
             )
-    node_id_of = {name: node_id for name, _, node_id in places if node_id is not None}
+    node_id_of = {name: node_id for name, node_id in places if node_id is not None}
     position_of = {name: position for position, name in enumerate(nodes)}
     if set(node_id_of.values()) == set(range(len(nodes))):
         position_of = node_id_of
-    node_of = [position_of[name] for name, _, _ in places]
-    for rank, local_rank in enumerate(local_ranks(node_of, len(nodes))):
-        name, own, node_id = places[rank]
-        if (own, node_id) != (local_rank, node_id_of.get(name)):
-            raise LayoutError(
-                f"rank {rank} has SLURM_LOCALID={own} and SLURM_NODEID={node_id} on node {name}; "
-                f"expected {local_rank} and {node_id_of.get(name)}, by the other tasks there"
-            )
+    node_of = [position_of[name] for name, _ in places]
     return sorted(nodes, key=position_of.__getitem__), node_of
