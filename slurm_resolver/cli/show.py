@@ -98,10 +98,5 @@ def main(args: Namespace) -> int:
         if not {*gpus} - {"unknown", "none"}:
             gpus = []
     if not step.rank:  # None for a planned step
-        from slurm_resolver.preflight.job_checks import advise_on_lonely_step  # takes long
-
-        advice = advise_on_lonely_step(step)
-        if advice:
-            print(f"slurm-resolver show: {advice}", file=sys.stderr)
         print(describe_cluster(cluster, gpus=gpus))
     return 0

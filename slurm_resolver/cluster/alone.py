@@ -119,3 +119,18 @@ def _is_local(family: int, address: object) -> bool:
         sock.bind(address)  # type: ignore[arg-type]  # as getaddrinfo() gives it, with port 0
         return True
     return False
+
+
+def advise_on_lonely_step(step: SlurmStep) -> str:
+    """Returns what to write instead if a step has one task, and its job place for more; or ''."""
+    if step.place != "step" or step.num_tasks != 1 or step.simulated:
+        return ""
+    nodes = step.job_num_nodes or "1"
+    each = step.job_tasks_per_node or "1"
+    tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
+    if tasks < 2 or step.step_id is None:
+        return ""
+    return (
+        f"step {step.name} has one task, which trains alone, and its job has place for {tasks}. "
+        f"For one training, start one step of all tasks: srun -n {tasks} …"
+    )

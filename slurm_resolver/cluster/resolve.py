@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Callable
 
 from slurm_resolver.cluster.addresses import find_hosts, make_addresses
-from slurm_resolver.cluster.alone import why_alone
+from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
@@ -101,6 +101,10 @@ def resolve_step(
     if reason is not None:
         warn_once(reason)
         return Cluster(step=step)
+    if step.is_live and not overridden:
+        advice = advise_on_lonely_step(step)
+        if advice:
+            warn_once(advice)
     if layout_of is not None:
         step, layout = layout_of(step, options)
     else:
