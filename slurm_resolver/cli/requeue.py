@@ -36,18 +36,17 @@ def add_arguments(add: Options) -> None:
 
 def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
-    from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol, requeue_job
+    from slurm_resolver.preemption.requeue import REQUEUE_STATUS, requeue_job
     from slurm_resolver.slurm.step import SlurmStep
 
     status: int = args.status
     step = SlurmStep.read()
-    job_id = job_id_for_scontrol(step)
-    if job_id is None:
+    if step.job_id is None:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
     asks = status == REQUEUE_STATUS
     if status and not asks:
         with suppress(OSError):
-            asks = scontrol.is_preempted(scontrol.show_job(job_id))
+            asks = scontrol.is_preempted(scontrol.own_job(step)[1])
     if not asks:
         return status
     plan = requeue_job(step, "scontrol", args.max_restarts)

@@ -24,9 +24,9 @@ from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     UNSET,
-    node_addresses,
     show_config,
     show_job,
+    show_nodes,
     show_steps,
 )
 from slurm_resolver.slurm.step import SlurmStep
@@ -130,14 +130,12 @@ def _addresses(
     """
     job = show_job(job_id)
     cluster = own.cluster_name or show_config().get("ClusterName")
-    job_id = job.get("JobId", job_id)
-    components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
+    job_id = job.get("HetJobId", job["JobId"])
     numbered = defaultdict(list)
-    for component in components:
-        for fields in show_steps(component):
-            name = fields.get("StepId", "").rpartition(".")[2]
-            if name.isdigit() and step_id in ("", name):
-                numbered[int(name)].append(fields)
+    for fields in show_steps(job):
+        name = fields.get("StepId", "").rpartition(".")[2]
+        if name.isdigit() and step_id in ("", name):
+            numbered[int(name)].append(fields)
     for number, records in sorted(numbered.items(), reverse=True):
         if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
             continue  # the step that this command runs in
@@ -149,7 +147,7 @@ def _addresses(
         )
         nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
         ports = [given_port or derive_meeting_port(step)]
-        if len(components) == 1:
+        if "HetJobId" not in job:
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not
             # known here. Heterogeneous steps do not use reserved ports.
@@ -157,7 +155,7 @@ def _addresses(
             if not given_port and reserved not in UNSET:
                 listed = SlurmStep.reserved_ports.parse(reserved) or ()
                 ports = [*reversed(listed[1:]), *ports]
-        hosts = node_addresses(",".join(nodes))
+        hosts = show_nodes("NodeAddr", ",".join(nodes))
         for node in nodes:
             for port in ports:
                 yield ServiceAddress(

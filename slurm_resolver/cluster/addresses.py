@@ -89,12 +89,12 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
-    from slurm_resolver.slurm.scontrol import node_addresses  # few steps need it
+    from slurm_resolver.slurm.scontrol import show_nodes  # few steps need it
 
     if delay >= 1.0:
         time.sleep(delay)
     try:
-        return node_addresses(nodes)
+        return show_nodes("NodeAddr", nodes)
     except OSError as error:
         raise AddressError(
             f"node_address='slurm': Slurm did not give the addresses of {nodes}: {error}. Pass a "

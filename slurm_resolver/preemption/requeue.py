@@ -94,7 +94,7 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
-    job_id = job_id_for_scontrol(step)
+    job_id = step.job_name
     # All commands together may take a quarter of the time until the job's end.
     seconds = _MOST_SECONDS
     if step.job_end_time is not None:
@@ -109,7 +109,7 @@ def requeue_job(
     if max_restarts is not None and restarts >= max_restarts:
         if job_id is not None and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
-                scontrol.forbid_requeue(job_id, seconds_left())
+                scontrol.forbid_requeue(scontrol.own_job(step)[0], seconds_left())
         return ExitPlan(
             MAX_RESTARTS_STATUS,
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached "
@@ -124,7 +124,8 @@ def requeue_job(
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, asks)
     try:
-        job = scontrol.show_job(job_id, seconds_left())
+        ref, job = scontrol.own_job(step, seconds_left())
+        job_id = ref
         is_running = job["JobState"] in scontrol.RUNNING_STATES
     except (OSError, KeyError) as error:
         return ExitPlan(REQUEUE_STATUS, f"the job's state is unknown ({error}); {asks}")
@@ -144,14 +145,14 @@ def requeue_job(
         )
     try:
         if not _slurm_requeues(job, seconds_left):
-            scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
+            scontrol.run_on(ref, "scontrol", "requeue", timeout=seconds_left())
             message = f"job {job_id} requeued, restart {restarts + 1}"
             return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
     except OSError as error:
         return ExitPlan(REQUEUE_STATUS, f"not requeued ({error}); {asks}")
     message = f"job {job_id} is preempted, and Slurm requeues it, restart {restarts + 1}"
     try:  # ends the shell of the batch file; the status does not ask it for another requeue
-        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
+        scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
     except OSError as error:
         message += f", when its batch file ends, which has to be now ({error})"
         return ExitPlan(TERMINATED_STATUS, message)
@@ -176,10 +177,3 @@ def _slurm_requeues(job: scontrol.Fields, seconds_left: Callable[[], float]) -> 
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")
     return "REQUEUE" in mode.split(",")
-
-
-def job_id_for_scontrol(step: SlurmStep) -> str | None:
-    """Returns the job's id as scontrol takes it: ``12_3`` for task 3 of the job array 12."""
-    if step.array_job_id is not None and step.array_task_id is not None:
-        return f"{step.array_job_id}_{step.array_task_id}"
-    return step.job_id

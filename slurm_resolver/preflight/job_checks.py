@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import re
 
+from slurm_resolver.cluster.alone import advise_on_lonely_step as advise_on_lonely_step
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
+from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
 
 def check_job(step: SlurmStep) -> list[Result]:
     """Returns the results of the checks `requeue` and `signal`; [] outside a job."""
-    # Imported here: `show` needs only the advice below, and this takes long.
-    from slurm_resolver.slurm import scontrol
-
     if step.job_id is None:
         return []
-    reason = f"job {step.job_id} has no batch file, and Slurm requeues only jobs with one"
+    reason = f"job {step.job_name} has no batch file, and Slurm requeues only jobs with one"
     try:
-        job = {} if step.simulated else scontrol.show_job(step.job_id)
-        if job.get("BatchFlag") == "1":
-            return _check_batch_job(
-                scontrol.batch_script(step.job_id) or "",
-                job.get("Requeue") == "1",
-                step.open_mode == "a" or scontrol.show_config().get("JobFileAppend") == "1",
-            )
+        if not step.simulated:
+            ref, job = scontrol.own_job(step)
+            if job.get("BatchFlag") == "1":
+                return _check_batch_job(
+                    scontrol.batch_script(ref),
+                    job.get("Requeue") == "1",
+                    step.open_mode == "a" or scontrol.show_config().get("JobFileAppend") == "1",
+                )
     except OSError as error:
         reason = str(error)
     return [Result("requeue", SKIPPED, reason), Result("signal", SKIPPED, reason)]
@@ -62,18 +62,3 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[R
             "signal", [signal], f"the batch file asks for {asked[2] if asked else 'none'}", WARNING
         ),
     ]
-
-
-def advise_on_lonely_step(step: SlurmStep) -> str:
-    """Returns what to write instead if a step has one task, and its job place for more; or ''."""
-    if step.place != "step" or step.num_tasks != 1 or step.simulated:
-        return ""
-    nodes = step.job_num_nodes or "1"
-    each = step.job_tasks_per_node or "1"
-    tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
-    if tasks < 2 or step.step_id is None:
-        return ""
-    return (
-        f"step {step.name} has one task, which trains alone, and its job has place for {tasks}. "
-        f"For one training, start one step of all tasks: srun -n {tasks} …"
-    )

@@ -1,4 +1,9 @@
-"""Runs scontrol and scancel: no other module runs commands of Slurm. Containers often lack them."""
+"""Runs scontrol and scancel: no other module runs commands of Slurm. Containers often lack them.
+
+SLURM_JOB_ID does not always mean one job to these commands. That of an array's last task is the
+array's own id: ``scancel 12`` ends all tasks, ``12_3`` one. So the functions take a `JobRef`, which
+only `own_job` makes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from typing import NewType
 
+from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.slurm.step import SlurmStep
+
+JobRef = NewType("JobRef", str)  # the id that means one job to Slurm's commands
 Fields = dict[str, str]  # what Slurm says of a job, a node or another thing, by name
 
 TIMEOUT_SECONDS = 10.0
@@ -65,9 +75,36 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
     return dict(re.findall(r"^([A-Za-z]\w*)\s*= (.*?)[ \t]*$", text, re.M))
 
 
+def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, Fields]:
+    """Returns the id of a step's job for Slurm's commands, and the job's fields by name."""
+    own = step.job_id or ""
+    ref = step.job_name or ""
+    try:
+        job = show_job(ref, timeout)
+        is_own = job.get("JobId", own) == own
+    except OSError as error:
+        is_own = ref == own or "Invalid job id" not in str(error)
+        if is_own:
+            raise
+    if not is_own:  # the array's variables are those of the job that has submitted this one
+        ref = own
+        job = show_job(ref, timeout)
+    return JobRef(ref), job
+
+
 def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Fields:
-    """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0."""
-    return _show("job", job_id, timeout=timeout)[0]
+    """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0.
+
+    Of a job array, whose id Slurm shows all tasks for, it is the task whose own id it is, as for
+    ``srun --jobid``.
+    """
+    jobs = _show("job", job_id, timeout=timeout)
+    return next((job for job in jobs if job.get("JobId") == job_id), jobs[0])
+
+
+def run_on(job: JobRef, *command: str, timeout: float) -> None:
+    """Runs a command on a job, whose id is its last word, such as ``"scontrol", "requeue"``."""
+    run(*command, job, timeout=timeout)
 
 
 def end_time(job: Mapping[str, str]) -> float | None:
@@ -93,42 +130,42 @@ def show_qos(name: str, timeout: float) -> Fields:
     return _show("assoc_mgr", f"qos={name}", "flags=qos", timeout=timeout)[0]
 
 
-def node_addresses(nodes: str) -> dict[str, str]:
-    """Returns the NodeAddr of each node of a host list; ``scontrol getaddrs`` needs credentials."""
-    return {
-        node["NodeName"]: node["NodeAddr"]
-        for node in _show("node", nodes)
-        if node.get("NodeAddr", "") not in UNSET
-    }
+def show_nodes(field: str, nodes: str, timeout: float = TIMEOUT_SECONDS) -> dict[str, str]:
+    """Returns a field of each node of a host list that has it, by the node's name.
 
-
-def node_states(nodes: str, timeout: float) -> dict[str, str]:
-    """Returns the state of each node of a host list, such as ``MIXED+DRAIN``."""
+    ``State`` is such as ``MIXED+DRAIN``; ``NodeAddr`` is the address (``scontrol getaddrs`` needs
+    credentials).
+    """
     return {
-        node["NodeName"]: node["State"]
+        node["NodeName"]: node[field]
         for node in _show("node", nodes, timeout=timeout)
-        if "State" in node
+        if node.get(field, "") not in UNSET
     }
 
 
-def show_steps(job_id: str) -> list[Fields]:
-    """Returns the fields of each running step of a job; [] for none."""
-    try:
-        return _show("step", job_id)
-    except OSError as error:
-        if "not found" in str(error):
-            return []
-        raise
+def show_steps(job: Fields) -> list[Fields]:
+    """Returns the fields of each running step of a job (`show_job`), of all its components."""
+    ids = expand_hostlist(f"[{job.get('HetJobIdSet', job['JobId'])}]")
+    if job.get("ArrayTaskId", "").isdigit():
+        ids = [f"{job['ArrayJobId']}_{job['ArrayTaskId']}"]
+    steps = []
+    for id in ids:
+        try:
+            steps += _show("step", id)
+        except OSError as error:
+            if "not found" not in str(error):
+                raise
+    return steps
 
 
-def forbid_requeue(job_id: str, timeout: float) -> None:
+def forbid_requeue(job: JobRef, timeout: float) -> None:
     """Forbids that Slurm or a command requeues a job."""
-    run("scontrol", "update", f"JobId={job_id}", "Requeue=0", timeout=timeout)
+    run("scontrol", "update", f"JobId={job}", "Requeue=0", timeout=timeout)
 
 
-def batch_script(job_id: str) -> str:
+def batch_script(job: JobRef) -> str:
     """Returns the text of a Slurm job's batch file, as the controller keeps it."""
-    return run("scontrol", "write", "batch_script", job_id, "-")
+    return run("scontrol", "write", "batch_script", job, "-")
 
 
 def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:

@@ -89,6 +89,7 @@ class SlurmStep:
     reserved_ports = Variable("SLURM_STEP_RESV_PORTS", parse_ports, "ports such as 23001-23008")
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
     het_size = number_variable("SLURM_HET_SIZE", 0, 128)
+    het_job_id = text_variable("SLURM_JOB_ID_PACK_GROUP_0")
     # set from Slurm 26.05 on
     sluid = text_variable("SLURM_JOB_SLUID")
     # the allocation; set without srun as well
@@ -193,11 +194,13 @@ class SlurmStep:
             for name in environ  # most variables are not set, and os.environ is slow to say so
             if (known := _BY_NAME.get(name))
         }
+        het_size = values.get("het_size") or 0
+        if values.get("het_job_id") not in (None, values.get("job_id")):
+            het_size = 0  # inherited from the job that submitted this one
+            values["het_size"] = None
         step = cls(
             **values,
-            components=tuple(
-                [_component(environ, group) for group in range(values.get("het_size") or 0)]
-            ),
+            components=tuple([_component(environ, group) for group in range(het_size)]),
         )
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
@@ -231,6 +234,13 @@ class SlurmStep:
     def name(self) -> str:
         """The step's id as Slurm writes it: ``42.0``."""
         return f"{self.job_id or '?'}.{self.step_id or '?'}"
+
+    @property
+    def job_name(self) -> str | None:
+        """The job's id in messages: ``12_3`` for task 3 of the job array 12."""
+        if self.array_job_id is not None and self.array_task_id is not None:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        return self.job_id
 
     @property
     def place(self) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.scontrol import JobRef
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.policy import is_lost
 from slurm_resolver.supervision.step import say
@@ -33,7 +34,9 @@ _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 @contextlib.contextmanager
-def watched(step: SlurmStep, nodes: Sequence[str], requeue: bool, every: float) -> Iterator[None]:
+def watched(
+    step: SlurmStep, job: JobRef, nodes: Sequence[str], requeue: bool, every: float
+) -> Iterator[None]:
     """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
 
     The last of the nodes does it, as it may be a spare one.
@@ -48,8 +51,7 @@ def watched(step: SlurmStep, nodes: Sequence[str], requeue: bool, every: float) 
         if not name.startswith("SLURM") or name in _KEPT_VARIABLES
     }
     end = ["scontrol", "requeue"] if requeue else ["scancel"]
-    # Of a task of an array, too, the id of the job itself is needed.
-    program = [sys.executable, "-m", __name__, f"{every:g}", step.job_id or "", *end]
+    program = [sys.executable, "-m", __name__, f"{every:g}", job, *end]
     process = subprocess.Popen(
         [*_STEP, f"--nodelist={others[-1]}", *program],
         env=environ,
@@ -87,7 +89,7 @@ def main(every: float, job_id: str, *end: str) -> None:
         )
     while True:
         with contextlib.suppress(OSError):
-            scontrol.run(*end, job_id, timeout=60.0)
+            scontrol.run_on(JobRef(job_id), *end, timeout=60.0)  # which `watched` has got
             return
         time.sleep(every)
 

@@ -74,7 +74,7 @@ def job_is_ending(
 
 
 def healthy_nodes(states: Fields) -> list[str]:
-    """Returns the nodes that can start tasks, by their states (`scontrol.node_states`)."""
+    """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
     return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
 

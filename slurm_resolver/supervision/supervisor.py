@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol
+from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.scontrol import Fields
@@ -114,7 +114,7 @@ class Supervisor:
                 f"--nodelist={compress_hostlist(chosen)}",
                 *words,
             ]
-            with watched(self._step, healthy, options.requeue, options.watch):
+            with watched(self._step, self._job, healthy, options.requeue, options.watch):
                 status, output = run_step(command, self._signals)
             if status == 0:
                 return
@@ -149,21 +149,20 @@ class Supervisor:
 
     def _look(self) -> Fields:
         """Returns the states of the job's nodes; raises NoRestartError if the job ends."""
-        job_id = job_id_for_scontrol(self._step) or ""
         until = time.monotonic() + _CONTROLLER_SECONDS
         while self._signals.received is None:
             try:
-                job = scontrol.show_job(job_id, _ANSWER_SECONDS)
+                self._job, job = scontrol.own_job(self._step, _ANSWER_SECONDS)
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
                         job, self._step.restart_count or 0, self._options.least_time, time.time()
                     )
                     if stop:
                         raise stop
-                return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS)
+                return scontrol.show_nodes("State", job["NodeList"], _ANSWER_SECONDS)
             except OSError as error:
                 if "Invalid job id" in str(error):
-                    raise NoRestartError(f"Slurm does not know job {job_id}") from None
+                    raise NoRestartError(f"Slurm does not know job {self._step.job_name}") from None
                 if time.monotonic() > until:
                     raise NoRestartError(f"Slurm does not answer ({error})") from None
             self._signals.wait(5.0)

@@ -56,3 +56,31 @@ def test_free_text_and_the_users_settings_change_no_field(
     assert job["StdOut"] == f"{folder}/x.out"
     assert job["NodeList"] == job["BatchHost"]
     assert 1000 < end - time.time() <= 1800
+
+
+OWN_JOB = """\
+from slurm_resolver.slurm import scontrol; from slurm_resolver.slurm.step import SlurmStep
+job, fields = scontrol.own_job(SlurmStep.read())
+print(job, *[step["StepId"] for step in scontrol.show_steps(fields)])"""
+# An array's last task has the array's own id. A job that a task submits inherits its variables.
+ARRAY = """\
+#!/bin/bash
+until [ $(squeue -h -r -t R -n array | wc -l) = 2 ]; do sleep 0.1; done
+srun -n1 PROGRAM > of-$SLURM_ARRAY_TASK_ID
+touch over-$SLURM_ARRAY_TASK_ID
+until [ -e over-3 ] && [ -e over-4 ]; do sleep 0.1; done
+sbatch --wait -n1 -o submitted-%j --wrap "srun -n1 PROGRAM"
+"""
+
+
+def test_the_id_of_a_job_means_no_other(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "program").write_text(OWN_JOB)
+    (tmp_path / "job").write_text(ARRAY.replace("PROGRAM", f"{sys.executable} program"))
+    submit = "sbatch --parsable --wait -J array --array=3-4 -n1 job"
+    array = real_slurm.run(submit, cwd=tmp_path).stdout.strip()
+    for number in (3, 4):
+        name = f"{array}_{number}"
+        assert (tmp_path / f"of-{number}").read_text() == f"{name} {name}.batch {name}.0\n"
+    for path in tmp_path.glob("submitted-*"):
+        own = path.name.partition("-")[2]
+        assert path.read_text() == f"{own} {own}.batch {own}.0\n"

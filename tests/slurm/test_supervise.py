@@ -289,7 +289,10 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         )
     ) as slurm:
         ids = []
-        for folder, names in ((tmp_path / "spare", "n[1-3]"), (tmp_path / "batch", "n[4-5]")):
+        for folder, names in (
+            (tmp_path / "spare", "n[1-3]"),
+            (tmp_path / "batch", "n[4-5] --array=7"),
+        ):
             folder.mkdir()
             (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2"))
             ids.append(
