@@ -92,7 +92,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         if not is_given and placed != _distribute_plane(counts, 1):
             unambiguous = False
         # ranks and node ids count on through all components
-        node_of += [len(nodes) + node for node in placed[0]] if nodes else placed[0]
+        node_of += [len(nodes) + node for node in placed[0]]
         local_rank_of += placed[1]
         nodes += component.nodes
     return Layout(

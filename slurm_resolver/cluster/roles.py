@@ -123,22 +123,11 @@ def _spread_ranks(
 
     In every round each node gives one, as long as it has any; the chief's node comes last.
     """
-    node_of = layout.node_of
-    tasks_on = Counter(map(node_of.__getitem__, free))
-    # The second sort is stable.
-    nodes = sorted(sorted(tasks_on), key={node_of[rank] for rank in chief}.__contains__)
-    wanted = dict.fromkeys(nodes, 0)
-    left = count
-    while left:
-        nodes = [node for node in nodes if wanted[node] < tasks_on[node]][:left]
-        for node in nodes:
-            wanted[node] += 1
-        left -= len(nodes)
-    found: list[int] = []
+    chiefs = {layout.node_of[rank] for rank in chief}
+    rounds = Counter[int]()  # by node
+    places = []
     for rank in free:
-        if len(found) == count:
-            break
-        if wanted[node_of[rank]]:
-            wanted[node_of[rank]] -= 1
-            found.append(rank)
-    return found
+        node = layout.node_of[rank]
+        places.append((rounds[node], node in chiefs, node, rank))
+        rounds[node] += 1
+    return sorted(place[-1] for place in sorted(places)[:count])
