@@ -34,12 +34,19 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
         )
     if step.place == "none":
         _check_outside(step, options)
+        if step.ancestors.hidden:
+            return (
+                "outside Slurm, as far as this process can see: no variable of a step is set, and "
+                "/proc hides what started it. It trains alone, without a cluster. If srun started "
+                "it, keep the variables SLURM_… and SLURMD_NODENAME"
+            )
         return "outside Slurm: this process trains alone, without a cluster"
     if step.place == "allocation":
         if options.jobs is not None or not step.is_for_one_task:
             raise step.not_in_step()
+        has = "has one task" if step.job_num_nodes else "has an unknown number of tasks"
         return (
-            f"the allocation of job {step.job_id or '(unknown)'} has one task, and srun did not "
+            f"the allocation of job {step.job_id or '(unknown)'} {has}, and srun did not "
             "start this process: it trains alone"
         )
     if step.is_live and not step.simulated:

@@ -68,10 +68,13 @@ def resolve(
         JobsError, AddressError: for arguments that do not fit the step.
         GpuError: for GPU variables that are not a list of devices, or show more than was granted.
     """
-    if layout == "auto" and environ is not None and environ is not os.environ:
-        layout = "environment"  # this process cannot meet in place of another task
+    step = SlurmStep.read(environ)
+    if environ is not None and environ is not os.environ:
+        step = step.replace(task_pid=None)  # this process is not the task
+        if layout == "auto":
+            layout = "environment"
     return resolve_step(
-        SlurmStep.read(environ),
+        step,
         ClusterOptions(
             jobs,
             port_base,

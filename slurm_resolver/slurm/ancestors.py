@@ -1,7 +1,8 @@
 """The process that started this one: a task's slurmstepd, or another launcher, such as mpirun.
 
 An environment can be cleaned, copied or inherited; the chain of parents in /proc cannot. In a
-container with its own process ids the chain ends at the container.
+container with its own process ids the chain ends at the container, and /proc may hide the processes
+of other users (hidepid in proc(5)). Where Slurm uses cgroups, their names show the step as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _LAUNCHERS = re.compile(
 # slurmstepd's command line is "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component
 # in Slurm 22.05.
 _TITLE = re.compile(r"slurmstepd: \[(?P<job>[^\].]+)\.(?P<step>\w+)[^\]]*\]")
+# A cgroup of a task, such as "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".
+_CGROUP = re.compile(r"/job_(\d+)/step_(\w+)")
 
 
 class Ancestors(NamedTuple):
@@ -29,6 +32,7 @@ class Ancestors(NamedTuple):
         complete: whether all processes up to the one that Slurm started are known, so that no
             launcher is hidden.
         job_id, step_id: of that slurmstepd, such as ``42`` and ``0``; None if unknown.
+        hidden: whether /proc hides one of the processes, and no cgroup shows a step.
     """
 
     launcher: str | None = None
@@ -36,6 +40,7 @@ class Ancestors(NamedTuple):
     complete: bool = False
     job_id: str | None = None
     step_id: str | None = None
+    hidden: bool = False
 
     @property
     def is_in_step(self) -> bool:
@@ -56,7 +61,8 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         name, parent = _name_and_parent(pid)
         if name == "slurmstepd":
             title = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
-            return Ancestors(launcher, True, True, *(title.groups() if title else ()))
+            job_id, step_id = title.groups() if title else (None, None)
+            return Ancestors(launcher, True, True, job_id, step_id)
         may_be = pid != own and not complete and launcher is None
         if may_be and _LAUNCHERS.fullmatch(name):
             launcher = name
@@ -65,7 +71,10 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         if parent < 1:
             break
         pid = parent
-    return Ancestors(launcher, complete=complete)
+    group = _CGROUP.search(read_proc("/proc/self/cgroup"))
+    if group is not None:
+        return Ancestors(launcher, True, complete, group[1], group[2])
+    return Ancestors(launcher, complete=complete, hidden=pid != own and not name)
 
 
 def is_component(node: str | None, step: str) -> bool:

@@ -206,10 +206,15 @@ class SlurmStep:
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
         several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
-        return step.replace(
+        step = step.replace(
             ancestors=find_ancestors(step.task_pid),
             is_component=several and is_component(step.node_name, step.name),
         )
+        origin = step.ancestors
+        if origin.is_in_step or (origin.job_id, step.place) != (step.job_id, "step"):
+            return step
+        # The batch file of a job that was submitted from inside a step inherits its variables.
+        return step.replace(step_id=origin.step_id, num_tasks=None)
 
     def replace(self, **values: Any) -> SlurmStep:
         """Returns a copy with other values in these fields; None unsets a field."""

@@ -51,6 +51,7 @@ WITHOUT_SRUN = {
     "switched off in a step": ("SLURM_RESOLVER=off srun -n2 TASK", ALONE),
     "switched off by argument": (f"srun -n2 TASK {LOCAL}", ALONE),
     "switched off under mpirun": ("SLURM_RESOLVER=off mpirun.mpich -np 2 TASK", ALONE),
+    "submitted from a step": ("srun -n1 bash -c 'sbatch -W -n1 --wrap \"TASK\"'", ALONE),
     "an invalid switch": (
         "SLURM_RESOLVER=no srun -n1 TASK",
         "SLURM_RESOLVER='no': expected on or off",

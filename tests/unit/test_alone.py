@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from captured import Patch
 from kinds import Counts, Fields
+from task_variables import TASK as VARIABLES
 
 from slurm_resolver.cluster import alone
 from slurm_resolver.cluster.alone import is_this_machine, why_alone
 from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors
 from slurm_resolver.slurm.step import SlurmStep
@@ -35,7 +37,9 @@ IN_BATCH = IN_STEP._replace(step_id="batch")
     [
         ({}, None, None, "outside Slurm"),
         ({"ancestors": IN_BATCH}, None, None, "outside Slurm"),
+        ({"ancestors": Ancestors(hidden=True)}, None, None, "/proc hides what started it"),
         (BATCH, None, None, "the allocation of job 7 has one task"),
+        ({"job_id": "7"}, None, None, "job 7 has an unknown number of tasks"),
         ({**TASK, "switch": "off"}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
         # None: it is a task
         ({**TASK, "ancestors": IN_STEP}, None, None, None),
@@ -77,6 +81,13 @@ def test_alone_or_a_task_or_neither(
         return
     told = why_alone(step, options)
     assert told is None if says is None else says in str(told)
+
+
+def test_the_variables_of_another_task_are_only_read(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    monkeypatch.setattr(socket, "gethostname", lambda: "login")
+    copied = {**VARIABLES, "SLURM_TASK_PID": "100", "SLURMD_NODENAME": "n9"}
+    assert resolve(environ=copied).num_tasks == 4
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from kinds import Texts
 
@@ -32,6 +34,23 @@ def test_the_title_of_slurmstepd_tells_the_step(
     assert (found.job_id, found.step_id) == expected
     assert found.is_in_step is is_in_step
     assert found.complete
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ("5:devices:/slurm_n9/uid_0/job_42/step_0/task_1", ("42", "0", True, False)),
+        ("0::/system.slice/slurmstepd.scope/job_42/step_batch/user", ("42", "batch", False, False)),
+        ("0::/user.slice", (None, None, False, True)),
+    ],
+)
+def test_a_cgroup_tells_the_step_where_proc_hides_the_parents(
+    monkeypatch: pytest.MonkeyPatch, group: str, expected: tuple[object, ...]
+) -> None:
+    files = {f"/proc/{os.getpid()}/stat": "5 (python) S 4 5 5", "/proc/self/cgroup": group}
+    monkeypatch.setattr(ancestors, "read_proc", lambda path: files.get(path, ""))
+    found = find_ancestors(None)
+    assert (found.job_id, found.step_id, found.is_in_step, found.hidden) == expected
 
 
 OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
