@@ -22,6 +22,7 @@ from slurm_resolver.slurm.gpu_variables import (
     Devices,
     VisibleDevices,
     count_driver_gpus,
+    numbered,
     read_visible_devices,
 )
 from slurm_resolver.slurm.step import SlurmStep
@@ -45,6 +46,7 @@ class TaskGpus(NamedTuple):
         same_for_all: whether all tasks of the node see the same devices.
         shared: whether another task is known to use one of the devices as well, and the user has
             not set how TensorFlow takes a GPU's memory.
+        conflict: how the variables contradict what Slurm shows this task; "" if they do not.
     """
 
     devices: Devices | None
@@ -54,6 +56,7 @@ class TaskGpus(NamedTuple):
     counts_given: bool = False
     same_for_all: bool = False
     shared: bool = False
+    conflict: str = ""
 
     def visible_devices(self, applied: bool) -> Devices | None:
         """Returns the devices that this process sees with or without the settings.
@@ -117,7 +120,13 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
     step = node.step
     visible = read_visible_devices(step)
-    gpus = _choose(node, visible)
+    conflict = ""
+    if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, visible.devices or ()):
+        gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
+    else:
+        gpus = _choose(node, visible)
+        conflict = _find_conflict(node, visible)
+    source = f"{visible.name}, which Slurm has not set so" if conflict else gpus.source
     settings = gpus.settings
     if gpus.devices and not settings and visible.is_misread:
         settings = visible.settings_for(gpus.devices)
@@ -125,6 +134,8 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     shared = gpus.shared or (bool(gpus.devices) and step.shards_on_node is not None)
     chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
     gpus = gpus._replace(
+        source=source,
+        conflict=conflict,
         settings=settings,
         visible_before=gpus.visible_before or visible.devices,
         shared=shared and not chosen,
@@ -135,8 +146,6 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
 def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     step = node.step
     shown = visible.devices or ()
-    if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, shown):
-        return TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     granted = step.gpus_on_node
     if granted is not None and len(shown) > granted:
         raise GpuError(
@@ -179,6 +188,29 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     return _share(node, visible, shown, f"{visible.name} split by SLURM_LOCALID")
 
 
+def _find_conflict(node: NodeGpus, visible: VisibleDevices) -> str:
+    """Returns how the variables contradict what Slurm shows this task; "" if they do not.
+
+    SLURM_STEP_GPUS has what Slurm shows (live, 22.05 to 26.05). Where the site confines tasks to
+    their GPUs, it numbers them differently from the variables, whose numbers then begin at 0.
+    """
+    text = node.step.step_gpus
+    shown = visible.devices or ()
+    # UUIDs cannot be compared with numbers.
+    if text is None or node.local_rank not in node.users or not "".join(shown).isdigit():
+        return ""
+    slurms = tuple(text.split(","))
+    part = _parts(len(slurms), len(node.users))[node.users.index(node.local_rank)]
+    for devices in (slurms, numbered(slurms)):
+        if shown in (devices, devices[part]):  # or the share, which a script may have chosen
+            return ""
+    return (
+        f"{visible.text}, but Slurm shows this task SLURM_STEP_GPUS={text}: something sets "
+        f"{visible.name} after srun, and tasks may share a GPU while others are idle. Remove that "
+        "line of the program or script: each task then takes its own GPUs"
+    )
+
+
 def _bound(node: NodeGpus, visible: VisibleDevices, bind: re.Match[str] | None) -> TaskGpus:
     tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
     shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
@@ -198,23 +230,27 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
 
     Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets one.
     """
-    position = node.users.index(node.local_rank)
     tasks = len(node.users)
     number = len(devices)
-    shared = False
     if tasks > number:
         warn_once(
             f"{tasks} tasks share the node's {number} GPU{'s' * (number > 1)}; start fewer "
             "tasks on each node, unless its memory is enough for all of them"
         )
-        device_of = [devices[other * number // tasks] for other in range(tasks)]
-        own: Devices = (device_of[position],)
-        shared = device_of.count(device_of[position]) > 1
-    else:
-        each, remainder = divmod(number, tasks)
-        first = position * each + min(position, remainder)
-        own = devices[first : first + each + (position < remainder)]
+    parts = _parts(number, tasks)
+    part = parts[node.users.index(node.local_rank)]
+    own = devices[part]
+    shared = parts.count(part) > 1
     return TaskGpus(own, source, _settings(visible, own), devices, same_for_all=True, shared=shared)
+
+
+def _parts(number: int, tasks: int) -> list[slice]:
+    """Returns which of `number` devices each task gets."""
+    if tasks > number:
+        return [slice(i * number // tasks, i * number // tasks + 1) for i in range(tasks)]
+    each, more = divmod(number, tasks)
+    bounds = [i * each + min(i, more) for i in range(tasks + 1)]
+    return list(map(slice, bounds, bounds[1:]))
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> dict[str, str]:
@@ -223,15 +259,19 @@ def _settings(visible: VisibleDevices, devices: Devices) -> dict[str, str]:
 
 def _without_variable(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     """Chooses where no variable is set: Slurm manages no GPUs here, or srun bound none."""
-    number = count_driver_gpus()
-    granted = node.step.gpus_on_node
+    step = node.step
+    is_copy = step.node_name is not None and not step.is_live
+    number = None if is_copy else count_driver_gpus()  # another task's driver is not known
+    granted = step.gpus_on_node
     if granted is not None and granted != number:
         # Which of the driver's GPUs the step was granted is unknown.
         if granted:
+            remedy = "Start with srun --gpus-per-node, without --gpu-bind=none"
+            if step.step_gpus is not None:
+                remedy = f"Slurm has set it: SLURM_STEP_GPUS={step.step_gpus}. Keep what srun sets"
             warn_once(
                 f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set: this task cannot "
-                "know which GPUs are its own. Start with srun --gpus-per-node, without "
-                "--gpu-bind=none"
+                f"know which GPUs are its own. {remedy}"
             )
         number = None if granted else 0
     if not number:
@@ -290,6 +330,8 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
     TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So tasks
     that share a GPU take only what they need (``GPUBFCAllocator::GetAllowGrowthValue``).
     """
+    if gpus.conflict:
+        warn_once(gpus.conflict)
     if gpus.shared:
         environ[SlurmStep.allow_growth.name] = "true"
         warn_once(

@@ -22,7 +22,7 @@ from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
-from slurm_resolver.slurm.gpu_variables import count_driver_gpus
+from slurm_resolver.slurm.gpu_variables import count_driver_gpus, numbered
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
 _BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
@@ -37,6 +37,7 @@ class TaskDevices(NamedTuple):
     gpus: Sequence[str] | None  # names that mean the same in all tasks of the node
     usable: int  # the number of GPUs that TensorFlow can use
     confined: bool = False  # whether the site hides the node's other GPUs from this task
+    slurms: str = ""  # the first of SLURM_STEP_GPUS, the same in all confined tasks of a node
 
 
 class Transport(NamedTuple):
@@ -54,15 +55,17 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     assert task is not None
     if decision is None or decision.devices is None:
         return TaskDevices(task.node, None, usable)
+    step = cluster.step
     shown = decision.visible_before or ()
+    slurms = step.step_gpus.split(",") if step.step_gpus else shown
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
-    from_zero = shown == tuple(map(str, range(len(shown))))
-    if len(shown) >= (cluster.step.gpus_on_node or 0) or not from_zero:
+    from_zero = shown == numbered(shown) and len(shown) == len(slurms)
+    if len(shown) >= (step.gpus_on_node or 0) or not from_zero:
         return TaskDevices(task.node, decision.devices, usable)
     names = None
-    if _BOUND_APART.search(cluster.step.tres_bind or ""):
+    if _BOUND_APART.search(step.tres_bind or ""):
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
-    return TaskDevices(task.node, names, usable, confined=True)
+    return TaskDevices(task.node, names, usable, True, slurms[0])
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:
@@ -79,7 +82,7 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
     hidden = ""
     first_on: dict[str, int] = {}  # the first task of each node
     owners: dict[tuple[str, str], int] = {}  # by node and GPU
-    for rank, (node, gpus, usable, confined) in tasks.items():
+    for rank, (node, gpus, usable, confined, slurms) in tasks.items():
         name = name_of(rank)
         if not usable:
             return slow(f"TensorFlow finds no GPU in {name}")
@@ -88,6 +91,12 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
         first = first_on.setdefault(node, rank)
         if first != rank:
             both = f"{name_of(first)} and {name}"
+            if confined and tasks[first].confined and tasks[first].slurms != slurms:
+                return slow(
+                    f"{both} see a GPU 0, but SLURM_STEP_GPUS has {tasks[first].slurms} and "
+                    f"{slurms}: something sets CUDA_VISIBLE_DEVICES after srun",
+                    "remove that line of the program or script",
+                )
             if gpus is None or tasks[first].gpus is None:
                 return slow(
                     f"{both} may share a GPU",
@@ -113,8 +122,10 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
 
 
 def check_driver(cluster: Cluster) -> Result:
-    """Checks that the driver knows all GPUs that Slurm shows this task."""
+    """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
     decision = cluster.gpu_decision
+    if decision and decision.conflict:
+        return Result("gpus", WARNING, decision.conflict)
     driver = count_driver_gpus()
     shown = decision.visible_before if decision and decision.devices else None
     lost = 0 if shown is None or driver is None else len(shown) - driver
@@ -137,7 +148,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
     users = Counter(
         (node, name)
-        for rank, (node, gpus, number, _) in devices.items()
+        for rank, (node, gpus, number, *_) in devices.items()
         # GPUs without common names are taken to be the task's own.
         for name in gpus or [f"{index} of rank {rank}" for index in range(number)]
     )

@@ -55,7 +55,7 @@ class VisibleDevices(NamedTuple):
     def is_misread(self) -> bool:
         """Whether ROCm would find other devices, or none, as Slurm sets all variables alike."""
         devices = self.devices or ()
-        return self.rocm and devices in self.others.values() and devices != _numbered(devices)
+        return self.rocm and devices in self.others.values() and devices != numbered(devices)
 
     def settings_for(self, devices: Devices) -> dict[str, str]:
         """Returns the variables to set so that the process sees only these of `self.devices`.
@@ -67,7 +67,7 @@ class VisibleDevices(NamedTuple):
         settings = {self.name: text}
         for name, shown in self.others.items():
             if self.rocm:
-                settings[name] = ",".join(_numbered(devices))
+                settings[name] = ",".join(numbered(devices))
             elif shown == self.devices or not devices:
                 settings[name] = text
             elif name != _HIP:
@@ -78,7 +78,8 @@ class VisibleDevices(NamedTuple):
         return settings
 
 
-def _numbered(devices: Devices) -> Devices:
+def numbered(devices: Devices) -> Devices:
+    """Returns the numbers of as many devices, from 0 on."""
     return tuple(map(str, range(len(devices))))
 
 
@@ -112,7 +113,7 @@ def _select(devices: Devices, name: str, shown: Devices) -> Devices:
     """Returns the devices of ROCR_VISIBLE_DEVICES that another variable of AMD's leaves."""
     if shown == devices:  # Slurm sets all of them alike
         return devices
-    if set(shown) <= set(_numbered(devices)):
+    if set(shown) <= set(numbered(devices)):
         return tuple(devices[int(number)] for number in shown)
     raise GpuError(
         f"{name}={','.join(shown)}: expected numbers below {len(devices)}, which count the devices "

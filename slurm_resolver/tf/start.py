@@ -92,8 +92,11 @@ def choose_communication(
         }
         transport = find_transport(tasks, cluster.name_of)
         nccl = transport.nccl
-        if given is None:
-            tell_once(": ".join(filter(None, (transport.sentence, transport.remedy))))
+        text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
+        if "SLURM_STEP_GPUS" in text:
+            warn_once(text)
+        elif given is None:
+            tell_once(text)
     if given is not None or not nccl:
         return given
     return tf.distribute.experimental.CommunicationOptions(

@@ -142,6 +142,13 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
         assert len(lines) == (2 if "warning" in told else 1), (options, printed)
 
 
+@pytest.mark.parametrize("gpus", ["--gpus-per-node=4", "--gpus-per-task=1"])
+def test_gpus_that_slurm_has_not_shown(real_slurm: SlurmCluster, gpus: str) -> None:
+    options = f"-w n8 -N1 -n4 {gpus} env CUDA_VISIBLE_DEVICES=0"
+    result = run(real_slurm, options)["gpus"]
+    assert (result["status"], "SLURM_STEP_GPUS" in result["detail"]) == ("warning", True)
+
+
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
 # Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
 ALONE = "each used by one task; gradients go by NCCL"

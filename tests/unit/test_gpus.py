@@ -94,6 +94,28 @@ def test_what_slurm_granted(
 
 
 @pytest.mark.parametrize(
+    ("visible", "local_rank", "step_gpus", "is_conflict"),
+    [
+        ("0,1,2,3", 1, "0,1,2,3", False),
+        ("0", 1, "0,1,2,3", True),  # the line of a workstation
+        ("1", 1, "0,1,2,3", False),  # the share, chosen by a script
+        ("0,1,2,3", 1, "1", True),  # bound by --gpus-per-task
+        ("0", 1, "2", False),  # a confined task's numbers begin at 0
+        ("3", 1, "2", True),
+        ("GPU-3", 1, "2", False),
+        (None, 1, "2", False),
+    ],
+)
+def test_a_variable_that_slurm_has_not_set(
+    visible: str | None, local_rank: int, step_gpus: str, is_conflict: bool, caplog: Logged
+) -> None:
+    gpus = decide(visible, local_rank, 4, step_gpus=step_gpus, gpus_on_node=4)
+    apply_gpus(gpus, SlurmStep(rank=local_rank), {})
+    said = f"CUDA_VISIBLE_DEVICES={visible}, but Slurm shows this task SLURM_STEP_GPUS={step_gpus}"
+    assert (said in caplog.text) == is_conflict
+
+
+@pytest.mark.parametrize(
     ("visible", "explicit", "devices"),
     [
         ("", (2, 1), ("1",)),

@@ -35,6 +35,7 @@ def devices(
 NCCL = "gradients go by NCCL"
 SLOW = "gradients go by gRPC, slow: "
 OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1)]
+EQUAL = [one._replace(slurms=str(rank)) for rank, one in enumerate(OWN)]
 SHARE = [devices("n1", "3")] * 2
 TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     ([devices("n1", "0"), devices("n2", "0")], NCCL),
@@ -42,6 +43,7 @@ TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     (OWN, f"{NCCL}, through the host's memory: worker 0 and worker 1 cannot open each"),
     ([devices("n1", usable=0)] * 2, "gradients go by gRPC: no task computes on a GPU"),
     ([devices("n1", "0"), devices("n2", "0", usable=0)], f"{SLOW}TensorFlow finds no GPU in wor"),
+    (EQUAL, f"{SLOW}worker 0 and worker 1 see a GPU 0, but SLURM_STEP_GPUS has 0 and 1"),
     (SHARE, f"{SLOW}worker 0 shares GPU 3 with worker 1"),
     ([devices("n1", "0"), devices("n1", "?")], f"{SLOW}worker 0 and worker 1 may share a GPU"),
     ([devices("n1", "MIG-1"), devices("n2", "0")], f"{SLOW}worker 0 has a MIG slice"),
@@ -97,6 +99,7 @@ BIND = "SLURMD_TRES_BIND"
         # a confined task's GPUs are numbered from 0, and the other task's GPUs may differ
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "0,1"}, ["0"]),  # set by a script
     ],
 )
 def test_what_a_task_tells(variables: Texts, gpus: Sequence[str] | None) -> None:
