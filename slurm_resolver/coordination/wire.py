@@ -121,6 +121,18 @@ def read(lines: BinaryIO, most: int) -> Message:
     return decode(line if line.endswith(b"\n") else b"")
 
 
+def connect_to(host: str, port: int, seconds: float) -> socket.socket:
+    """Connects as `socket.create_connection`; its error has the address that was tried first."""
+    tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    try:
+        return socket.create_connection((host, port), seconds)
+    except OSError as error:
+        raise type(error)(
+            f"{error} at {tried}; if Slurm has another address (scontrol show node), pass "
+            "node_address='slurm'"
+        ) from None
+
+
 def open_connection(
     address: ServiceAddress, hello: Message
 ) -> tuple[socket.socket, BinaryIO, Message]:
@@ -129,7 +141,7 @@ def open_connection(
     Raises OSError, WireError or RendezvousError if the service does not answer as expected.
     """
     host = "127.0.0.1" if address.serves else address.host.strip("[]")
-    sock = socket.create_connection((host, address.port), HANDSHAKE_SECONDS)
+    sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
     try:
         lines = sock.makefile("rb")
         greeting = read(lines, MOST_BYTES)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 
+from slurm_resolver.coordination.wire import connect_to
+
 _CONNECT_SECONDS = 5.0
 
 
@@ -59,9 +61,13 @@ def _answer(server: socket.socket, rank: int) -> None:
 
 
 def ask_rank(address: str, rank: int) -> None:
-    """Raises OSError unless the task of this rank answers at this address."""
+    """Raises OSError unless the task of this rank answers at this address.
+
+    TensorFlow, too, tries the first address of a name first.
+    """
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as sock:
+    first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
+    with connect_to(str(first), int(port), _CONNECT_SECONDS) as sock:
         answer = sock.makefile("rb").readline(100).strip()
     if answer != b"%d" % rank:
         raise OSError(f"another process answers there: {answer!r}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from kinds import Strings
-from slurm_cluster import SlurmCluster
+from slurm_cluster import Node, SlurmCluster
+from slurm_fixture import slurm_of
 from task_accounts import TASK, accounts, assert_right
 
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
@@ -69,3 +71,27 @@ def test_names_that_do_not_resolve_are_named_with_the_remedy(
     for line in lines:
         assert "does not resolve here" in line["error"]
         assert "node_address='slurm'" in line["error"]
+
+
+numbered = slurm_of([Node("0012"), Node("0013")])
+CHECK = f"{sys.executable} -m slurm_resolver check --timeout 10"
+# Each node knows the other one by an address of another network, or first by an unused address.
+OTHER = "sed 's/10.77.0/10.99.0/' /etc/hosts"
+FIRST = "awk '/ n[89]$/ { print \"10.77.0.3\", $2 } { print }' /etc/hosts"
+
+
+@pytest.mark.newest
+def test_names_that_libc_takes_for_numbers(numbered: SlurmCluster) -> None:
+    done = numbered.run(f"srun -N2 -n2 {CHECK}", check=False)
+    assert "node 0013 is a number to libc, which takes it for the address 0.0.0.11" in done.stderr
+    numbered.run(f"srun -N2 -n2 {CHECK} --node-address slurm")
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(("names", "address"), [(OTHER, "10.99.0.1"), (FIRST, "10.77.0.3")])
+def test_names_that_lead_elsewhere(
+    real_slurm: SlurmCluster, tmp_path: Path, names: str, address: str
+) -> None:
+    step = step_of(names, "-m cyclic", "", tmp_path).replace(TASK, CHECK)
+    hint = f"at {address}; if Slurm has another address (scontrol show node), pass node_address="
+    assert hint in real_slurm.run(step, check=False).stdout
