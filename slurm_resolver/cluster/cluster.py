@@ -154,12 +154,14 @@ class Cluster(ClusterValues):
         if contract == "torch":
             nodes = list(dict.fromkeys(task.node for task in tasks))
             host, port = _split_address(tasks[0].address)
+            # A program uses the GPU with this number. Slurm may show it fewer than the node has.
+            shown = (self.gpu_decision and self.gpu_decision.visible_before) or tasks
             return {
                 "MASTER_ADDR": host,
                 "MASTER_PORT": port,
                 "RANK": str(own.rank),
                 "WORLD_SIZE": str(len(tasks)),
-                "LOCAL_RANK": str(own.local_rank),
+                "LOCAL_RANK": str(own.local_rank % len(shown)),
                 "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
                 **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(nodes.index(own.node))),
             }

@@ -60,11 +60,19 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     usable = {cpu for task in tasks for cpu in _cpus(task.mask)}
     granted = max(first.granted, first.per_task * len(tasks))
     if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
+        remedy = (
+            f"srun --cpus-per-task={max(1, granted // len(tasks))}, or export SRUN_CPUS_PER_TASK "
+            "before srun"
+        )
+        if first.per_task:
+            remedy = (
+                "if srun has --cpus-per-task, another binding is in force: unset SLURM_CPU_BIND, "
+                f"which an outer step leaves, and start without taskset; else {remedy}"
+            )
         return (
             f"{_named('rank', [task.rank for task in tasks])} on {node} may use "
             f"{_named('CPU', usable)}, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises "
-            f"{granted}: srun --cpus-per-task={max(1, granted // len(tasks))}, or export "
-            "SRUN_CPUS_PER_TASK before srun"
+            f"{granted}: {remedy}"
         )
     starving = [task.rank for task in tasks if task.uses_gpus and len(_cpus(task.mask)) == 1]
     if starving and first.machine > 1:

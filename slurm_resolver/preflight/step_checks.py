@@ -6,7 +6,9 @@ each task has the notes of all tasks, and computes the same results.
 
 from __future__ import annotations
 
+import glob
 import os
+import resource
 import socket
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,7 @@ from slurm_resolver.wording import counted
 # In a step of at most so many tasks each asks all others; in a larger one it asks the ranks at the
 # distances 0, 1, 2, 4, …
 _MAX_ASKED = 64
+_LEAST_LOCKED = 1 << 30  # bytes of memory that a process may lock
 # Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
 
@@ -147,8 +150,23 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
+        *_check_memlock(),
         check_driver(cluster),
     ]
+
+
+def _check_memlock() -> list[Result]:
+    """Returns the result for a node with InfiniBand, whose memory NCCL and MPI have to lock."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    problem = ""
+    if 0 <= limit < _LEAST_LOCKED:
+        problem = (
+            f"RLIMIT_MEMLOCK is {limit >> 10} KiB (ulimit -l), too few for InfiniBand: srun "
+            "--propagate=NONE, if the shell's limit is the cause; else ask for LimitMEMLOCK="
+            "infinity of slurmd"
+        )
+    adapters = glob.glob("/sys/class/infiniband/*")
+    return [result_of("memlock", [problem], "enough", WARNING)] if adapters else []
 
 
 def _check_proxies() -> Result:

@@ -73,10 +73,11 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
 def test_tasks_that_are_bound_to_too_few_cpus(real_slurm: SlurmCluster) -> None:
     """taskset binds the tasks instead of Slurm, because all nodes share this machine's CPUs."""
     cpus, *_, summary = real_slurm.run(
-        f"srun -w n8 -N1 -n2 taskset -c 0 {CHECK}", check=False
+        f"srun -w n8 -N1 -n2 -c2 taskset -c 0 {CHECK}", check=False
     ).stdout.splitlines()
     told = "ranks 0-1 on n8 may use CPU 0, but SLURM_CPUS_ON_NODE"
     assert cpus.startswith(f"cpus        warning  {told}")
+    assert "if srun has --cpus-per-task, another binding is in force: unset SLURM_CPU_BIND" in cpus
     assert summary.startswith("check: ")
 
 
@@ -140,6 +141,14 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
         lines = [line for line in printed.splitlines() if line.startswith("0: ")]
         assert re.fullmatch(told, lines[0]), (options, printed)
         assert len(lines) == (2 if "warning" in told else 1), (options, printed)
+
+
+@pytest.mark.newest
+def test_too_little_memory_to_lock_for_infiniband(real_slurm: SlurmCluster) -> None:
+    adapter = "mount -t tmpfs none /sys/class; mkdir -p /sys/class/infiniband/mlx5_0; ulimit -l 64"
+    step = shlex.join(["srun", "-n1", "unshare", "--mount", "bash", "-c", f"{adapter}; {CHECK}"])
+    printed = real_slurm.run(step).stdout
+    assert "memlock     warning  worker 0 (rank 0 on n8): RLIMIT_MEMLOCK is 64 KiB" in printed
 
 
 @pytest.mark.parametrize("gpus", ["--gpus-per-node=4", "--gpus-per-task=1"])

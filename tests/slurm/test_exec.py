@@ -37,6 +37,13 @@ STEPS = {
         ),
         ["0 0 0 n9 n9 0,1", "1 0 1 n10 n10 0,1", "2 1 0 n9 n9 0,1", "3 1 1 n10 n10 0,1"],
     ),
+    "the variables of torch, where each task sees one GPU": (
+        (
+            f"srun -w n9 -N1 -n2 --gpus-per-task=1 {EXEC} --env torch -- "
+            "sh -c 'echo $RANK $LOCAL_RANK $CUDA_VISIBLE_DEVICES'"
+        ),
+        ["0 0 0", "1 0 1"],
+    ),
     "servers that never end by themselves": (
         (
             f"srun {FOUR} {EXEC} {JOBS} -- "

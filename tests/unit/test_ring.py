@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Counts
 
-from slurm_resolver.cluster.ring_order import index_order, is_contiguous, order_by_ring
+from slurm_resolver.cluster.ring_order import is_contiguous, order_by_ring
 from slurm_resolver.cluster.roles import Roles
 
 
@@ -30,11 +30,6 @@ def leaves(nodes: Sequence[int]) -> int:
     """Returns how often the ring leaves the node that it leaves most often."""
     following = [*nodes[1:], *nodes[:1]]
     return max(Counter(n for n, other in zip(nodes, following) if n != other).values(), default=0)
-
-
-@pytest.mark.parametrize("count", [*range(1, 130), 1000, 1001, 12_345])
-def test_index_order_is_that_of_the_names(count: int) -> None:
-    assert index_order(count) == sorted(range(count), key=str)
 
 
 @pytest.mark.parametrize(
