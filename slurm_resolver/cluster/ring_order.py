@@ -37,10 +37,8 @@ def order_by_ring(
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
     beside_chief = (rank for one in chiefs for rank in workers if node_of[rank] == node_of[one])
     start = by_node.index(next(beside_chief, workers[0]))
-    by_index = [0] * len(workers)
-    for index, rank in zip(indices, by_node[start:] + by_node[:start]):
-        by_index[index] = rank
-    return by_index
+    by_index = sorted(zip(indices, by_node[start:] + by_node[:start]))
+    return [rank for _, rank in by_index]
 
 
 def index_order(count: int) -> list[int]:
@@ -54,13 +52,7 @@ def index_order(count: int) -> list[int]:
 
 def is_contiguous(nodes: Iterable[int]) -> bool:
     """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    remaining = iter(nodes)
-    first = previous = next(remaining)
-    visited = {first}
-    for node in remaining:
-        if node != previous:
-            if node in visited:  # only the last one may be the first again: the ring is closed
-                return node == first and set(remaining) <= {first}
-            visited.add(node)
-            previous = node
-    return True
+    visits = [node for node, _ in itertools.groupby(nodes)]
+    if len(visits) > 1 and visits[0] == visits[-1]:  # the ring is closed
+        visits.pop()
+    return len(visits) == len(set(visits))

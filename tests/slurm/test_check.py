@@ -70,15 +70,30 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
     assert checks["reach"]["detail"] == "each task reaches 5 others"
 
 
-def test_tasks_that_are_bound_to_too_few_cpus(real_slurm: SlurmCluster) -> None:
-    """taskset binds the tasks instead of Slurm, because all nodes share this machine's CPUs."""
-    cpus, *_, summary = real_slurm.run(
-        f"srun -w n8 -N1 -n2 -c2 taskset -c 0 {CHECK}", check=False
-    ).stdout.splitlines()
-    told = "ranks 0-1 on n8 may use CPU 0, but SLURM_CPUS_ON_NODE"
-    assert cpus.startswith(f"cpus        warning  {told}")
-    assert "if srun has --cpus-per-task, another binding is in force: unset SLURM_CPU_BIND" in cpus
-    assert summary.startswith("check: ")
+# Options of srun with a command before the check, and the warning of the check. taskset binds the
+# tasks instead of Slurm, because all nodes share this machine's CPUs.
+ADAPTER = "mount -t tmpfs none /sys/class; mkdir -p /sys/class/infiniband/mlx5_0; ulimit -l 64"
+WORKSTATION = "env CUDA_VISIBLE_DEVICES=0"
+WARNINGS = {
+    "cpus": (
+        "-n2 -c2 taskset -c 0",
+        "ranks 0-1 on n8 may use CPU 0, but SLURM_CPUS_ON_NODE.* unset SLURM_CPU_BIND",
+    ),
+    "memlock": (
+        f"-n1 unshare --mount bash -c '{ADAPTER}; exec \"$@\"' -",
+        ".* RLIMIT_MEMLOCK is 64 KiB",
+    ),
+    "gpus": (f"-n4 --gpus-per-node=4 {WORKSTATION}", ".* SLURM_STEP_GPUS=0,1,2,3: something"),
+    "gpus ": (f"-n4 --gpus-per-task=1 {WORKSTATION}", ".* SLURM_STEP_GPUS has 0 and 1: something"),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_what_a_training_would_suffer_from(real_slurm: SlurmCluster, name: str) -> None:
+    options, told = WARNINGS[name]
+    result = run(real_slurm, f"-w n8 -N1 {options}")[name.strip()]
+    assert result["status"] == "warning"
+    assert re.match(told, result["detail"])
 
 
 def test_a_taken_port(real_slurm: SlurmCluster) -> None:
@@ -141,21 +156,6 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
         lines = [line for line in printed.splitlines() if line.startswith("0: ")]
         assert re.fullmatch(told, lines[0]), (options, printed)
         assert len(lines) == (2 if "warning" in told else 1), (options, printed)
-
-
-@pytest.mark.newest
-def test_too_little_memory_to_lock_for_infiniband(real_slurm: SlurmCluster) -> None:
-    adapter = "mount -t tmpfs none /sys/class; mkdir -p /sys/class/infiniband/mlx5_0; ulimit -l 64"
-    step = shlex.join(["srun", "-n1", "unshare", "--mount", "bash", "-c", f"{adapter}; {CHECK}"])
-    printed = real_slurm.run(step).stdout
-    assert "memlock     warning  worker 0 (rank 0 on n8): RLIMIT_MEMLOCK is 64 KiB" in printed
-
-
-@pytest.mark.parametrize("gpus", ["--gpus-per-node=4", "--gpus-per-task=1"])
-def test_gpus_that_slurm_has_not_shown(real_slurm: SlurmCluster, gpus: str) -> None:
-    options = f"-w n8 -N1 -n4 {gpus} env CUDA_VISIBLE_DEVICES=0"
-    result = run(real_slurm, options)["gpus"]
-    assert (result["status"], "SLURM_STEP_GPUS" in result["detail"]) == ("warning", True)
 
 
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.

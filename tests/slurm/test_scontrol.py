@@ -63,24 +63,20 @@ from slurm_resolver.slurm import scontrol; from slurm_resolver.slurm.step import
 job, fields = scontrol.own_job(SlurmStep.read())
 print(job, *[step["StepId"] for step in scontrol.show_steps(fields)])"""
 # An array's last task has the array's own id. A job that a task submits inherits its variables.
-ARRAY = """\
+ARRAY = f"""\
 #!/bin/bash
 until [ $(squeue -h -r -t R -n array | wc -l) = 2 ]; do sleep 0.1; done
-srun -n1 PROGRAM > of-$SLURM_ARRAY_TASK_ID
-touch over-$SLURM_ARRAY_TASK_ID
-until [ -e over-3 ] && [ -e over-4 ]; do sleep 0.1; done
-sbatch --wait -n1 -o submitted-%j --wrap "srun -n1 PROGRAM"
+srun {sys.executable} program > of-${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+until [ $(ls of-*_* | wc -l) = 2 ]; do sleep 0.1; done
+sbatch --wait -n1 -o of-%j --wrap "srun {sys.executable} program"
 """
 
 
 def test_the_id_of_a_job_means_no_other(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     (tmp_path / "program").write_text(OWN_JOB)
-    (tmp_path / "job").write_text(ARRAY.replace("PROGRAM", f"{sys.executable} program"))
-    submit = "sbatch --parsable --wait -J array --array=3-4 -n1 job"
-    array = real_slurm.run(submit, cwd=tmp_path).stdout.strip()
-    for number in (3, 4):
-        name = f"{array}_{number}"
-        assert (tmp_path / f"of-{number}").read_text() == f"{name} {name}.batch {name}.0\n"
-    for path in tmp_path.glob("submitted-*"):
-        own = path.name.partition("-")[2]
-        assert path.read_text() == f"{own} {own}.batch {own}.0\n"
+    (tmp_path / "job").write_text(ARRAY)
+    real_slurm.run("sbatch --wait -J array --array=3-4 -n1 job", cwd=tmp_path)
+    found = {path.name[3:]: path.read_text() for path in tmp_path.glob("of-*")}
+    assert len(found) == 4
+    for name, text in found.items():
+        assert text == f"{name} {name}.batch {name}.0\n"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
-from folders import ROOT
 from local_run import captured
 
 import slurm_resolver
@@ -63,14 +61,3 @@ def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="SlurmClusterResolvr"):
         _ = slurm_resolver.SlurmClusterResolvr
-
-
-def test_the_id_of_a_job_for_slurms_commands_is_made_in_one_place() -> None:
-    """mypy refuses any other text. Another process gets the id as a word of its command."""
-    made = re.compile(r"JobRef\(|scontrol\.run\(|_show\(\"job")
-    found = {
-        path.name
-        for path in (ROOT / "slurm_resolver").rglob("*.py")
-        if made.search(path.read_text())
-    }
-    assert found == {"scontrol.py", "batch_host.py"}
