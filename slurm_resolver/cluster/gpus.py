@@ -121,7 +121,7 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     step = node.step
     visible = read_visible_devices(step)
     conflict = ""
-    if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, visible.devices or ()):
+    if step.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     else:
         gpus = _choose(node, visible)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zlib
-from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Sequence
 from typing import Optional
@@ -57,9 +55,9 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
                 "the variables do not say where the ranks of this step run, and the tasks could "
                 f"not tell each other: {error}"
             ) from error
-        packed = b64encode(zlib.compress(json.dumps(known).encode())).decode()
-        if len(packed) <= 100_000:  # characters; Linux takes 131,072 bytes for a variable
-            os.environ[SlurmStep.exchanged_layout.name] = f"{name} {packed}"
+        text = json.dumps(known)
+        if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
+            os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
     names, node_of = known
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
@@ -78,10 +76,10 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
 
 def _left_by_earlier_call(step: SlurmStep, name: str) -> Known | None:
     """Returns the answer of an earlier call in this start of the step; None if there is none."""
-    found, _, packed = (step.exchanged_layout or "").partition(" ")
+    found, _, text = (step.exchanged_layout or "").partition(" ")
     if found != name:
         return None
-    names, node_of = json.loads(zlib.decompress(b64decode(packed)))
+    names, node_of = json.loads(text)
     return names, node_of
 
 

@@ -173,7 +173,7 @@ class SlurmStep:
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
-        return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
+        return isinstance(other, SlurmStep) and self.__dict__ == other.__dict__
 
     def __repr__(self) -> str:
         values = (f"{field}={value!r}" for field, value in self.__dict__.items())
