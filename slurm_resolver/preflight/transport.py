@@ -73,30 +73,31 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
 
     `tasks` are all that train together, by rank, so that all compute the same result.
     """
-    if not any(task.usable for task in tasks.values()):
-        return Transport(False, "gradients go by gRPC: no task computes on a GPU")
 
     def slow(why: str, remedy: str = "") -> Transport:
         return Transport(False, f"gradients go by gRPC, slow: {why}", remedy)
 
+    computes = any(task.usable for task in tasks.values())
     hidden = ""
     first_on: dict[str, int] = {}  # the first task of each node
     owners: dict[tuple[str, str], int] = {}  # by node and GPU
     for rank, (node, gpus, usable, confined, slurms) in tasks.items():
         name = name_of(rank)
+        first = first_on.setdefault(node, rank)
+        both = f"{name_of(first)} and {name}"
+        if confined and tasks[first].confined and tasks[first].slurms != slurms:
+            return slow(
+                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {tasks[first].slurms} and {slurms}: "
+                "something sets CUDA_VISIBLE_DEVICES after srun",
+                "remove that line of the program or script",
+            )
+        if not computes:
+            continue
         if not usable:
             return slow(f"TensorFlow finds no GPU in {name}")
         if any(gpu.startswith("MIG-") for gpu in gpus or ()):
             return slow(f"{name} has a MIG slice")
-        first = first_on.setdefault(node, rank)
         if first != rank:
-            both = f"{name_of(first)} and {name}"
-            if confined and tasks[first].confined and tasks[first].slurms != slurms:
-                return slow(
-                    f"{both} see a GPU 0, but SLURM_STEP_GPUS has {tasks[first].slurms} and "
-                    f"{slurms}: something sets CUDA_VISIBLE_DEVICES after srun",
-                    "remove that line of the program or script",
-                )
             if gpus is None or tasks[first].gpus is None:
                 return slow(
                     f"{both} may share a GPU",
@@ -111,6 +112,8 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
                     f"{name_of(owner)} shares GPU {gpu} with {name}",
                     "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
                 )
+    if not computes:
+        return Transport(False, "gradients go by gRPC: no task computes on a GPU")
     if hidden:
         return Transport(
             True,
