@@ -1,9 +1,13 @@
-"""`slurm-resolver explain`: what the messages in the log of a failed run mean."""
+"""`slurm-resolver explain`: what the messages in the log of a failed run mean.
+
+The logs of one start of one job belong together: the task that failed first is looked for in all.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -12,12 +16,14 @@ from contextlib import nullcontext
 
 from slurm_resolver.cli.options import Options
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
-from slurm_resolver.wording import shorten
+from slurm_resolver.diagnostics.known_messages import MESSAGES
+from slurm_resolver.diagnostics.log_messages import Finding, explain, printable, read_starts
+from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: the cause,
-the task that the message names, and the remedy. The first line names the task that failed first."""
+the task that the message names, and the remedy. The first line names the task that failed first.
+Logs of several jobs, and of several starts of a job, are told apart; the last start comes first."""
 
 EPILOG = """\
 exit status: 0 if nothing was found, 1 if something was, 2 if a file cannot be read.
@@ -27,7 +33,22 @@ examples:
   slurm-resolver explain rank-*.log
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
+
+class _Log:
+    """What one start of a job has left in a log, which was written at a time."""
+
+    def __init__(self, written: float, name: str, reader: FailureReader) -> None:
+        self.written = written
+        self.name = name
+        self.first = reader.first()
+        self.findings = reader.findings()
+
+
 _MOST_ADDRESSES = 5  # that are printed for one message
+# The id of a job in the name of its log, such as slurm-42.out, train-42.out and job42/rank-0.log.
+_JOB = re.compile(
+    r"(?:slurm|job)[-_.]?(\d+(?:_\d+)?)|(?<!rank)(?<!task)(?<!node)-(\d+(?:_\d+)?)\.(?:out|err)$"
+)
 
 
 def add_arguments(add: Options) -> None:
@@ -43,64 +64,100 @@ def main(args: Namespace) -> int:
     logs = []
     all_read = True
     for path in args.logs or ["-"]:
-        reader = FailureReader()
         name = printable(path)
         try:
             with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:
                 written = os.fstat(stream.fileno()).st_mtime
-                findings = explain_file(stream, reader.read)
+                readers = read_starts(stream, FailureReader)
         except OSError as error:
             print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
             all_read = False
             continue
-        failure = reader.first()
-        logs.append((failure is None or failure.follows, written, name, failure, findings))
+        named = _JOB.search(path)
+        job = named[1] or named[2] if named else readers[-1].job
+        for later, reader in enumerate(reversed(readers)):
+            if not later or not reader.continues:
+                logs.append((later, job, written, name, reader))
+    jobs = {job for _, job, *_ in logs if job}
+    starts: dict[tuple[int, str], list[_Log]] = {}  # by the number of later ones, and the job
+    for later, job, *log in logs:
+        job = job or ("".join(jobs) if len(jobs) == 1 else "")
+        starts.setdefault((later, job), []).append(_Log(*log))
+    found = [
+        (start, name, finding)
+        for start, group in sorted(starts.items())
+        for name, finding in _explain(group)
+    ]
+    if args.json:
+        print(json.dumps([{"file": name, **finding._asdict()} for _, name, finding in found]))
+    else:
+        _print(found)
+    if not all_read:
+        return 2
+    if not found:
+        print("slurm-resolver explain: no known message found", file=sys.stderr)
+    return int(bool(found))
+
+
+def _explain(logs: list[_Log]) -> list[tuple[str, Finding]]:
+    """Returns what explains one start of a job, the first failure first, with the names of logs."""
     # The other tasks end after the one that failed first, and so do their logs.
-    logs.sort(key=lambda log: log[:2])
-    first = logs[0][3] if logs else None
+    logs.sort(key=lambda log: (log.first is None or log.first.follows, log.written))
+    first = logs[0].first
+    findings = logs[0].findings
     if first and not first.follows:
-        findings = logs[0][4]
         own = {one.id for one in explain([first.line])}
-        findings.sort(key=lambda one: one.line_number != first.line_number and one.id not in own)
+        findings.sort(
+            key=lambda one: (
+                MESSAGES[one.id].kind != "cause",
+                one.line_number != first.line_number and one.id not in own,
+            )
+        )
+        line = printable(first.line)
+        # How a task has ended is not why.
+        if first.is_end and findings and MESSAGES[findings[0].id].kind == "cause":
+            line += f", after: {findings[0].line}"
         findings.insert(
             0,
             Finding(
                 "first-failure",
                 first.line_number,
-                printable(first.line),
+                line,
                 "This task failed first. Errors of other tasks may be effects of its failure.",
                 "Correct this error. The lines before it in the log tell more.",
                 first.task or None,
                 1,
             ),
         )
-    found = [(name, finding) for _, _, name, _, findings in logs for finding in findings]
-    if args.json:
-        print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
-    else:
-        # The first failure in one line, then each message with its cause and remedy once.
-        wrapper = textwrap.TextWrapper(
-            max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
-        )
-        printed = set()  # the causes and remedies
-        for id in dict.fromkeys(finding.id for _, finding in found):
-            same = [(name, finding) for name, finding in found if finding.id == id]
-            name, one = same[0]
-            if id == "first-failure":
-                who = f"{one.address} failed" if one.address else "failed"
-                print(f"{who} first: {one.line} ({name}:{one.line_number})")
-                continue
+    return [(log.name, finding) for log in logs for finding in log.findings]
 
-            addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
-            at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-            print(f"{name}:{one.line_number}: {id} (x{sum(each.count for _, each in same)}){at}")
-            print(wrapper.fill(one.line))
-            for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
-                if text not in printed:
-                    printed.add(text)
-                    print(wrapper.fill(text))
-    if not all_read:
-        return 2
-    if not found:
-        print("slurm-resolver explain: no known message found", file=sys.stderr)
-    return int(bool(found))
+
+def _print(found: list[tuple[tuple[int, str], str, Finding]]) -> None:
+    """Prints the first failure in one line, then each message with its cause and remedy once."""
+    wrapper = textwrap.TextWrapper(
+        max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
+    )
+    starts = dict.fromkeys(start for start, _, _ in found)
+    printed = set()  # the causes and remedies
+    for start, id in dict.fromkeys((start, finding.id) for start, _, finding in found):
+        later, job = start
+        title = f"job {job}" if job else "a job"
+        if later:
+            title += f", {counted(later, 'start')} before the last"
+        if title not in printed and (later or len(starts) > 1):
+            printed.add(title)
+            print(f"{title}:")
+        same = [(name, one) for its, name, one in found if (its, one.id) == (start, id)]
+        name, one = same[0]
+        if id == "first-failure":
+            who = f"{one.address} failed" if one.address else "failed"
+            print(f"{who} first: {one.line} ({name}:{one.line_number})")
+            continue
+        addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
+        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
+        print(f"{name}:{one.line_number}: {id} (x{sum(each.count for _, each in same)}){at}")
+        print(wrapper.fill(one.line))
+        for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
+            if text not in printed:
+                printed.add(text)
+                print(wrapper.fill(text))

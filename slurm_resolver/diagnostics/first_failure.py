@@ -20,15 +20,26 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED
-from slurm_resolver.diagnostics.log_messages import explain
+from slurm_resolver.diagnostics.known_messages import MESSAGES
+from slurm_resolver.diagnostics.log_messages import MessageReader, explain
 
-_FOLLOWS = {known.id for known in (*KNOWN_MESSAGES, PEER_ENDED) if known.follows}
+_FOLLOWS = {known.id for known in MESSAGES.values() if known.kind == "effect"}
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _LONGEST = 2000  # characters of a line that are read
 _LABEL = re.compile(r"^ *(\d{1,7}): ?")  # of --label
+# The last line of a traceback: the class of the error, which has a dot or a capital letter. srun
+# --label may cut the indentation of the lines of code above it, and of those that underline them.
+_ERROR = re.compile(r"(?=[\w.<>]*[A-Z.])[A-Za-z_][\w.<>]*(?::? *$|: )")
+# Below "Graph execution error:", TensorFlow gives places in the program, and then the reason.
+_PLACE = re.compile(
+    r"\s*$|Detected at node|Defined at|Node: |<stack traces|\d+ root error"
+    r'|\s*File "|\s+(?!\s|\(0\) )'
+)
+_DUMP = re.compile(r"\s*(?:\}|[a-z_]+ \{|[a-z_]+: \S|$)")  # of a graph, of any length
+# What `slurm-resolver check` prints of a check that has failed.
+_CHECK = re.compile(r"(?=[a-z_ ]{12})([a-z_]+)  +failed   (\S.*)")
 # How a task ended. The node is None in `slurm-resolver run`, and if tasks of several nodes ended
 # alike: "n[8-9]: tasks 0-1".
 _TASK_END = re.compile(
@@ -41,8 +52,10 @@ _NODE = re.compile(
     r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
 )
 _ENDS_ALL = re.compile(
-    r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
+    r"srun: (?:Terminating (?:StepId=|job step )(\d+)?|Job step aborted)"
+    r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
+_SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(143))\b")
 
 
 class Failure(NamedTuple):
@@ -54,6 +67,7 @@ class Failure(NamedTuple):
         line: the error.
         follows: whether another task's failure caused it, as far as is known.
         node: the node, where srun names it.
+        is_end: whether `line` only says how the task ended, in the launcher's words.
     """
 
     task: str
@@ -61,6 +75,7 @@ class Failure(NamedTuple):
     line: str
     follows: bool = False
     node: str | None = None
+    is_end: bool = False
 
 
 @dataclass
@@ -69,43 +84,51 @@ class _Task:
 
     in_traceback: bool = False
     error: Failure | None = None
+    reason_follows: bool = False
     lines_after: int = 0
 
 
-class FailureReader:
-    """Reads a log, line by line, and finds the first failure of its tasks.
+class FailureReader(MessageReader):
+    """Reads the log of one start, line by line, and finds the first failure of its tasks.
 
     Attributes:
         ends: how tasks ended, as the launcher reports it, by rank; the first to fail comes first.
         node: the first node that failed.
         all_end: whether srun, or somebody else, ends all tasks.
+        job: the id of the Slurm job, if the log tells it.
     """
 
     node: Failure | None = None
     all_end = False
+    job: str | None = None
     _number = 0  # of lines
+    _check: Failure | None = None  # the first check that has failed
 
     def __init__(self) -> None:
+        super().__init__()
         self.ends: dict[str, Failure] = {}
         self._tasks: dict[str, _Task] = {}  # by rank; '' without a label
         self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
 
-    def read(self, text: str) -> None:
-        """Reads the next line, or the first piece of a long line."""
-        self._number += 1
+    def read(self, text: str, number: int = 0) -> None:
+        """Reads the next line, or the first piece of a long line; `number` is the line's."""
+        self._number = number or self._number + 1
+        super().read(text, self._number)
         text = text[:_LONGEST].rstrip()
-        if _ENDS_ALL.match(text):
+        ends_all = _ENDS_ALL.match(text)
+        if ends_all:
             self.all_end = True
-        if text.startswith(("srun: ", "slurm-resolver run: ")):
+            self.job = self.job or ends_all[1] or ends_all[2]
+        if text.startswith(("srun: ", "slurm-resolver run: ", "slurm-resolver supervise: ")):
             failed = _NODE.match(text)
             end = _TASK_END.match(text)
             if failed and self.node is None:
                 node, why = failed.groups("node failure")
-                self.node = Failure(f"node {node}", self._number, why, node=node)
+                self.node = Failure(f"node {node}", self._number, why, node=node, is_end=True)
             elif end and not self.all_end:
                 node, rank, how = end.groups()
                 self.ends.setdefault(
-                    rank, Failure(_place(rank, node), self._number, how, node=node)
+                    rank, Failure(_place(rank, node), self._number, how, node=node, is_end=True)
                 )
             return
         gone = _GONE.match(text)
@@ -118,13 +141,25 @@ class FailureReader:
         task = self._tasks.setdefault(label[1] if label else "", _Task())
         # A progress bar may end without a line's end.
         text = _LABEL.sub("", text).rpartition("\r")[2]
-        task.lines_after += 1
+        check = _CHECK.match(text)
+        if check and self._check is None:
+            line = f"{check[1]}: {check[2]}"
+            self._check = Failure("slurm-resolver check", self._number, line)
+        task.lines_after += not _DUMP.match(text)
         if text.startswith("Traceback (most recent call last)"):
             task.in_traceback = True
-        elif task.in_traceback and text and not text[0].isspace():
+            task.reason_follows = False
+        elif task.in_traceback and _ERROR.match(text):
             task.in_traceback = False
             task.error = Failure("", self._number, text)
+            task.reason_follows = text.endswith(":")
             task.lines_after = 0
+        elif task.reason_follows and task.error and not _PLACE.match(text):
+            task.error = task.error._replace(
+                line=f"{task.error.line} {text.strip()}",
+                follows=follows_another(task.error.line),
+            )
+            task.reason_follows = False
 
     def error_of(self, rank: str) -> Failure | None:
         """Returns the error that this rank has printed, or any task in a log without labels."""
@@ -132,7 +167,10 @@ class FailureReader:
         return task.error if task else None
 
     def first(self) -> Failure | None:
-        """Returns the failure of the task that failed first; None if no task failed."""
+        """Returns the failure of the task that failed first.
+
+        None if no task failed, or if the tasks ended after the training was saved.
+        """
         # By rank; '' without a label.
         errors = {rank: task.error for rank, task in self._tasks.items() if task.error}
         reports = {**self._gone}
@@ -143,8 +181,7 @@ class FailureReader:
                     task=gone.task, line_number=min(gone.line_number, end.line_number)
                 )
         failures = [report for rank, report in reports.items() if rank not in errors]
-        if self.node:
-            failures.append(self.node)
+        failures += [one for one in (self.node, self._check) if one]
         for rank, error in errors.items():
             if self._tasks[rank].lines_after > _MOST_LINES_AFTER:
                 continue
@@ -154,10 +191,12 @@ class FailureReader:
             failures.append(
                 error._replace(
                     task=report.task if report else _place(rank),
-                    follows=follows_another(error.line),
+                    follows=error.follows or follows_another(error.line),
                 )
             )
-        return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
+        first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
+        saved = first and _SAVED.match(first.line)
+        return None if saved and (self.continues or not saved[1]) else first
 
 
 def _place(rank: str, node: str | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import configparser
-import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -14,7 +14,11 @@ class KnownMessage(NamedTuple):
         cues: texts that are quick to search for, separated by `|`; every line with the message
             contains one.
         pattern: what such a line matches; by default the cues.
-        follows: whether a task writes it because of another task, or of a connection to one.
+        kind: "cause"; "effect" (a task writes it because of another task, or of a connection to
+            one); "end" (how a task or the job has ended); "note" (it does no harm).
+        hides: the ids of messages that say nothing beside this one.
+        settled: what a line matches that settles it, such as a step that begins after it waited.
+        becomes: the id of the message that it then is; '' for none.
     """
 
     id: str
@@ -22,7 +26,10 @@ class KnownMessage(NamedTuple):
     cause: str
     remedy: str
     pattern: str
-    follows: bool
+    kind: str
+    hides: Sequence[str]
+    settled: str
+    becomes: str
 
 
 # The first message that matches a line explains it: special messages precede general ones.
@@ -31,64 +38,78 @@ class KnownMessage(NamedTuple):
 _TABLE = r"""
 [DEFAULT]
 pattern = ${cues}
-follows = no
+kind = cause
+hides =
+settled =
+becomes =
 check = Check names, ports and connections from all tasks: srun slurm-resolver check
 first = Find the task that failed first; its log says why: srun --label --kill-on-bad-exit=1
+met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat
+    |Remote function on worker|Waiting for 0/\d+ tasks
+memory = sacct -j JOBID -o JobID,MaxRSS,ReqMem shows it. Ask for more: --mem or --mem-per-cpu
 srun = srun: error: (?P<address>[\w.,\[\]-]{1,200}: tasks? [\d,\[\]-]{1,200}):
 cancelled = \*\*\* (?:JOB|STEP) \S{1,60} ON (?P<address>\S{1,80}) CANCELLED AT \S+
+
+[saved]
+cues = training saved|, restart |exit code 75
+cause =
+remedy =
+pattern = training saved.{0,200} because of (?!.*(?:max_restarts|did not save))
+    |(?:requeued|requeues it), restart \d|: Exited with exit code 75\b
+kind = saved
 
 [fit-failed]
 cues = has failed in
 cause = The fit of this worker raised the error; the others stopped because of it.
 remedy = Correct that error. Its traceback is in that task's output: srun --label …
 pattern = (?P<address>(?:chief|worker) \d{1,6}) has failed in (?:fit|evaluate|predict):[ ]
-follows = yes
+kind = effect
 
 [task-gone]
 cues = is gone
 cause = The task ended before the training was over, or with an exception. The others stopped.
 remedy = Read the last lines of that task's output: srun --label …
 pattern = (?P<address>[a-z_]{1,40} \d{1,6}) \(rank \d{1,6} on \S{1,255}\) is gone
-follows = yes
+kind = effect
 
 [task-not-started]
 cues = did not come to | did not come within
 cause = The task that the message names has not started, or ended before it met the others.
 remedy = Read its output, and compare the step's nodes: srun --label …, squeue --steps, sinfo -R
 pattern = [ ]did not come (?:to|within)[ ]
-follows = yes
+kind = effect
 
 [rendezvous-error]
 cues = RendezvousError:
 cause = The tasks did not meet, or do not agree; the message says which.
 remedy = ${check}
 pattern = RendezvousError:[ ]
-follows = yes
+kind = effect
 
 [task-restarted]
 cues = with a different incarnation|tried to connect while it is already
 cause = The task ended and was started again while the others ran: it cannot join them again.
 remedy = Restart all tasks together, from a checkpoint: srun --kill-on-bad-exit=1 …
-follows = yes
+kind = effect
 
 [task-unhealthy]
 cues = stopped sending heartbeats|heartbeat timeout
 cause = The task ended without disconnecting (crash, kill, sys.exit) or stopped responding;
     TensorFlow calls all of these crashed. It notices after about 10 seconds.
 remedy = Read the last lines of that task's log, and sacct -j JOBID -o JobID,State,ExitCode
-follows = yes
+kind = effect
 
 [leader-not-started]
 cues = failed to register with the leader
 cause = The first task (worker 0 or chief) has not started, or cannot be reached from here.
 remedy = Read the first task's output. ${check}
-follows = yes
+kind = effect
 
 [leader-lost]
 cues = ailed to send RPC to coordination service|/tensorflow.CoordinationService/Heartbeat
 cause = The first task (worker 0 or chief) has ended. It ran TensorFlow's coordination service.
 remedy = Read the last lines of the first task's output: srun --label …
-follows = yes
+kind = effect
 
 [barrier-failed]
 cues = Barrier timed out|Shutdown barrier|Barrier failed
@@ -96,7 +117,7 @@ cause = Some tasks reached a barrier and others did not: they ended, hang, or ha
     do (unequal data).
 remedy = Give all tasks the same number of steps (repeat the data, set steps_per_epoch). ${first}
 pattern = Barrier timed out|Shutdown barrier .{0,60}failed|Barrier failed
-follows = yes
+kind = effect
 
 [host-not-resolved]
 cues = errors resolving |Address lookup failed for |DNS resolution failed
@@ -121,14 +142,16 @@ cues = Connection refused
 cause = No process listens there yet: the task has not started, or ended while it started.
 remedy = ${check}
 pattern = [Ff]ailed to connect to (?:all addresses|remote host).{0,200}Connection refused
-follows = yes
+becomes = peer-ended
+kind = effect
+settled = ${met}
 
 [peer-unreachable]
 cues = ailed to connect to all addresses|ailed to connect to remote host
 cause = The task's host does not answer, or no process listens there. The task may have ended, the
     node may be down, or a firewall may be in the way.
 remedy = ${check}. Nodes that are down: sinfo -R. Proxies: unset http_proxy https_proxy
-follows = yes
+kind = effect
 
 [peer-closed]
 cues = Socket closed|Connection reset by peer|Broken pipe|GOAWAY
@@ -136,45 +159,46 @@ cause = The connection was open, and the task at the other end has ended.
 remedy = ${first}
 pattern = Socket closed|recvmsg:|(?:aborted by|UNAVAILABLE
     |grpc_message).{0,300}(?:Connection reset by peer|Broken pipe|GOAWAY)
-follows = yes
+kind = effect
 
 [parameter-server-lost]
 cues = remote target /job:ps/
 cause = A call to this parameter server failed: most often it has ended, with its variables.
 remedy = Restart from a checkpoint. Read its output, and sacct: it often ran out of memory.
-follows = yes
+kind = effect
 
 [worker-lost]
 cues = Remote function on worker
 cause = ParameterServerStrategy waits for this worker or for a parameter server it reads from.
 remedy = A worker may return. If a parameter server has ended, restart from a checkpoint.
 pattern = Remote function on worker \S{1,80} failed with Unavailable
-follows = yes
+kind = effect
 
 [peer-call-failed]
 cues = remote target /job:
 cause = A call to this task failed. The lines beside it say why.
 remedy = ${first}
-follows = yes
+kind = effect
 
 [session-waits]
 cues = CreateSession still waiting for response from worker
 cause = The task has not started yet, or listens at another address.
 remedy = ${check}
-follows = yes
+kind = effect
 
 [tasks-missing]
 cues = tasks to connect
 cause = The first task waits without a time limit for tasks that have not started.
 remedy = The next lines name some of them. ${check}
 pattern = Waiting for [1-9]\d*/\d+ tasks to connect
-follows = yes
+kind = effect
+settled = ${met}
 
 [deadline-exceeded]
 cues = DEADLINE_EXCEEDED|Deadline Exceeded|DeadlineExceededError
 cause = A task did not answer in time: it hangs, is overloaded, or the network loses packets.
 remedy = ${first}
-follows = yes
+kind = effect
 
 [workers-differ]
 cues = Shape mismatch in the collective instance|but got type 0 and data_type
@@ -193,7 +217,7 @@ remedy = Create and compile the model and its optimizer in `with strategy.scope(
 cues = Collective ops is aborted by
 cause = Another task failed during a collective operation.
 remedy = ${first}
-follows = yes
+kind = effect
 
 [keras-3-fit]
 cues = Attempt to convert a value (PerReplica
@@ -234,11 +258,153 @@ cause = The program writes summaries (tf.summary or Keras' TensorBoard callback)
     is not installed in its Python.
 remedy = pip install tensorboard, or remove the callback and the calls of tf.summary.
 
+[out-of-data]
+cues = input ran out of data
+cause = The data has fewer batches than the training asks for. fit ends early; in a loop of your
+    own, the other workers wait for the one without data.
+remedy = Repeat the data (dataset.repeat()), or ask for fewer steps: steps_per_epoch counts batches
+    of the whole training, not of a worker.
+
+[dataset-too-small]
+cues = enough elements in this dataset for each shard|Found an unshardable source dataset
+cause = TensorFlow cannot divide this dataset among the workers by its files.
+remedy = options = tf.data.Options(); options.experimental_distribute.auto_shard_policy =
+    tf.data.experimental.AutoShardPolicy.DATA; dataset = dataset.with_options(options)
+pattern = enough elements in this dataset for each shard
+    |(?:^ *(?:\d{1,7}: ?)?|errors_impl\.\w{1,40}Error: .{0,80})Found an unshardable source dataset
+
+[dataset-unshardable]
+cues = Found an unshardable source dataset|Did not find a shardable source
+    |AUTO sharding policy will apply DATA
+cause = The dataset does not read files. TensorFlow divides its elements instead, so that every
+    worker reads all of them. That is no error; the dump below it describes the dataset.
+remedy = AutoShardPolicy.DATA in the dataset's options says the same without the message.
+    fit of slurm_resolver.MultiWorkerMirroredStrategy divides the data before it is read.
+kind = note
+
+[module-missing]
+cues = No module named '
+cause = The Python of this task does not have the package: it is another Python, or the package is
+    not installed on that node.
+remedy = Activate the environment in the batch file, before srun, and install the package there.
+    srun python -c 'import sys; print(sys.prefix)' shows which Python each task runs.
+pattern = (?:ModuleNotFound|Import)Error: No module named '(?P<address>[\w.]{1,100})'
+
+[library-missing]
+cues = cannot open shared object file|GLIBCXX_|GLIBC_
+cause = A library on this node is missing, or older than the one that the package was built with.
+remedy = Load in the batch file the modules with which the environment was made. If only some nodes
+    lack it, leave them out (--exclude) and tell the site.
+pattern = ImportError: .{0,200}(?:cannot open shared object file|version .GLIBC)
+    |version .GLIBC(?:XX)?_[\d.]{1,20}. not found
+
+[gpu-busy]
+cues = CUDA_ERROR_DEVICE_UNAVAILABLE|busy or unavailable
+cause = Another process uses this GPU, which allows only one (exclusive mode): two tasks have the
+    same GPU, or a process of an earlier job still runs.
+remedy = Ask for as many GPUs as tasks: srun --ntasks-per-node=N --gpus-per-node=N. See who has
+    which: srun slurm-resolver show. nvidia-smi on the node shows mode and processes.
+hides = task-crashed
+
+[gpu-driver]
+cues = does not match DSO version|CUDA driver version is insufficient|forward compatibility was
+    |Driver/library version mismatch|CUDA_ERROR_SYSTEM_|CUDA_ERROR_COMPAT_|CUDA_ERROR_UNKNOWN
+cause = The node's NVIDIA driver does not fit its libraries, or CUDA's version, or is not ready.
+remedy = nvidia-smi on the node shows the driver. If other nodes work, leave this one out
+    (--exclude=NODE) and tell the site; else install a TensorFlow for an older CUDA.
+pattern = does not match DSO version|CUDA driver version is insufficient
+    |forward compatibility was attempted|Driver/library version mismatch
+    |CUDA_ERROR_(?:SYSTEM_|COMPAT_|UNKNOWN)
+
+[gpu-broken]
+cues = CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable ECC error|GPU is lost|fallen off the bus
+    |CUDA_ERROR_NVLINK|CUDA_ERROR_HARDWARE
+cause = The GPU or its link is broken.
+remedy = Leave the node out (--exclude=NODE, or slurm-resolver supervise), and tell the site.
+hides = task-crashed
+
+[gpu-kernel-failed]
+cues = CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_MISALIGNED
+    |illegal memory access was encountered|unspecified launch failure
+cause = A computation on the GPU crashed: a fault of an operation, or of the GPU.
+remedy = If it is the same node each time, leave it out (--exclude=NODE). Else find the operation:
+    CUDA_LAUNCH_BLOCKING=1, and without jit_compile.
+hides = task-crashed
+
+[gpu-too-new]
+cues = no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU
+cause = This TensorFlow was not built for this model of GPU.
+remedy = Install a newer TensorFlow for a new GPU, an older one for an old GPU.
+hides = task-crashed
+
+[cudnn-version]
+cues = Loaded runtime CuDNN library|CUDNN_STATUS_VERSION_MISMATCH|CUDNN_STATUS_SUBLIBRARY
+cause = TensorFlow loads another cuDNN than the one it was built with: LD_LIBRARY_PATH, set by a
+    module or conda, finds it first.
+remedy = Use one cuDNN. With tensorflow[and-cuda]: unload the site's CUDA and cuDNN modules, and
+    unset LD_LIBRARY_PATH before srun. Else load the version that the message names.
+pattern = Loaded runtime CuDNN library: \S{1,20} but source was compiled with
+    |CUDNN_STATUS_(?:VERSION_MISMATCH|SUBLIBRARY)
+hides = task-crashed
+
+[gpu-library-failed]
+cues = CUDNN_STATUS_|CUBLAS_STATUS_|cublas handle|cuDNN failed to initialize|DNN library
+cause = cuDNN or cuBLAS did not start: another task or job has filled the GPU's memory, or the
+    library does not fit TensorFlow.
+remedy = Look at the GPU's memory (nvidia-smi) and at who shares it (srun slurm-resolver show). Ask
+    for as many GPUs as tasks, or set TF_FORCE_GPU_ALLOW_GROWTH=true
+pattern = CU(?:DNN|BLAS)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)
+    |failed to create cublas handle|cuDNN failed to initialize|DNN library (?:is not found|init)
+hides = task-crashed
+
+[libdevice-missing]
+cues = libdevice not found|libdevice is required
+cause = XLA compiles for the GPU, and does not find CUDA's libdevice.
+remedy = export XLA_FLAGS=--xla_gpu_cuda_data_dir=FOLDER before srun; FOLDER contains
+    nvvm/libdevice, as the site's CUDA does. pip install 'tensorflow[and-cuda]' brings it.
+
+[nccl-memory]
+cues = NCCL WARN Call to ibv_
+cause = NCCL cannot use InfiniBand: the limit of locked memory is too low for it, or a container
+    does not have its devices.
+remedy = srun bash -c 'ulimit -l' has to print unlimited in each task: the site sets LimitMEMLOCK of
+    slurmd. Until then NCCL_IB_DISABLE=1 makes NCCL use the slower IP network.
+pattern = NCCL WARN Call to ibv_\w{1,40} failed
+
+[nccl-network]
+cues = no socket interface found|No route to host|NCCL WARN
+cause = NCCL does not reach the other nodes by the network that it has chosen.
+remedy = NCCL_DEBUG=INFO shows the interface; NCCL_SOCKET_IFNAME chooses another, such as ib0.
+pattern = no socket interface found
+    |NCCL WARN .{0,200}(?:No route to host|Connection (?:timed out|refused)|retries exceeded)
+
+[nccl-peer-lost]
+cues = remote process exited|by remote peer
+cause = NCCL has lost another task, which has ended or cannot be reached.
+remedy = ${first}
+pattern = remote process exited or there was a network error|Connection closed by remote peer
+kind = effect
+
+[nccl-failed]
+cues = NCCL: |unhandled system error|unhandled cuda error
+cause = NCCL, which adds up the gradients on GPUs, failed. The lines with NCCL WARN say why.
+remedy = Run it with NCCL_DEBUG=WARN. Without NCCL, the gradients use the slower gRPC: give the
+    strategy tf.distribute.experimental.CommunicationOptions with implementation=RING
+pattern = NCCL: |unhandled (?:system|cuda) error
+
 [no-gpu]
 cues = CUDA_ERROR_NO_DEVICE|no CUDA-capable device
 cause = The task sees no GPU: Slurm granted none, or CUDA_VISIBLE_DEVICES is empty, as it should
     be for parameter servers.
 remedy = Ask Slurm for GPUs (srun --gpus-per-node=N). See who has them: srun slurm-resolver show
+
+[host-out-of-memory]
+cues = OOM when allocating|MemoryError|std::bad_alloc|Unable to allocate |annot allocate memory
+cause = The program asked for more of the node's memory than Slurm granted, or than there is.
+remedy = ${memory}. Smaller batches, prefetch and shuffle buffers need less.
+pattern = OOM when allocating.{1,400}device:CPU|(?:^|[\s.])_?(?:Array)?MemoryError(?::|\Z)
+    |std::bad_alloc|Unable to allocate [\d.]{1,10} [KMGTP]?i?B|[Cc]annot allocate memory
+hides = task-crashed
 
 [gpu-out-of-memory]
 cues = CUDA_ERROR_OUT_OF_MEMORY|failed to allocate |OOM when allocating|ran out of memory trying
@@ -260,59 +426,194 @@ cues = Cannot dlopen some GPU libraries
 cause = TensorFlow found no CUDA libraries, and runs without GPUs.
 remedy = pip install 'tensorflow[and-cuda]', or load the site's CUDA module before srun.
 
+[cpu-instructions]
+cues = TensorFlow library was compiled to use|Illegal instruction
+cause = TensorFlow, or another library, was compiled for other CPUs than this node's.
+remedy = Ask for nodes like those on which it runs (--constraint), or install TensorFlow from pip.
+pattern = TensorFlow library was compiled to use \w{1,20} instructions.{1,10}these aren't available
+    |${srun} Illegal instruction
+
+[too-many-threads]
+cues = pthread_create|can't start new thread|fork:
+cause = The limit of processes and threads on this node is reached (ulimit -u, or the job's cgroup).
+remedy = Start fewer tasks on a node, or fewer threads in each: OMP_NUM_THREADS,
+    TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, num_parallel_calls. ulimit -u shows the limit.
+pattern = pthread_create\(\) failed|pthread_create.{0,60}Resource temporarily unavailable
+    |can't start new thread|fork: (?:retry: )?(?:Resource temporarily|Cannot allocate)
+hides = task-crashed
+
+[too-many-files]
+cues = Too many open files
+cause = The process has more open files and connections than its limit allows (ulimit -n).
+remedy = Raise it in the batch file, before srun, up to what ulimit -Hn shows: ulimit -n NUMBER.
+    Look for files that the program never closes.
+
+[disk-full]
+cues = No space left on device|Disk quota exceeded
+cause = A disk, or your quota on it, is full.
+remedy = df -h and quota -s on the node show it; /tmp and /dev/shm are the node's own. Keep fewer
+    checkpoints, or set TMPDIR and the folders of output to another disk.
+
+[file-system]
+cues = Stale file handle|Input/output error|Transport endpoint is not connected
+cause = The shared file system did not answer on this node.
+remedy = Leave the node out (--exclude=NODE), and tell the site; restart from a checkpoint.
+pattern = (?:OSError|Error|error|\[Errno \d+\]).{0,200}(?:Stale file handle|Input/output error
+    |Transport endpoint is not connected)
+
+[check-failed]
+cues = failed
+cause = slurm-resolver check found this before the training.
+remedy = Its line says what to do. Run it again alone: srun slurm-resolver check
+pattern = ^(?: *\d{1,7}: ?)?(?=[a-z_ ]{12})(?P<address>[a-z_]{1,30})  +failed   \S
+
+[step-waits]
+cues = step creation temporarily disabled|step creation still disabled|Step created for
+cause = srun waits within its job for CPUs, memory, GPUs or nodes that another step holds; the tasks
+    have not started.
+remedy = In the shell of srun --pty, in Jupyter, or beside another step: srun --overlap. Else start
+    the other step with less: srun --exact, --mem, --gres. squeue --steps shows the steps.
+pattern = step creation (?:temporarily|still) disabled
+hides = time-limit cancelled
+settled = Step created for
+
+[step-too-late]
+cues = already completing or completed
+cause = The job was ending when srun was called.
+remedy = The lines before it say why it ended; sacct -j JOBID -o JobID,State,Reason,ExitCode
+kind = end
+
+[step-refused]
+cues = Unable to create step for job|Unable to create job step
+cause = Slurm refused the step: it asks for more than the job has, or than its other steps leave.
+remedy = Compare srun's options with the job: scontrol show job JOBID. Inside a step (srun --pty,
+    Jupyter) use srun --overlap, and look at the SLURM_ variables that it inherits, such as
+    SLURM_MEM_PER_CPU. Beside other steps give each less: srun --exact, --mem
+hides = step-waits
+
+[options-exclusive]
+cues = mutually exclusive|set by two different environment variables
+cause = srun was told the same twice, in ways that exclude each other. Most often one comes from the
+    variables of the job or step in which srun or sbatch was called.
+remedy = Unset those that you did not mean before srun, such as: unset SLURM_MEM_PER_CPU
+    SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_TRES_PER_TASK; or give srun one of the options.
+pattern = (?:srun|sbatch|salloc): (?:fatal|error): .{0,300}(?:mutually exclusive
+    |set by two different environment variables)
+
+[cpu-binding]
+cues = CPU binding outside of job step|nable to satisfy cpu bind request
+cause = The step inherits the CPU binding of the step in which srun was called (SLURM_CPU_BIND), and
+    has other CPUs.
+remedy = unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST before srun, or
+    srun --cpu-bind=none
+hides = cancelled task-crashed launch-failed
+
+[launch-failed]
+cues = Task launch for|Application launch failed|timeout waiting for task launch
+cause = Slurm could not start the tasks on this node.
+remedy = sinfo -R and scontrol show node NODE say more. Leave the node out: --exclude=NODE
+pattern = srun: error: (?:Task launch for \S{1,60} failed on node (?P<address>[\w.-]{1,80})
+    |Application launch failed|timeout waiting for task launch)
+
+[mpi-plugin]
+cues = plugin name for mpi/|nvalid MPI type|cannot find mpi plugin
+cause = This Slurm does not have the MPI plugin that srun or the site's default asks for.
+remedy = TensorFlow needs none: srun --mpi=none. srun --mpi=list shows those that there are.
+pattern = srun: (?:error|fatal): .{0,100}(?:plugin name for mpi/|nvalid MPI type|find mpi plugin)
+
+[slurm-unreachable]
+cues = Socket timed out on send/recv|Unable to contact slurm controller|Job credential expired
+    |nvalid job credential|Zero Bytes were transmitted
+cause = Slurm's daemons did not answer each other in time, or their clocks differ.
+remedy = Submit the job again. If it comes again, tell the site, with the time and the node.
+pattern = (?:srun|slurmstepd\S{0,80}|sbatch): (?:error|fatal): .{0,200}(?:Socket timed out
+    |Unable to contact slurm|Job credential expired|nvalid job credential|Zero Bytes were)
+
+[folder-missing]
+cues = couldn't chdir to
+cause = The folder in which the job was submitted does not exist on this node: the tasks start in
+    /tmp, and do not find the program and its files.
+remedy = Submit it from a folder that all nodes share, or use sbatch --chdir.
+pattern = couldn't chdir to .(?P<address>[^'`]{1,200}).:
+
+[requeued]
+cues = DUE TO JOB REQUEUE
+cause = The job was put back into the queue, and starts again.
+remedy = squeue -j JOBID shows when. It continues where its last checkpoint was saved.
+pattern = ${cancelled} DUE TO JOB REQUEUE \*
+kind = end
+
 [time-limit]
 cues = DUE TO TIME LIMIT
 cause = The job reached its time limit.
 remedy = Ask for more time (sbatch --time), or save on a signal before it: --signal=USR1@120
 pattern = ${cancelled} DUE TO TIME LIMIT \*
+kind = end
 
 [preempted]
 cues = DUE TO PREEMPTION
 cause = A job of higher priority took the nodes.
 remedy = Save checkpoints, and submit with sbatch --requeue.
 pattern = ${cancelled} DUE TO PREEMPTION \*
+kind = end
 
 [node-failed]
 cues = DUE TO NODE FAILURE
 cause = A node went down.
 remedy = sinfo -R names it. Restart from a checkpoint without it: --exclude=NODE
 pattern = ${cancelled} DUE TO NODE FAILURE.{0,60} \*
+kind = end
 
 [ended-after-failure]
 cues = DUE TO TASK FAILURE
 cause = A task failed, and srun --kill-on-bad-exit ended the others.
 remedy = ${first}
 pattern = ${cancelled} DUE TO TASK FAILURE \*
+kind = end
 
 [cancelled]
 cues = CANCELLED AT
 cause = The step or job was cancelled by scancel, by Ctrl-C, or by srun after a task failed.
 remedy = ${first}
 pattern = ${cancelled}(?: DUE to SIGNAL [A-Za-z ]{1,40})? \*
-follows = yes
+kind = effect
 
 [out-of-memory]
-cues = Out Of Memory|oom_kill event|oom-kill event
-cause = The task used more memory than Slurm granted the job, and the kernel killed it.
-remedy = sacct -j JOBID -o JobID,MaxRSS,ReqMem shows it. Ask for more: --mem or --mem-per-cpu
-pattern = ${srun} Out Of Memory|oom[_-]kill event
+cues = Out Of Memory|oom_kill event|oom-kill event|exceeded memory limit
+    |xceeded job memory limit|exceeded virtual memory limit|OOM Killed
+cause = The task used more memory than Slurm granted the job, and was killed.
+remedy = ${memory}
+pattern = ${srun} Out Of Memory|oom[_-]kill event|OOM Killed
+    |exceeded (?:virtual )?memory limit .{0,80}being killed|xceeded job memory limit(?! at some)
+hides = cancelled task-crashed
 
 [task-failed]
 cues = Exited with exit code
 cause = The task's program ended with an error.
 remedy = ${first}
-pattern = ${srun} Exited with exit code
+pattern = ${srun} Exited with exit code (?!75\b)
+kind = end
 
 [task-crashed]
 cues = srun: error:
 cause = A signal ended the task: a crash; if Killed, scancel or a lack of memory.
 remedy = python -X faulthandler shows where; sacct -j JOBID -o JobID,State,ExitCode,MaxRSS
 pattern = ${srun} (?:Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)
+kind = end
+
+[program-not-executable]
+cues = execve():
+cause = The file is not a program: it lacks the permission to be executed, or its first line (#!).
+remedy = Start it with its interpreter (python train.py), or chmod +x it. A disk may be noexec.
+pattern = execve\(\): (?P<address>[^\s()]{1,200}): (?:Permission denied|Exec format error)
 
 [program-not-found]
 cues = execve():
-cause = The program, or the interpreter in its first line (#!), does not exist on that node.
-remedy = Use a path that all nodes share, and activate the virtual environment before srun.
+cause = The program, or the interpreter in its first line (#!), does not exist on that node, or
+    PATH does not lead to it.
+remedy = Use a path that all nodes share, and activate the virtual environment before srun. If the
+    job was submitted with --export=NONE, srun starts the tasks without the batch file's PATH:
+    unset SLURM_EXPORT_ENV before it.
 pattern = execve\(\): (?:bad interpreter\()?(?P<address>[^\s()]{1,200})\)?: No such file
 
 [command-not-found]
@@ -326,26 +627,23 @@ pattern = (?:^|[ /])(?:\w{0,10}sh
 cues =
 cause = All tasks had started. The one at this address has ended, or listens at another address.
 remedy = ${first}
-follows = yes
+kind = effect
 """
 _SECTIONS = configparser.ConfigParser(interpolation=configparser.ExtendedInterpolation())
 _SECTIONS.read_string(_TABLE)
-_MESSAGES = {
+MESSAGES = {
     id: KnownMessage(
         id,
         section["cues"].replace("\n", ""),
         section["cause"].replace("\n", " "),
         section["remedy"].replace("\n", " "),
         section["pattern"].replace("\n", ""),
-        section["follows"] == "yes",
+        section["kind"],
+        section["hides"].split(),
+        section["settled"].replace("\n", ""),
+        section["becomes"],
     )
     for id, section in _SECTIONS.items()
     if id != "DEFAULT"
 }
-# It replaces peer-refused in a log in which a line with TASKS_MET shows that all tasks had met.
-PEER_ENDED = _MESSAGES.pop("peer-ended")
-KNOWN_MESSAGES = tuple(_MESSAGES.values())
-TASKS_MET = re.compile(
-    "StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat"
-    r"|Remote function on worker|Waiting for 0/\d+ tasks"
-)
+KNOWN_MESSAGES = [known for id, known in MESSAGES.items() if id not in ("saved", "peer-ended")]

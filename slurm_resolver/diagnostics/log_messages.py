@@ -2,16 +2,20 @@
 
 A log may be long, and contain progress bars and bytes that are not text. The time grows linearly
 with its size, and the memory with the number of findings.
+
+A job that is requeued or restarted may append to one log. Each of its starts is read by itself,
+because the end of a start that was saved and continued later is not a failure.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Iterable
-from typing import BinaryIO, Callable, NamedTuple
+from typing import Any, BinaryIO, Callable, NamedTuple
 
-from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED, TASKS_MET
+from slurm_resolver.diagnostics.known_messages import MESSAGES
 
 
 class Finding(NamedTuple):
@@ -32,7 +36,8 @@ class Finding(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's method has this name
 
 
-_CUES = [(cue, known) for known in KNOWN_MESSAGES for cue in known.cues.split("|")]
+_CUES = [(cue, known) for known in MESSAGES.values() for cue in known.cues.split("|") if cue]
+_SETTLED = [known for known in MESSAGES.values() if known.settled]
 _LONGEST = 1024 * 1024  # bytes of a line that are looked at together
 _SHOWN_LENGTH = 200
 _ADDRESS = re.compile(
@@ -48,11 +53,69 @@ _END_NOISE = re.compile(
 )
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
+# A start has ended. What follows belongs to the next start, if there is a line with _BEGIN.
+_END = re.compile(
+    r"srun: (?:error: |Terminating |Force Terminated |Job step aborted)|slurm-resolver run: task "
+    r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT |.{0,80}training saved.* because of "
+)
+_BEGIN = re.compile(
+    r"\bcheck: \d+ (?:ok|skipped|warning|failed)\b|training (?:resumes from|starts from the begin)"
+    r"|slurm-resolver supervise: restart \d|restart \d+ of at most |Initializing Coordination"
+)
+
+
+class MessageReader:
+    """Finds the known messages of one start."""
+
+    def __init__(self) -> None:
+        # By id and address: the number of the first line, the line, and the number of lines.
+        self._found: dict[tuple[str, str | None], list[Any]] = {}
+        self._significant: set[str] = set()  # the ids with a line that is not _END_NOISE
+        self._settled: set[str] = set()  # the ids of messages that a later line settles
+
+    def read(self, text: str, number: int) -> None:
+        """Reads a line, or a piece of it; `number` is the line's."""
+        # A carriage return, as in a progress bar, separates texts like the end of a line.
+        for part in text.split("\r"):
+            settled, id, match = _search(part)
+            self._settled.update(settled)
+            if match:
+                key = id, _named_task(match)
+                line = _shorten(part, match.start())
+                self._found.setdefault(key, [number, line, 0])[2] += 1
+                if not _END_NOISE.search(part):
+                    self._significant.add(id)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the job is to start again, although nothing has failed."""
+        return any(id in ("saved", "preempted", "requeued") for id, _ in self._found)
+
+    def findings(self) -> list[Finding]:
+        """Returns the messages, without those that others explain."""
+        ids = {id for id, _ in self._found}
+        hidden = {"saved", *(id for id in self._settled if not MESSAGES[id].becomes)}
+        for id in ids - hidden:
+            hidden.update(MESSAGES[id].hides)
+            if "saved" in ids and MESSAGES[id].kind in ("effect", "end"):
+                hidden.add(id)
+        if self._significant <= hidden:
+            return []
+        findings = []
+        for (id, address), (number, line, count) in self._found.items():
+            if id not in hidden:
+                known = MESSAGES[MESSAGES[id].becomes if id in self._settled else id]
+                findings.append(
+                    Finding(known.id, number, line, known.cause, known.remedy, address, count)
+                )
+        return findings
+
 
 def explain(lines: Iterable[str]) -> list[Finding]:
     """Returns a finding for each known message and address in `lines`, in order of appearance.
 
-    The list is empty if all of them are messages that TensorFlow prints at the end of a good run.
+    The list is empty if all of them are messages that TensorFlow prints at the end of a good run,
+    or that a start leaves which was saved, and continued later.
     """
     return explain_file(io.BytesIO("\n".join(lines).encode("utf-8", "replace")))
 
@@ -64,53 +127,58 @@ def explain_file(
 
     `reader` also gets the text of each line, or the first piece of a long line.
     """
-    found: dict[tuple[str, str | None], Finding] = {}  # by id and address
-    significant = set()  # the ids with a line that is not _END_NOISE
-    tasks_met = False
-    number = 1
+    starts = read_starts(stream, MessageReader, reader)
+    return [
+        finding
+        for start in starts
+        if start is starts[-1] or not start.continues
+        for finding in start.findings()
+    ]
+
+
+def read_starts(
+    stream: BinaryIO,
+    make: Callable[[], Any],
+    reader: Callable[[str], None] = lambda text: None,
+) -> list[Any]:
+    """Reads a log, and returns the readers of the job's starts, which `make` makes.
+
+    They are MessageReaders; `reader` is as in `explain_file`.
+    """
+    starts = [make()]
+    following: Any = None  # has read what follows the last end
+    number = 0
     is_start = True  # of a line
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         line = piece.decode("utf-8", "replace")
-        if is_start:
+        if not is_start:
+            MessageReader.read(starts[-1], line, number)
+        else:
+            number += 1
             reader(line)
-        # A carriage return, as in a progress bar, separates texts like the end of a line.
-        for text in line.split("\r"):
-            # `re` compiles a pattern when it is first used.
-            matches = [
-                (known, re.search(known.pattern, text)) for cue, known in _CUES if cue in text
-            ]
-            if matches and TASKS_MET.search(text):
-                tasks_met = True
-            for known, match in matches:
-                if match:
-                    address = _named_task(match)
-                    first = Finding(
-                        known.id,
-                        number,
-                        _shorten(text, match.start()),
-                        known.cause,
-                        known.remedy,
-                        address,
-                        0,
-                    )
-                    finding = found.get((known.id, address), first)
-                    found[known.id, address] = finding._replace(count=finding.count + 1)
-                    if _END_NOISE.search(text) is None:
-                        significant.add(known.id)
-                    break
+            if following and _BEGIN.search(line):
+                starts.append(following)
+                following = None
+            for one in filter(None, (starts[-1], following)):
+                one.read(line, number)
+            if _END.match(line):
+                following = make()
         is_start = piece.endswith(b"\n")
-        number += is_start
-    findings = list(found.values())
-    if tasks_met:
-        findings = [
-            one._replace(id=PEER_ENDED.id, cause=PEER_ENDED.cause, remedy=PEER_ENDED.remedy)
-            if one.id == "peer-refused"
-            else one
-            for one in findings
-            if one.id != "tasks-missing"
-        ]
-        significant.discard("tasks-missing")
-    return findings if significant else []
+    return starts
+
+
+@functools.lru_cache(maxsize=2)  # the reader of the next start may read the same text
+def _search(text: str) -> tuple[list[str], str, re.Match[str] | None]:
+    """Returns the ids of the messages that a text settles, and the one in it with its match."""
+    # `re` compiles a pattern when it is first used.
+    knowns = [known for cue, known in _CUES if cue in text]
+    settled = [known.id for known in _SETTLED if knowns and re.search(known.settled, text)]
+    if not text.startswith("slurm-resolver supervise: "):  # it repeats the error of a task
+        for known in knowns:
+            match = re.search(known.pattern, text)
+            if match:
+                return settled, known.id, match
+    return settled, "", None
 
 
 def _named_task(match: re.Match[str]) -> str | None:
