@@ -49,7 +49,10 @@ def _find_listener(port: int) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     match = re.search(r'"([^"]*)",pid=(\d+)', done.stdout)
-    return f", by process {match[2]} ({match[1]})" if match else ""
+    if match is None:
+        return ""
+    own = match[2] == str(os.getpid())
+    return ", by this process itself" if own else f", by process {match[2]} ({match[1]})"
 
 
 def _answer(server: socket.socket, rank: int) -> None:
@@ -60,14 +63,26 @@ def _answer(server: socket.socket, rank: int) -> None:
                 connection.sendall(b"%d\n" % rank)
 
 
+def answers(address: str) -> bool:
+    """Whether a process listens at an address."""
+    with suppress(OSError), call(address):
+        return True
+    return False
+
+
 def ask_rank(address: str, rank: int) -> None:
-    """Raises OSError unless the task of this rank answers at this address.
+    """Raises OSError unless the task of this rank answers at this address."""
+    with call(address) as sock:
+        answer = sock.makefile("rb").readline(100).strip()
+    if answer != b"%d" % rank:
+        raise OSError(f"another process answers there: {answer!r}")
+
+
+def call(address: str) -> socket.socket:
+    """Returns a connection to an address; what takes longer than some seconds there fails.
 
     TensorFlow, too, tries the first address of a name first.
     """
     host, _, port = address.rpartition(":")
     first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
-    with connect_to(str(first), int(port), _CONNECT_SECONDS) as sock:
-        answer = sock.makefile("rb").readline(100).strip()
-    if answer != b"%d" % rank:
-        raise OSError(f"another process answers there: {answer!r}")
+    return connect_to(str(first), int(port), _CONNECT_SECONDS)

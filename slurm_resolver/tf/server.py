@@ -7,9 +7,12 @@ service says that the job is over: see `coordination.job`.
 from __future__ import annotations
 
 import atexit
+import functools
+import itertools
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -21,8 +24,10 @@ from slurm_resolver.coordination.job import TRAIN, JobResult, announcement
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
+from slurm_resolver.preflight.probe import answers
 from slurm_resolver.preflight.ready import offer_readiness
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.start import START_TIMEOUT
 
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
@@ -53,10 +58,43 @@ def join(cluster: Cluster) -> None:
     service, but the others may meet in its process.
     """
     service = cluster.service
+    if cluster.step.is_live and cluster.task is not None:
+        _check_connections(cluster, cluster.task.address)
     if not cluster.step.is_live or take_part(cluster) is not None or service is None:
         return
     if service.serves and cluster.task is not None and cluster.task.job == "evaluator":
         connect(service)
+
+
+def _check_connections(cluster: Cluster, own: str) -> None:
+    """Lets `tf.config.experimental_connect_to_cluster` fail where it would wait without end.
+
+    It waits until there is a server at each address of the cluster. At `own`, this task's, it
+    starts one only if it gets this task's job.
+    """
+    original = tf.config.experimental_connect_to_cluster
+    seconds = cluster.step.start_timeout or START_TIMEOUT
+
+    @functools.wraps(original)
+    def connect(target: Any, job_name: str = "localhost", *args: Any, **kwargs: Any) -> None:
+        spec = target if isinstance(target, tf.train.ClusterSpec) else target.cluster_spec()
+        until = time.monotonic() + seconds
+        for address in itertools.chain(*map(spec.job_tasks, spec.jobs)):
+            if address == own and job_name in spec.jobs:
+                continue
+            while not answers(address):
+                if address == own or time.monotonic() > until:
+                    raise JobsError(
+                        "tf.config.experimental_connect_to_cluster waits without end unless all "
+                        f"tasks of the cluster serve, and no server listens at {address}. Remove "
+                        "the call: the strategies connect by themselves. To connect from one task, "
+                        "let all others serve: resolver.serve(), or tf.distribute.Server."
+                    )
+                time.sleep(0.2)
+        original(target, job_name, *args, **kwargs)
+
+    if not hasattr(original, "__wrapped__"):
+        tf.config.experimental_connect_to_cluster = connect
 
 
 def take_part(cluster: Cluster) -> Member | None:

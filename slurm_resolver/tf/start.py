@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
+from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
+from slurm_resolver.preflight.probe import listening
 from slurm_resolver.preflight.ready import wait_until_ready
 from slurm_resolver.preflight.transport import (
     TaskDevices,
@@ -20,8 +22,10 @@ from slurm_resolver.preflight.transport import (
     why_no_gpu,
 )
 
-_START_TIMEOUT = 600.0  # seconds
+START_TIMEOUT = 600.0  # seconds
 _CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes some
+
+_served: set[str] = set()  # the addresses at which TensorFlow listens in this process
 
 
 @contextlib.contextmanager
@@ -36,29 +40,53 @@ def starting_together(
 
     Args:
         resolver: of this task; it may be of another class.
-        timeout: seconds; None is SLURM_RESOLVER_START_TIMEOUT, or 600.
+        timeout: seconds; None is SLURM_RESOLVERSTART_TIMEOUT, or 600.
         jobs: the jobs of the tasks.
 
     Returns:
         This task's connection to the coordination service; None if it is alone.
 
     Raises:
-        RendezvousError: in every task, as `wait_until_ready`.
+        RendezvousError: in every task, as `wait_until_ready`; if this process has a strategy.
     """
     cluster = getattr(resolver, "cluster", None)
     client = None
     if isinstance(cluster, Cluster) and cluster.step.is_live:
         if timeout is None:
-            timeout = cluster.step.start_timeout or _START_TIMEOUT
+            timeout = cluster.step.start_timeout or START_TIMEOUT
+        _refuse_second(cluster)
         client = wait_until_ready(cluster, timeout, jobs)
     if client is None or timeout is None:
         yield None
-        return
-    faulthandler.dump_traceback_later(timeout, exit=True)
-    try:
-        yield client
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    else:
+        faulthandler.dump_traceback_later(timeout, exit=True)
+        try:
+            yield client
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    if isinstance(cluster, Cluster) and cluster.task and "ps" not in cluster.roles:
+        _served.add(cluster.task.address)
+
+
+def _refuse_second(cluster: Cluster) -> None:
+    """Raises RendezvousError if this task has a strategy already, whose server has its port."""
+    own = cluster.task
+    assert own is not None
+    if own.address in _served:
+        raise RendezvousError(
+            f"this process has a strategy already, whose server listens at {own.address}, and "
+            "TensorFlow starts only one in a process. Make the strategy once, before any loop, and "
+            "each new model in its scope; or train each model in a process of its own, one after "
+            "the other."
+        )
+    if len(cluster.tasks) == 1:
+        with listening(own.rank, own.address) as problem:
+            if problem:
+                raise RendezvousError(
+                    f"{cluster.name_of(own.rank)}, the only task of its step, cannot listen at "
+                    f"{problem}: a second program in the same task, such as a second notebook? To "
+                    "train alone beside it, set SLURM_RESOLVER=off, or give it another port_base."
+                )
 
 
 def choose_communication(
