@@ -23,7 +23,9 @@ from slurm_resolver.coordination.wire import Message, WireError, encode, open_co
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
+    RUNNING_STATES,
     UNSET,
+    Fields,
     show_config,
     show_job,
     show_nodes,
@@ -34,7 +36,8 @@ from slurm_resolver.wording import aligned
 
 DESCRIPTION = """\
 Shows for each worker of a running step: epoch, step, what it does, milliseconds for each step, and
-the shares of time spent waiting for data and between steps. Run it on a node of the job."""
+the shares of time spent waiting for data and between steps. Below, it says where the time of an
+epoch goes. Run it on a node of the job. Of a job without such a step, it says what Slurm knows."""
 
 EPILOG = """\
 exit status: 0; 1 if no coordination service answers; 2 if usage or environment are wrong.
@@ -50,6 +53,21 @@ _WATCH_SECONDS = 5.0  # the workers report as often
 _CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
+_WAITING = 0.2  # from this share on, waiting for data is worth a remedy
+
+# What Slurm's states of a job mean, and its reasons why a job is pending.
+_STATES = {
+    "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
+    "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
+    "CONFIGURING": "Slurm prepares its nodes",
+    "COMPLETING": "it has ended, and Slurm waits for its last processes on {1}",
+    "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
+    "JobHeldUser": "it is held; scontrol release {0} lets it start",
+    "JobHeldAdmin": "an administrator holds it",
+    "Dependency": "it waits for another job; squeue -o %E -j {0} shows which",
+    "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
+    "BeginTime": "it may start at {2}, as jobs do that ask for it, or that were requeued",
+}
 
 
 def add_arguments(add: Options) -> None:
@@ -76,7 +94,8 @@ def main(args: Namespace) -> int:
     if not job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     try:
-        addresses = list(_addresses(job_id, step_id, own, args.port))
+        job = show_job(job_id)
+        addresses = list(_addresses(job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     reason = ""
@@ -89,12 +108,12 @@ def main(args: Namespace) -> int:
         except (OSError, WireError) as error:
             reason = reason or f" ({address.host}:{address.port}: {error})"
     else:
-        print(
-            f"slurm-resolver status: no coordination service answers in a step of job {job_id}"
+        text = describe_job(job_id, job) or (
+            f"no coordination service answers in a step of job {job_id}"
             f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
-            "it sets port_base, add --port with that number plus the most tasks on one node.",
-            file=sys.stderr,
+            "it sets port_base, add --port with that number plus the most tasks on one node."
         )
+        print(f"slurm-resolver status: {text}", file=sys.stderr)
         return 1
     _print(workers, args.json)
     with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
@@ -111,24 +130,67 @@ def _print(workers: list[Worker], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
         return
-    print(table(workers) if workers else "no worker has created its strategy yet", flush=True)
+    if not workers:
+        print("no worker has created its strategy yet", flush=True)
+        return
+    lines = ["", *filter(None, (_describe_epoch(slow or workers[0]), _advise(workers)))]
     if slow:
         share = min(1.0, _outside_of_steps(slow))
-        print(
-            f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps",
-            flush=True,
+        lines.append(
+            f"slowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
         )
+    print("\n".join([table(workers), *(lines if lines[1:] else [])]), flush=True)
+
+
+def _describe_epoch(worker: Worker) -> str:
+    """Returns what a worker has spent its last whole epoch with; '' before its end."""
+    spent = sorted(worker["seconds"].items(), key=lambda item: -item[1])
+    total = sum(seconds for _, seconds in spent)
+    if not total:
+        return ""
+    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
+    return (
+        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms a step: {shares}"
+        f" ({worker['name']})"
+    )
+
+
+def _advise(workers: list[Worker]) -> str:
+    """Returns what to do if all workers wait for data for long; else ''."""
+    share = min(float(worker["waiting"]) for worker in workers)
+    if share < _WAITING:
+        return ""
+    remedy = "end the dataset with prefetch(tf.data.AUTOTUNE), and give each task more CPUs"
+    if any(worker["whole"] for worker in workers):
+        remedy = "each worker produces all rows; expensive work belongs into a map before batch(n)"
+    return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
+
+
+def describe_job(job_id: str, job: Fields) -> str:
+    """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
+    state = job.get("JobState", "")
+    reason = job.get("Reason", "None")
+    start = job.get("StartTime", "Unknown")
+    if state == "PENDING":
+        state += f" ({reason})"
+        known = "" if start == "Unknown" else "Slurm expects it to start at {2}"
+        meaning = _STATES.get(reason, known)
+    else:
+        meaning = _STATES.get(state, "it has ended, with exit status {3}")
+        if state in RUNNING_STATES and state not in _STATES:
+            return ""
+    meaning = meaning.format(job_id, job.get("NodeList"), start, job.get("ExitCode"))
+    return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 
 def _addresses(
-    job_id: str, step_id: str, own: SlurmStep, given_port: int | None
+    job: Fields, step_id: str, own: SlurmStep, given_port: int | None
 ) -> Iterator[ServiceAddress]:
     """Yields the addresses where the service of a step may listen, newest step first.
 
     Raises:
         OSError: if Slurm does not answer.
     """
-    job = show_job(job_id)
     cluster = own.cluster_name or show_config().get("ClusterName")
     job_id = job.get("HetJobId", job["JobId"])
     numbered = defaultdict(list)

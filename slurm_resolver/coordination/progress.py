@@ -52,6 +52,10 @@ class Report(NamedTuple):
     waiting: float = 0.0  # the share of time spent waiting for data
     outside: float = 0.0  # the share of time spent between steps
     silent: float = 0.0  # seconds since the report came; `age` includes them
+    # The last whole epoch: how many steps it had, and how many seconds by what was done in them.
+    steps: int = 0
+    seconds: Mapping[str, float] = {}
+    whole: bool = False  # whether this worker produces all rows of the data, not only its own
 
     def where(self, with_epoch: bool = True) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""

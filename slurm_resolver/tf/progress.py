@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -28,6 +28,14 @@ from slurm_resolver.log import exit_at_once, warn
 
 _STALL_SECONDS = 300.0
 _WINDOW = 12  # reports over which the shares of time are taken
+
+# What the time of an epoch is spent with; else it is callbacks.
+_SPENT_WITH = {
+    phases.FIRST: "compilation",
+    phases.COMPILING: "compilation",
+    phases.STEP: "steps",
+    phases.DATA: "data",
+}
 
 # When the running step asked for data, negative when it got them; and the seconds waited in all.
 _variables: list[tf.Variable] = []
@@ -46,22 +54,56 @@ class Reporter:
         self._durations: deque[float] = deque(maxlen=101)
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._rank: int | None = None  # once it reports
+        self.whole = False
+        self._steps = 0  # of this epoch
+        self._spent: dict[str, float] = defaultdict(float)  # seconds of this epoch
+        self._in_graphs = 0.0  # seconds that graphs had waited for data by then
+        self._last_epoch: tuple[int, dict[str, float]] = 0, {}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begins an epoch, counted from 1."""
+        self.enter(phases.START)
+        self._count_graphs()
+        if self._steps:
+            self._last_epoch = self._steps, dict(self._spent)
+        self._steps = 0
+        self._spent.clear()
+        self.epoch = epoch
+        self.step = 0
 
     def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
         now = time.monotonic()
         if self.phase == phases.DATA:
             self._waited += now - self._since
+        self._spend(now)
         if stage is not None:
+            self._count_graphs()
             self.stage = stage
             self._began = 0.0
             self._ended = 0.0
         self.phase = phase
         self._since = now
 
+    def _spend(self, now: float) -> None:
+        """Adds the time since the phase began to what it was spent with."""
+        if self.stage == phases.VALIDATION:
+            self._spent[phases.VALIDATION] += now - self._since
+        elif self.stage == phases.TRAINING:
+            self._spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
+
+    def _count_graphs(self) -> None:
+        """Counts as waiting what the graphs of steps have waited for data since the last call."""
+        waited = sum(float(variable.numpy()) for variable in _variables[1:])
+        if self.stage == phases.TRAINING:
+            self._spent["data"] += waited - self._in_graphs
+            self._spent["steps"] -= waited - self._in_graphs
+        self._in_graphs = waited
+
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
+        self._steps += steps if self.stage == phases.TRAINING else 0
         self.enter(phase)
         if self._ended:
             self._outside += self._since - self._ended
@@ -71,8 +113,8 @@ class Reporter:
 
     def end_step(self) -> None:
         """Ends the step."""
-        self.phase = phases.CALLBACK if self.stage else phases.IDLE
-        self._since = self._ended = time.monotonic()
+        self.enter(phases.CALLBACK if self.stage else phases.IDLE)
+        self._ended = self._since
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -113,7 +155,7 @@ class Reporter:
             now - since,
             round(1000 * statistics.median([*self._durations] or [0.0]), 3),
             *(round(min(part / max(seconds, 0.001), 1.0), 3) for part in parts),
-        )
+        )._replace(steps=self._last_epoch[0], seconds=self._last_epoch[1], whole=self.whole)
 
     def start(self, resolver: Any, on_stall: str = "report") -> None:
         """Begins to report, if this process is one of several workers of a live step.
@@ -208,6 +250,7 @@ def reporting(name: str) -> Iterator[Any]:
     callback = _make_callback()
     callback.stage = phases.TRAINING if name == "fit" else name
     reporter.enter(phases.MEETING, name)
+    reporter.whole = False
     try:
         yield callback
     finally:
@@ -223,9 +266,7 @@ def _make_callback() -> Any:
             reporter.enter(phases.PREPARING, self.stage)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            reporter.epoch = epoch + 1
-            reporter.step = 0
-            reporter.enter(phases.START)
+            reporter.begin_epoch(epoch + 1)
 
         def on_test_begin(self, logs: Any = None) -> None:
             validates = self.stage == phases.TRAINING

@@ -32,6 +32,7 @@ from slurm_resolver.tf.keras.sharing import (
     share_dataset,
 )
 from slurm_resolver.tf.keras.verdicts import graph_of_function
+from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names
 from slurm_resolver.tf.rows.values import rows
@@ -135,6 +136,7 @@ def share_out(
                 f"each worker produces all rows of the data and keeps only its own: {error}. Put "
                 "expensive work into a map directly before batch(n)"
             )
+            reporter.whole = True
         return undivided()
     shares = divided if generated else divided.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset

@@ -104,11 +104,11 @@ class ResumableLoop:
                 next(iterator, None)
         self._endless = iterator if iterator is data else None
         reporter.enter(STEP, TRAINING)
+        reporter.begin_epoch(backup.epoch + 1)
         phase = FIRST
         try:
             while steps is None or backup.step < steps:
                 backup.save_if_due()
-                reporter.epoch = backup.epoch + 1
                 reporter.step = backup.step + 1
                 reporter.begin_step(phase=DATA)
                 try:
