@@ -41,12 +41,17 @@ class HostlistError(SlurmResolverError, ValueError):
     """
 
     def __init__(self, reason: str, expression: str, part: str) -> None:
+        self._reason = reason
         self.expression = expression
         self.part = part
         where = repr(shorten_value(part))
         if part != expression:
             where += f" in {shorten_value(expression)!r}"
         super().__init__(f"{where}: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Returns how to make it again, in another process."""
+        return type(self), (self._reason, self.expression, self.part)
 
 
 class EnvironmentValueError(SlurmResolverError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import tracemalloc
 
 import pytest
@@ -52,6 +53,7 @@ def test_an_error_carries_the_part_that_is_wrong(expression: str, part: str) -> 
     assert caught.value.part == part
     assert caught.value.expression == expression
     assert repr(part) in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 @pytest.mark.parametrize("expression", ["a[0-65535]b[0-65535]", "a[0-65535],b[1-65535]" * 300])
