@@ -14,6 +14,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def brief(seconds: float) -> str:
+    """Returns a number of seconds with three digits or more.
+
+    >>> brief(0.5), brief(1199.98)
+    ('0.5', '1200')
+    """
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
 def ranges_of(numbers: Iterable[int]) -> list[str]:
     """Returns the numbers as ascending ranges.
 

@@ -34,6 +34,7 @@ from slurm_resolver.coordination.wire import (
 )
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
+from slurm_resolver.wording import brief
 
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
@@ -110,7 +111,9 @@ class Client:
         if self.service:
             self.service.flush()
         if answer is None:
-            silent = f"{self.address.name} did not answer within {seconds:.3g} s: {self.problem}."
+            silent = (
+                f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}."
+            )
             raise RendezvousError(self.refusal or silent, unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])

@@ -11,7 +11,7 @@ import time
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack
-from slurm_resolver.wording import shorten
+from slurm_resolver.wording import brief, shorten
 
 # seconds until the missing tasks are reported
 _FIRST_NOTICE = 30.0
@@ -146,8 +146,8 @@ class Rounds:
             current.is_expired = True
             count, names = self._describe_missing(current)
             error = (
-                f"{count} did not come to {current.purpose} within {timeout:.3g} s: {names}. Look "
-                "at their output, and check that all tasks run the same program."
+                f"{count} did not come to {current.purpose} within {brief(timeout)} s: {names}. "
+                "Look at their output, and check that all tasks run the same program."
             )
             self._end(current, {"error": error})
 
