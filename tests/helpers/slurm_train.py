@@ -8,6 +8,7 @@ that the rank sends to itself, another case of `Story.happen`, or a shell comman
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import json
 import os
@@ -19,9 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
+atexit.register(print, "flushed")  # before any other
 
-import slurm_resolver as sr
+import tensorflow as tf  # noqa: E402
+
+import slurm_resolver as sr  # noqa: E402
 
 STEPS = 10  # in an epoch
 EXAMPLES, BATCH = 8 * STEPS, 8

@@ -46,6 +46,7 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     assert saved_position(resumed / "checkpoints") == {"epoch": 1, "step": 10}
     starts += [train("keras", resumed), train("keras", resumed)]
     assert [start.returncode for start in starts] == [75, 75, 75, 0, 0], starts[-1].stderr
+    assert {start.stdout.count("flushed") for start in starts} == {1}
 
     assert told(resumed, "done") == list(range(1, 41))
     for what in ("weights", "history", "epochs"):

@@ -151,10 +151,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             if watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
-        # TensorFlow's own clean-up waits for peers that have ended, and may abort, which would
-        # change the status: `_leave` exits without it.
-        global _exit_status
-        _exit_status = status
+        atexit.register(_leave, status)  # of these functions, the last one runs first
         sys.exit(status)
 
 
@@ -205,14 +202,17 @@ class SavingRanks:
         return {cluster.name_of(rank): values[rank] for rank in saving}
 
 
-def _leave() -> None:
-    """Exits, once the program's own `atexit` functions, which were registered later, have run."""
-    if _exit_status is not None:
+def _leave(status: int) -> None:
+    """Runs all other functions of `atexit`, whenever they were registered, and exits.
+
+    TensorFlow's own clean-up, which comes after them, waits for peers that have ended, and may
+    abort, which would change the status.
+    """
+    atexit.unregister(_leave)
+    try:
+        atexit._run_exitfuncs()
+    finally:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(_exit_status)
-
-
-_exit_status: int | None = None
-atexit.register(_leave)
+        os._exit(status)
