@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from slurm_resolver.cli.options import Options
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding, explain, printable, read_starts
+from slurm_resolver.diagnostics.log_messages import Finding, printable, read_starts, search
 from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
@@ -33,6 +33,9 @@ examples:
   slurm-resolver explain rank-*.log
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
+_Start = tuple[int, str]  # how many starts follow it in a log, and the job
+_Found = list[tuple[str, Finding]]  # with the names of logs
+
 
 class _Log:
     """What one start of a job has left in a log, which was written at a time."""
@@ -45,9 +48,9 @@ class _Log:
 
 
 _MOST_ADDRESSES = 5  # that are printed for one message
-# The id of a job in the name of its log, such as slurm-42.out, train-42.out and job42/rank-0.log.
+# The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
 _JOB = re.compile(
-    r"(?:slurm|job)[-_.]?(\d+(?:_\d+)?)|(?<!rank)(?<!task)(?<!node)-(\d+(?:_\d+)?)\.(?:out|err)$"
+    r".*(?:slurm|job)[-_.]?(\d+(?:_\d+)?)|.*-(\d{3,}(?:_\d+)?)\.(?:out|err)$", re.IGNORECASE
 )
 
 
@@ -73,23 +76,28 @@ def main(args: Namespace) -> int:
             print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
             all_read = False
             continue
-        named = _JOB.search(path)
+        named = _JOB.match(path)
         job = named[1] or named[2] if named else readers[-1].job
         for later, reader in enumerate(reversed(readers)):
             if not later or not reader.continues:
-                logs.append((later, job, written, name, reader))
-    jobs = {job for _, job, *_ in logs if job}
-    starts: dict[tuple[int, str], list[_Log]] = {}  # by the number of later ones, and the job
-    for later, job, *log in logs:
+                logs.append((later, job, _Log(written, name, reader)))
+    jobs = {job for _, job, _ in logs if job}
+    starts: dict[_Start, list[_Log]] = {}
+    for later, job, log in logs:
         job = job or ("".join(jobs) if len(jobs) == 1 else "")
-        starts.setdefault((later, job), []).append(_Log(*log))
-    found = [
-        (start, name, finding)
-        for start, group in sorted(starts.items())
-        for name, finding in _explain(group)
-    ]
+        starts.setdefault((later, job), []).append(log)
+    found = {start: _explain(starts[start]) for start in sorted(starts)}
+    found = {start: findings for start, findings in found.items() if findings}
     if args.json:
-        print(json.dumps([{"file": name, **finding._asdict()} for _, name, finding in found]))
+        print(
+            json.dumps(
+                [
+                    {"file": name, **finding._asdict()}
+                    for findings in found.values()
+                    for name, finding in findings
+                ]
+            )
+        )
     else:
         _print(found)
     if not all_read:
@@ -99,18 +107,18 @@ def main(args: Namespace) -> int:
     return int(bool(found))
 
 
-def _explain(logs: list[_Log]) -> list[tuple[str, Finding]]:
+def _explain(logs: list[_Log]) -> _Found:
     """Returns what explains one start of a job, the first failure first, with the names of logs."""
     # The other tasks end after the one that failed first, and so do their logs.
     logs.sort(key=lambda log: (log.first is None or log.first.follows, log.written))
     first = logs[0].first
     findings = logs[0].findings
     if first and not first.follows:
-        own = {one.id for one in explain([first.line])}
+        own = search(first.line)[1]
         findings.sort(
             key=lambda one: (
                 MESSAGES[one.id].kind != "cause",
-                one.line_number != first.line_number and one.id not in own,
+                one.line_number != first.line_number and one.id != own,
             )
         )
         line = printable(first.line)
@@ -132,32 +140,30 @@ def _explain(logs: list[_Log]) -> list[tuple[str, Finding]]:
     return [(log.name, finding) for log in logs for finding in log.findings]
 
 
-def _print(found: list[tuple[tuple[int, str], str, Finding]]) -> None:
+def _print(found: dict[_Start, _Found]) -> None:
     """Prints the first failure in one line, then each message with its cause and remedy once."""
     wrapper = textwrap.TextWrapper(
         max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
     )
-    starts = dict.fromkeys(start for start, _, _ in found)
     printed = set()  # the causes and remedies
-    for start, id in dict.fromkeys((start, finding.id) for start, _, finding in found):
-        later, job = start
+    for (later, job), findings in found.items():
         title = f"job {job}" if job else "a job"
         if later:
             title += f", {counted(later, 'start')} before the last"
-        if title not in printed and (later or len(starts) > 1):
-            printed.add(title)
+        if later or len(found) > 1:
             print(f"{title}:")
-        same = [(name, one) for its, name, one in found if (its, one.id) == (start, id)]
-        name, one = same[0]
-        if id == "first-failure":
-            who = f"{one.address} failed" if one.address else "failed"
-            print(f"{who} first: {one.line} ({name}:{one.line_number})")
-            continue
-        addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
-        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-        print(f"{name}:{one.line_number}: {id} (x{sum(each.count for _, each in same)}){at}")
-        print(wrapper.fill(one.line))
-        for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
-            if text not in printed:
-                printed.add(text)
-                print(wrapper.fill(text))
+        for id in dict.fromkeys(finding.id for _, finding in findings):
+            same = [(name, finding) for name, finding in findings if finding.id == id]
+            name, one = same[0]
+            if id == "first-failure":
+                who = f"{one.address} failed" if one.address else "failed"
+                print(f"{who} first: {one.line} ({name}:{one.line_number})")
+                continue
+            addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
+            at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
+            print(f"{name}:{one.line_number}: {id} (x{sum(each.count for _, each in same)}){at}")
+            print(wrapper.fill(one.line))
+            for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
+                if text not in printed:
+                    printed.add(text)
+                    print(wrapper.fill(text))

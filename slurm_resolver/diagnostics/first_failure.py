@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_messages import MessageReader, explain
+from slurm_resolver.diagnostics.log_messages import MessageReader, search
 
-_FOLLOWS = {known.id for known in MESSAGES.values() if known.kind == "effect"}
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
@@ -38,8 +37,6 @@ _PLACE = re.compile(
     r'|\s*File "|\s+(?!\s|\(0\) )'
 )
 _DUMP = re.compile(r"\s*(?:\}|[a-z_]+ \{|[a-z_]+: \S|$)")  # of a graph, of any length
-# What `slurm-resolver check` prints of a check that has failed.
-_CHECK = re.compile(r"(?=[a-z_ ]{12})([a-z_]+)  +failed   (\S.*)")
 # How a task ended. The node is None in `slurm-resolver run`, and if tasks of several nodes ended
 # alike: "n[8-9]: tasks 0-1".
 _TASK_END = re.compile(
@@ -52,7 +49,7 @@ _NODE = re.compile(
     r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
 )
 _ENDS_ALL = re.compile(
-    r"srun: (?:Terminating (?:StepId=|job step )(\d+)?|Job step aborted)"
+    r"srun: (?:\S+: \w+: )?(?:Terminating (?:StepId=|job step )(\d+)|Job step aborted)"
     r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
 _SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(143))\b")
@@ -102,7 +99,6 @@ class FailureReader(MessageReader):
     all_end = False
     job: str | None = None
     _number = 0  # of lines
-    _check: Failure | None = None  # the first check that has failed
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,24 +137,19 @@ class FailureReader(MessageReader):
         task = self._tasks.setdefault(label[1] if label else "", _Task())
         # A progress bar may end without a line's end.
         text = _LABEL.sub("", text).rpartition("\r")[2]
-        check = _CHECK.match(text)
-        if check and self._check is None:
-            line = f"{check[1]}: {check[2]}"
-            self._check = Failure("slurm-resolver check", self._number, line)
         task.lines_after += not _DUMP.match(text)
         if text.startswith("Traceback (most recent call last)"):
             task.in_traceback = True
             task.reason_follows = False
         elif task.in_traceback and _ERROR.match(text):
             task.in_traceback = False
-            task.error = Failure("", self._number, text)
+            task.error = Failure("", self._number, text, follows_another(text))
             task.reason_follows = text.endswith(":")
             task.lines_after = 0
         elif task.reason_follows and task.error and not _PLACE.match(text):
-            task.error = task.error._replace(
-                line=f"{task.error.line} {text.strip()}",
-                follows=follows_another(task.error.line),
-            )
+            line = f"{task.error.line} {text.strip()}"
+            follows = task.error.follows or follows_another(line)
+            task.error = task.error._replace(line=line, follows=follows)
             task.reason_follows = False
 
     def error_of(self, rank: str) -> Failure | None:
@@ -181,19 +172,20 @@ class FailureReader(MessageReader):
                     task=gone.task, line_number=min(gone.line_number, end.line_number)
                 )
         failures = [report for rank, report in reports.items() if rank not in errors]
-        failures += [one for one in (self.node, self._check) if one]
+        failures += [
+            Failure("slurm-resolver check", number, f"{name}: {line.partition('failed   ')[2]}")
+            for (id, name), (number, line, _) in self.found.items()
+            if id == "check-failed"
+        ]
+        if self.node:
+            failures.append(self.node)
         for rank, error in errors.items():
             if self._tasks[rank].lines_after > _MOST_LINES_AFTER:
                 continue
             if not rank and len(self.ends) == 1:
                 (rank,) = self.ends
             report = self._gone.get(rank) or self.ends.get(rank)
-            failures.append(
-                error._replace(
-                    task=report.task if report else _place(rank),
-                    follows=error.follows or follows_another(error.line),
-                )
-            )
+            failures.append(error._replace(task=report.task if report else _place(rank)))
         first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
         saved = first and _SAVED.match(first.line)
         return None if saved and (self.continues or not saved[1]) else first
@@ -205,5 +197,5 @@ def _place(rank: str, node: str | None = None) -> str:
 
 def follows_another(line: str) -> bool:
     """Returns whether another task's failure caused an error, as far as is known."""
-    found = {finding.id for finding in explain([line])}
-    return bool(found & _FOLLOWS or (not found and _CALL_ERRORS.search(line)))
+    id = search(line)[1]
+    return MESSAGES[id].kind == "effect" if id else bool(_CALL_ERRORS.search(line))

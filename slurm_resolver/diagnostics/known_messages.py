@@ -15,10 +15,11 @@ class KnownMessage(NamedTuple):
             contains one.
         pattern: what such a line matches; by default the cues.
         kind: "cause"; "effect" (a task writes it because of another task, or of a connection to
-            one); "end" (how a task or the job has ended); "note" (it does no harm).
-        hides: the ids of messages that say nothing beside this one.
+            one); "end" (how a task or the job has ended); "note" (it does no harm); "hidden" (no
+            finding).
+        hides: the ids and kinds of messages that say nothing beside this one.
         settled: what a line matches that settles it, such as a step that begins after it waited.
-        becomes: the id of the message that it then is; '' for none.
+        becomes: the id of the message that it then is.
     """
 
     id: str
@@ -41,7 +42,7 @@ pattern = ${cues}
 kind = cause
 hides =
 settled =
-becomes =
+becomes = settled
 check = Check names, ports and connections from all tasks: srun slurm-resolver check
 first = Find the task that failed first; its log says why: srun --label --kill-on-bad-exit=1
 met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat
@@ -56,7 +57,8 @@ cause =
 remedy =
 pattern = training saved.{0,200} because of (?!.*(?:max_restarts|did not save))
     |(?:requeued|requeues it), restart \d|: Exited with exit code 75\b
-kind = saved
+kind = hidden
+hides = hidden effect end
 
 [fit-failed]
 cues = has failed in
@@ -623,6 +625,13 @@ remedy = Activate it in the batch file, before srun: source ~/venv/bin/activate,
 pattern = (?:^|[ /])(?:\w{0,10}sh
     |slurm_script): (?:line )?\d+: (?P<address>\S{1,200}): (?:command )?not found
 
+[settled]
+cues =
+cause =
+remedy =
+kind = hidden
+hides = hidden
+
 [peer-ended]
 cues =
 cause = All tasks had started. The one at this address has ended, or listens at another address.
@@ -646,4 +655,4 @@ MESSAGES = {
     for id, section in _SECTIONS.items()
     if id != "DEFAULT"
 }
-KNOWN_MESSAGES = [known for id, known in MESSAGES.items() if id not in ("saved", "peer-ended")]
+KNOWN_MESSAGES = [known for known in MESSAGES.values() if known.cues and known.kind != "hidden"]

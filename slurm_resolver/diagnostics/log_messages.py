@@ -55,7 +55,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 # A start has ended. What follows belongs to the next start, if there is a line with _BEGIN.
 _END = re.compile(
-    r"srun: (?:error: |Terminating |Force Terminated |Job step aborted)|slurm-resolver run: task "
+    r"srun: (?:error: |(?:\S+: \w+: )?Terminating |Job step aborted)|slurm-resolver run: task "
     r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT |.{0,80}training saved.* because of "
 )
 _BEGIN = re.compile(
@@ -65,11 +65,14 @@ _BEGIN = re.compile(
 
 
 class MessageReader:
-    """Finds the known messages of one start."""
+    """Finds the known messages of one start.
+
+    Attributes:
+        found: the number of the first line, the line, and the number of lines, by id and address.
+    """
 
     def __init__(self) -> None:
-        # By id and address: the number of the first line, the line, and the number of lines.
-        self._found: dict[tuple[str, str | None], list[Any]] = {}
+        self.found: dict[tuple[str, str | None], list[Any]] = {}
         self._significant: set[str] = set()  # the ids with a line that is not _END_NOISE
         self._settled: set[str] = set()  # the ids of messages that a later line settles
 
@@ -77,37 +80,38 @@ class MessageReader:
         """Reads a line, or a piece of it; `number` is the line's."""
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
-            settled, id, match = _search(part)
+            settled, id, match = search(part)
             self._settled.update(settled)
             if match:
                 key = id, _named_task(match)
                 line = _shorten(part, match.start())
-                self._found.setdefault(key, [number, line, 0])[2] += 1
+                self.found.setdefault(key, [number, line, 0])[2] += 1
                 if not _END_NOISE.search(part):
                     self._significant.add(id)
 
     @property
     def continues(self) -> bool:
         """Whether the job is to start again, although nothing has failed."""
-        return any(id in ("saved", "preempted", "requeued") for id, _ in self._found)
+        return any(id in ("saved", "preempted", "requeued") for id, _ in self.found)
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""
-        ids = {id for id, _ in self._found}
-        hidden = {"saved", *(id for id in self._settled if not MESSAGES[id].becomes)}
-        for id in ids - hidden:
-            hidden.update(MESSAGES[id].hides)
-            if "saved" in ids and MESSAGES[id].kind in ("effect", "end"):
-                hidden.add(id)
-        if self._significant <= hidden:
+        knowns = {
+            key: MESSAGES[MESSAGES[key[0]].becomes if key[0] in self._settled else key[0]]
+            for key in self.found
+        }
+        hidden = {name for known in knowns.values() for name in known.hides}
+        shown = {
+            key: known for key, known in knowns.items() if hidden.isdisjoint((known.id, known.kind))
+        }
+        if self._significant.isdisjoint(id for id, _ in shown):
             return []
         findings = []
-        for (id, address), (number, line, count) in self._found.items():
-            if id not in hidden:
-                known = MESSAGES[MESSAGES[id].becomes if id in self._settled else id]
-                findings.append(
-                    Finding(known.id, number, line, known.cause, known.remedy, address, count)
-                )
+        for key, known in shown.items():
+            number, line, count = self.found[key]
+            findings.append(
+                Finding(known.id, number, line, known.cause, known.remedy, key[1], count)
+            )
         return findings
 
 
@@ -168,7 +172,7 @@ def read_starts(
 
 
 @functools.lru_cache(maxsize=2)  # the reader of the next start may read the same text
-def _search(text: str) -> tuple[list[str], str, re.Match[str] | None]:
+def search(text: str) -> tuple[list[str], str, re.Match[str] | None]:
     """Returns the ids of the messages that a text settles, and the one in it with its match."""
     # `re` compiles a pattern when it is first used.
     knowns = [known for cue, known in _CUES if cue in text]
