@@ -81,6 +81,13 @@ remedy = Read its output, and compare the step's nodes: srun --label …, squeue
 pattern = [ ]did not come (?:to|within)[ ]
 kind = effect
 
+[second-strategy]
+cues = this process has a strategy already|, the only task of its step, cannot listen
+cause = TensorFlow starts one server in a process and on a port: a second strategy in the program,
+    or a second program in the task, such as a notebook, cannot start its own.
+remedy = Make the strategy once, before any loop, and each new model in its scope. A second program
+    trains alone with SLURM_RESOLVER=off, or takes another port_base.
+
 [rendezvous-error]
 cues = RendezvousError:
 cause = The tasks did not meet, or do not agree; the message says which.
@@ -261,11 +268,12 @@ cause = The program writes summaries (tf.summary or Keras' TensorBoard callback)
 remedy = pip install tensorboard, or remove the callback and the calls of tf.summary.
 
 [out-of-data]
-cues = input ran out of data
+cues = input ran out of data|End of sequence
 cause = The data has fewer batches than the training asks for. fit ends early; in a loop of your
     own, the other workers wait for the one without data.
 remedy = Repeat the data (dataset.repeat()), or ask for fewer steps: steps_per_epoch counts batches
     of the whole training, not of a worker.
+pattern = input ran out of data|OutOfRangeError: .{0,80}End of sequence
 
 [dataset-too-small]
 cues = enough elements in this dataset for each shard|Found an unshardable source dataset
@@ -318,6 +326,13 @@ pattern = does not match DSO version|CUDA driver version is insufficient
     |forward compatibility was attempted|Driver/library version mismatch
     |CUDA_ERROR_(?:SYSTEM_|COMPAT_|UNKNOWN)
 
+[gpu-wrong-number]
+cues = invalid device ordinal|CUDA_ERROR_INVALID_DEVICE
+cause = The task asks for a GPU that it does not see: CUDA_VISIBLE_DEVICES, or a number in the
+    program, does not fit the GPUs that Slurm granted.
+remedy = Leave CUDA_VISIBLE_DEVICES to Slurm and slurm_resolver: srun slurm-resolver show. Within a
+    task, the GPUs are numbered from 0.
+
 [gpu-broken]
 cues = CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable ECC error|GPU is lost|fallen off the bus
     |CUDA_ERROR_NVLINK|CUDA_ERROR_HARDWARE
@@ -360,18 +375,24 @@ pattern = CU(?:DNN|BLAS)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)
 hides = task-crashed
 
 [libdevice-missing]
-cues = libdevice not found|libdevice is required
+cues = libdevice not found|libdevice is required|find libdevice directory|JIT compilation failed
 cause = XLA compiles for the GPU, and does not find CUDA's libdevice.
 remedy = export XLA_FLAGS=--xla_gpu_cuda_data_dir=FOLDER before srun; FOLDER contains
     nvvm/libdevice, as the site's CUDA does. pip install 'tensorflow[and-cuda]' brings it.
 
 [nccl-memory]
-cues = NCCL WARN Call to ibv_
-cause = NCCL cannot use InfiniBand: the limit of locked memory is too low for it, or a container
-    does not have its devices.
+cues = ibv_
+cause = NCCL or UCX cannot use InfiniBand: the limit of locked memory is too low for it, or a
+    container does not have its devices.
 remedy = srun bash -c 'ulimit -l' has to print unlimited in each task: the site sets LimitMEMLOCK of
     slurmd. Until then NCCL_IB_DISABLE=1 makes NCCL use the slower IP network.
-pattern = NCCL WARN Call to ibv_\w{1,40} failed
+pattern = ibv_\w{1,40}(?:\(\))? failed
+
+[nccl-shared-memory]
+cues = shared memory segment|/dev/shm/nccl
+cause = NCCL has no room in /dev/shm, which is small in many containers.
+remedy = Start the container with a larger /dev/shm, or set NCCL_SHM_DISABLE=1, which is slower.
+pattern = (?:creating|attaching to|extend) shared memory segment|/dev/shm/nccl.{0,100}No space left
 
 [nccl-network]
 cues = no socket interface found|No route to host|NCCL WARN
@@ -388,11 +409,11 @@ pattern = remote process exited or there was a network error|Connection closed b
 kind = effect
 
 [nccl-failed]
-cues = NCCL: |unhandled system error|unhandled cuda error
+cues = NCCL: |unhandled system error|unhandled cuda error|NCCL WARN Cuda failure
 cause = NCCL, which adds up the gradients on GPUs, failed. The lines with NCCL WARN say why.
 remedy = Run it with NCCL_DEBUG=WARN. Without NCCL, the gradients use the slower gRPC: give the
     strategy tf.distribute.experimental.CommunicationOptions with implementation=RING
-pattern = NCCL: |unhandled (?:system|cuda) error
+pattern = NCCL: |unhandled (?:system|cuda) error|NCCL WARN Cuda failure
 
 [no-gpu]
 cues = CUDA_ERROR_NO_DEVICE|no CUDA-capable device
@@ -410,12 +431,14 @@ hides = task-crashed
 
 [gpu-out-of-memory]
 cues = CUDA_ERROR_OUT_OF_MEMORY|failed to allocate |OOM when allocating|ran out of memory trying
+    |Out of memory while trying to allocate|out of memory
 cause = The GPU's memory is full: the batch is too large, or several tasks share the GPU and
     TensorFlow in the first of them took all of it.
 remedy = See which tasks share it: srun slurm-resolver show, nvidia-smi. Ask for as many GPUs as
     tasks (--gpus-per-node=N), use a smaller batch, or set TF_FORCE_GPU_ALLOW_GROWTH=true
 pattern = CUDA_ERROR_OUT_OF_MEMORY|failed to allocate .{1,80} (?:on|from) device
     |OOM when allocating|ran out of memory trying to allocate(?!.{0,200}not a failure)
+    |Out of memory while trying to allocate|[Cc](?:uda|UDA).{0,80}out of memory
 
 [gpu-used-twice]
 cues = Duplicate GPU detected|Multiple Ranks are using the same GPU
@@ -479,6 +502,13 @@ pattern = step creation (?:temporarily|still) disabled
 hides = time-limit cancelled
 settled = Step created for
 
+[allocation-refused]
+cues = Unable to allocate resources|Batch job submission failed
+cause = Slurm refused the job: it asks for what its partition, account or limits do not have.
+remedy = The end of the line says what. sinfo -o '%P %l %D %c %m %G' shows what partitions have.
+pattern = (?:srun|salloc|sbatch): error: (?!.*(?:timed out|contact))
+    (?:Unable to allocate resources|Batch job submission failed)
+
 [step-too-late]
 cues = already completing or completed
 cause = The job was ending when srun was called.
@@ -540,10 +570,11 @@ pattern = couldn't chdir to .(?P<address>[^'`]{1,200}).:
 
 [requeued]
 cues = DUE TO JOB REQUEUE
-cause = The job was put back into the queue, and starts again.
-remedy = squeue -j JOBID shows when. It continues where its last checkpoint was saved.
+cause =
+remedy =
 pattern = ${cancelled} DUE TO JOB REQUEUE \*
-kind = end
+kind = hidden
+hides = hidden effect end
 
 [time-limit]
 cues = DUE TO TIME LIMIT
@@ -589,6 +620,13 @@ pattern = ${srun} Out Of Memory|oom[_-]kill event|OOM Killed
     |exceeded (?:virtual )?memory limit .{0,80}being killed|xceeded job memory limit(?! at some)
 hides = cancelled task-crashed
 
+[program-crashed]
+cues = Killed|Segmentation fault|Aborted|Bus error
+cause = A signal ended the program: a crash; if Killed, a lack of memory or scancel.
+remedy = sacct -j JOBID -o JobID,State,ExitCode,MaxRSS; python -X faulthandler shows where.
+pattern = (?:slurm_script|sh): line \d+: +\d+ (?:Killed|Segmentation fault|Aborted|Bus error)
+kind = end
+
 [task-failed]
 cues = Exited with exit code
 cause = The task's program ended with an error.
@@ -622,6 +660,7 @@ pattern = execve\(\): (?:bad interpreter\()?(?P<address>[^\s()]{1,200})\)?: No s
 cues = : command not found|: not found
 cause = The shell does not find the program on this node: its environment is not active.
 remedy = Activate it in the batch file, before srun: source ~/venv/bin/activate, or module load …
+    After sbatch --export=NONE, unset SLURM_EXPORT_ENV before srun.
 pattern = (?:^|[ /])(?:\w{0,10}sh
     |slurm_script): (?:line )?\d+: (?P<address>\S{1,200}): (?:command )?not found
 

@@ -86,6 +86,8 @@ class MessageReader:
                 key = id, _named_task(match)
                 line = _shorten(part, match.start())
                 self.found.setdefault(key, [number, line, 0])[2] += 1
+                if MESSAGES[id].becomes == "settled":  # it is no longer settled
+                    self._settled.discard(id)
                 if not _END_NOISE.search(part):
                     self._significant.add(id)
 
