@@ -133,7 +133,7 @@ def _print(workers: list[Worker], as_json: bool) -> None:
     if not workers:
         print("no worker has created its strategy yet", flush=True)
         return
-    lines = ["", *filter(None, (_describe_epoch(slow or workers[0]), _advise(workers)))]
+    lines = ["", *filter(None, (describe_epoch(slow or workers[0]), advise(workers)))]
     if slow:
         share = min(1.0, _outside_of_steps(slow))
         lines.append(
@@ -142,7 +142,7 @@ def _print(workers: list[Worker], as_json: bool) -> None:
     print("\n".join([table(workers), *(lines if lines[1:] else [])]), flush=True)
 
 
-def _describe_epoch(worker: Worker) -> str:
+def describe_epoch(worker: Worker) -> str:
     """Returns what a worker has spent its last whole epoch with; '' before its end."""
     spent = sorted(worker["seconds"].items(), key=lambda item: -item[1])
     total = sum(seconds for _, seconds in spent)
@@ -155,7 +155,7 @@ def _describe_epoch(worker: Worker) -> str:
     )
 
 
-def _advise(workers: list[Worker]) -> str:
+def advise(workers: list[Worker]) -> str:
     """Returns what to do if all workers wait for data for long; else ''."""
     share = min(float(worker["waiting"]) for worker in workers)
     if share < _WAITING:

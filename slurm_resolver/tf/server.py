@@ -7,7 +7,6 @@ service says that the job is over: see `coordination.job`.
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import os
 import sys
@@ -59,30 +58,30 @@ def join(cluster: Cluster) -> None:
     """
     service = cluster.service
     if cluster.step.is_live and cluster.task is not None:
-        _check_connections(cluster, cluster.task.address)
+        seconds = cluster.step.start_timeout or START_TIMEOUT
+        _check_connections(cluster.task.address, seconds)
     if not cluster.step.is_live or take_part(cluster) is not None or service is None:
         return
     if service.serves and cluster.task is not None and cluster.task.job == "evaluator":
         connect(service)
 
 
-def _check_connections(cluster: Cluster, own: str) -> None:
+def _check_connections(own: str, seconds: float) -> None:
     """Lets `tf.config.experimental_connect_to_cluster` fail where it would wait without end.
 
-    It waits until there is a server at each address of the cluster. At `own`, this task's, it
-    starts one only if it gets this task's job.
+    It waits until there is a server at each address of the cluster, also at `own`, this task's.
     """
-    original = tf.config.experimental_connect_to_cluster
-    seconds = cluster.step.start_timeout or START_TIMEOUT
+    original = borrowed.SET_SERVER_DEF.find()
+    if original is None or original.__module__ == __name__:
+        return
 
-    @functools.wraps(original)
-    def connect(target: Any, job_name: str = "localhost", *args: Any, **kwargs: Any) -> None:
-        spec = target if isinstance(target, tf.train.ClusterSpec) else target.cluster_spec()
+    def connect(server_def: Any) -> None:
+        jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
+        served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
-        for address in itertools.chain(*map(spec.job_tasks, spec.jobs)):
-            if address == own and job_name in spec.jobs:
-                continue
-            while not answers(address):
+        # With parameter servers, the strategy has waited for them.
+        for address in itertools.chain(*(jobs[job].values() for job in jobs if "ps" not in jobs)):
+            while address != served and not answers(address):
                 if address == own or time.monotonic() > until:
                     raise JobsError(
                         "tf.config.experimental_connect_to_cluster waits without end unless all "
@@ -91,10 +90,9 @@ def _check_connections(cluster: Cluster, own: str) -> None:
                         "let all others serve: resolver.serve(), or tf.distribute.Server."
                     )
                 time.sleep(0.2)
-        original(target, job_name, *args, **kwargs)
+        original(server_def)
 
-    if not hasattr(original, "__wrapped__"):
-        tf.config.experimental_connect_to_cluster = connect
+    setattr(borrowed.SET_SERVER_DEF.owner(), borrowed.SET_SERVER_DEF.name, connect)
 
 
 def take_part(cluster: Cluster) -> Member | None:

@@ -78,3 +78,27 @@ def test_a_model_of_jax_is_refused() -> None:
     error = captured([sys.executable, "-c", JAX], status=1).stderr.strip().splitlines()[-1]
     assert error.startswith("slurm_resolver.errors.KerasError: Keras computes with jax")
     assert "srun slurm-resolver exec --env keras-distribution" in error
+
+
+STRATEGY = "import slurm_resolver as sr, tensorflow as tf\nsr.MultiWorkerMirroredStrategy()\n"
+CONNECT = "tf.config.experimental_connect_to_cluster(sr.SlurmClusterResolver()"
+OWN_JOB = ", sr.SlurmClusterResolver().task_type, sr.SlurmClusterResolver().task_id"
+REFUSED = {
+    "a second strategy": (STRATEGY * 2, "this process has a strategy already"),
+    "a connection": (
+        STRATEGY.replace("sr.M", f"{CONNECT})#"),
+        "experimental_connect_to_cluster waits",
+    ),
+    "one with servers": (STRATEGY.replace("sr.M", f"{CONNECT}{OWN_JOB})#"), "no server listens at"),
+}
+
+
+@pytest.mark.parametrize(("program", "error"), REFUSED.values(), ids=list(REFUSED))
+def test_what_would_wait_without_end_is_an_error(program: str, error: str) -> None:
+    done = captured(
+        [*COMMAND, "run", "-n", "2", "--", sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_RESOLVER_START_TIMEOUT": "8"},
+        timeout=200,
+    )
+    assert done.returncode == 1
+    assert error in done.stdout + done.stderr

@@ -44,51 +44,6 @@ RULES = {
         [traceback_of(CALL, "0: "), traceback_of("ValueError: x", "1: ")],
         ("rank 1", "ValueError: x", False),
     ),
-    "an error below lines of code that have lost their indentation": (
-        [
-            *traceback_of("", "0: ").split("\n")[:2],
-            "0: return self.step(",
-            "0: ^^^^^^^^^^",
-            "0: raise",
-            "0: socket.timeout: x",
-        ],
-        ("rank 0", "socket.timeout: x", False),
-    ),
-    "the reason below the places in the program": (
-        [
-            traceback_of("tf.InternalError: Graph execution error:", "0: "),
-            "0: ",
-            "0: Detected at node A defined at (most recent call last):",
-            '0:   File "t.py", line 1, in <module>',
-            "0: 2 root error(s) found.",
-            "0:   (0) INTERNAL:  no disk",
-            "0: ".join(["", *["attr {\n", "  key: 1\n"] * 300]),
-        ],
-        ("rank 0", "tf.InternalError: Graph execution error: (0) INTERNAL:  no disk", False),
-    ),
-    "a reason that follows another task's failure": (
-        [
-            traceback_of("tf.InternalError: Graph execution error:"),
-            "Collective ops is aborted by: x",
-        ],
-        ("", "tf.InternalError: Graph execution error: Collective ops is aborted by: x", True),
-    ),
-    "tasks that saved and end": (
-        [
-            "0: WARNING:slurm_resolver:training saved because of SIGTERM: job 1 requeued",
-            EXIT.format(2, 1, "Exited with exit code 143"),
-            EXIT.format(1, 0, "Killed"),
-        ],
-        None,
-    ),
-    "a task that asks for a requeue": ([EXIT.format(2, 1, "Exited with exit code 75")], None),
-    "a task that failed before the others saved": (
-        [
-            EXIT.format(2, 1, "Exited with exit code 1"),
-            EXIT.format(1, 0, "Exited with exit code 75"),
-        ],
-        ("rank 1 on n2", "Exited with exit code 1", False),
-    ),
     "a node": (
         ["srun: error: Node failure on n7", traceback_of("ConnectionError: x", "0: ")],
         ("node n7", "node failure", False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resolver.cli.status import slowest, table
+from slurm_resolver.cli.status import advise, describe_epoch, describe_job, slowest, table
 from slurm_resolver.coordination import progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
@@ -127,6 +127,36 @@ def test_the_table_of_status() -> None:
     slow = slowest(workers)
     assert slow is not None
     assert slow["rank"] == 1
+
+
+def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
+    workers = [
+        shown(rank, waiting=0.3, steps=8, seconds={"data": 1, "steps": 3}) for rank in (0, 1)
+    ]
+    assert describe_epoch(workers[0]) == (
+        "last epoch: 4.0 s, 500.0 ms a step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
+    )
+    assert describe_epoch(shown(0)) == ""
+    assert "wait for it 30% of the time: end the dataset with prefetch" in advise(workers)
+    assert "a map before batch(n) (docs" in advise([*workers, shown(2, waiting=0.5, whole=True)])
+    assert advise([*workers, shown(2, waiting=0.1)]) == ""
+
+
+JOBS = {
+    "PENDING JobHeldUser": " (JobHeldUser): it is held; scontrol release 4 lets it start",
+    "PENDING Resources": " (Resources): Slurm expects it to start at NOON",
+    "COMPLETING JobHeldUser": ": it has ended, and Slurm waits for its last processes on n1",
+    "CANCELLED None": ": it has ended, with exit status 0:15",
+    "RUNNING None": None,
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_without_a_service(job: str) -> None:
+    state, reason = job.split()
+    fields = {"JobState": state, "Reason": reason, "StartTime": "NOON", "NodeList": "n1"}
+    told = describe_job("4", {**fields, "ExitCode": "0:15"})
+    assert told == (f"job 4 is {state}{JOBS[job]}" if JOBS[job] else "")
 
 
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:

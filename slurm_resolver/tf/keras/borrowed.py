@@ -292,6 +292,8 @@ WATCH_KEY = tensorflow:
     distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)
 # Without it, a resolver that comes too late to set the GPUs does not warn.
 PHYSICAL_DEVICES = tensorflow.python.eager.context:Context()._physical_devices
+# Without it, experimental_connect_to_cluster waits without end for servers that nobody starts.
+SET_SERVER_DEF = tensorflow.python.eager.context:set_server_def(server_def)
 # Without these, a coordinator that has lost a worker may not end.
 STOP_PREEMPTION = tensorflow.python.distribute.coordinator.cluster_coordinator:
     WorkerPreemptionHandler.stop(self)
