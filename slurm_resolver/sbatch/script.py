@@ -88,8 +88,13 @@ export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
 quiet() {
     [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || { "$@"; return; }
     local notes='absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)'
-    # Only standard error passes the filter, which ignores SIGTERM, as it must not end first.
-    { "$@" 2>&1 1>&3 | (trap '' TERM; exec sed -uE "/$notes/d") >&2; } 3>&1
+    # Only standard error passes the filter. It ignores SIGTERM, as it must not end first. Where a
+    # full disk ends sed (status 4), the line is lost, but neither later lines nor the exit status.
+    { "$@" 2>&1 1>&3 | {
+        trap '' TERM
+        while sed -uE "/$notes/d"; [ $? = 4 ]; do :; done
+        cat || true
+    } >&2; } 3>&1
 }"""
 
 _OPTIONAL = re.compile(r"<(\w+):((?:[^<>]|<\w+>)*)>")
