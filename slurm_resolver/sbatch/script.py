@@ -34,6 +34,7 @@ def batch_file(settings: BatchSettings) -> str:
     by_tasks = settings.requeue and not by_script
     seconds = seconds_after_signal(settings)
     spare = settings.spare_nodes or 0
+    least = settings.min_nodes or settings.nodes
     run = " ".join(map(shlex.quote, settings.command))
     values = {
         **settings._asdict(),
@@ -58,6 +59,8 @@ def batch_file(settings: BatchSettings) -> str:
         "environment": _ENVIRONMENT,
         "step_nodes": counted(settings.nodes, "node"),
         "spare": spare,
+        "least": least,
+        "may_fail": settings.check and spare + settings.nodes - least,
         "all_nodes": settings.nodes + spare,
         "plane": settings.nodes > 1,
         # With spare nodes the checks have more tasks than the training.
@@ -140,7 +143,10 @@ script |trap 'end_job <status>' <signal_name>
 check  |
 check  |# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
 check  |# name that does not resolve, a port that is taken or cannot be reached.
-check  |"${step[@]}" --kill-on-bad-exit=1 \\
+may_fail|# supervise: continues without a node that is dead already.
+may_fail|slurm-resolver supervise --restarts <may_fail> --watch 0 \\
+may_fail|    --nodes <all_nodes> --min-nodes <least> --ntasks-per-node <each> -- \\
+check  |<may_fail:    >"${step[@]}" --kill-on-bad-exit=1 \\
 check  |    slurm-resolver check --timeout 120<fit: --jobs <counts>><script: || end_job "$?">
        |
 at_once|# --kill-on-bad-exit: else the other tasks wait for one that has failed.
