@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -17,16 +18,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
+from slurm_resolver.errors import HostlistError
 from slurm_resolver.local.child_process import SIGNALS
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
+from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.hostlist import expand_hostlist
 
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
+_KILL_WAIT = "30"  # Slurm's default
+_REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
 _SHOWN_LENGTH = 300
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 _SRUN_ERROR = "srun: error: "
+_ENDED = re.compile(r"([\w.,\[\]-]+): tasks? [\d,-]+: ")
 # The words and the status of a task that a signal has ended, by what srun prints.
 _BY_SIGNAL = {
     str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
@@ -54,11 +61,15 @@ class Signals:
 
     Attributes:
         received: the first signal that has come.
+        announced: one that all steps of the job got while the training was `paused`.
+        paused: whether the training's step has failed, and has not been started again.
         srun: the process that gets them.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.announced: signal.Signals | None = None
+        self.paused = threading.Event()
         self.srun: subprocess.Popen[bytes] | None = None
         for number in SIGNALS:
             signal.signal(number, self._handle)
@@ -69,10 +80,15 @@ class Signals:
         if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
+    @property
+    def first(self) -> signal.Signals | None:
+        """A signal after which the step is not started again."""
+        return self.received or self.announced
+
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while self.received is None and time.monotonic() < until:
+        while not self.first and time.monotonic() < until:
             time.sleep(min(_POLL_SECONDS, seconds))
 
 
@@ -101,10 +117,15 @@ class StepFailure(NamedTuple):
 
 
 class StepOutput(FailureReader):
-    """Reads what srun and its tasks write to standard error, while it is passed on."""
+    """Reads what srun and its tasks write to standard error, while it is passed on.
+
+    Attributes:
+        ended: the nodes on which tasks have ended, as srun reports it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.ended: set[str] = set()
         self._begun = time.monotonic()
         self._rest = b""
         self._progress: str | None = None
@@ -121,6 +142,9 @@ class StepOutput(FailureReader):
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
             if text.startswith(_SRUN_ERROR):
                 self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
+                end = _ENDED.match(self._srun_error)
+                with contextlib.suppress(HostlistError):  # a task may print anything
+                    self.ended.update(expand_hostlist(end[1] if end else ""))
 
     @property
     def leaves_tasks(self) -> bool:
@@ -177,30 +201,60 @@ def _read_end(text: str) -> tuple[str, str, int]:
     return "task", words, status
 
 
-def run_step(command: Sequence[str], signals: Signals) -> tuple[int, StepOutput]:
+def held_steps(job_id: str, srun: int) -> list[str]:
+    """Returns the ids of the steps that this process, an srun, has started and Slurm still holds.
+
+    Raises:
+        OSError: if Slurm does not say it.
+    """
+    host = platform.node().partition(".")[0]
+    return [
+        step["StepId"]
+        for step in scontrol.show_steps(job_id)
+        if step.get("SrunHost:Pid") == f"{host}:{srun}"
+    ]
+
+
+def run_step(command: Sequence[str], signals: Signals, job_id: str) -> tuple[int, StepOutput]:
     """Runs srun to its end, and returns its exit status and its output.
 
-    If a task or a node has failed, and srun does not end the other tasks, this does.
+    If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
+    for a node that is silent without a limit (26.05): then Slurm ends the step.
     """
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     signals.srun = process
+    signals.paused.clear()
     if signals.received:  # while srun was being started
         process.send_signal(signals.received)
     output = StepOutput()
+    ended = threading.Event()
 
     def end_tasks() -> None:
+        if ended.wait(_END_SECONDS):
+            return
         if output.leaves_tasks:
             process.terminate()
+        seconds = _REPORT_SECONDS
+        with contextlib.suppress(OSError):
+            seconds += int(scontrol.show_config().get("KillWait", _KILL_WAIT).split()[0])
+        if not ended.wait(seconds):
+            with contextlib.suppress(OSError):
+                scontrol.run("scancel", *held_steps(job_id, process.pid))
+        if not ended.wait(seconds):
+            process.kill()
 
-    ending = threading.Timer(_END_SECONDS, end_tasks)
+    ending = threading.Thread(target=end_tasks, daemon=True)
     with process:
         assert process.stderr is not None
         stderr = process.stderr.fileno()
         for data in iter(lambda: os.read(stderr, _PIECE), b""):
             _write(data)
             output.feed(data)
-            if output.leaves_tasks and ending.ident is None:
+            if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
+                signals.paused.set()
         status = process.wait()
-    ending.cancel()
+    ended.set()
+    if status:
+        signals.paused.set()
     return status if status >= 0 else 128 - status, output

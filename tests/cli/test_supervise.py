@@ -104,6 +104,15 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
     assert said[2].startswith("not started again after 2 restarts: it was the same each time")
 
 
+def test_the_step_that_watches_comes_back(folder: Path) -> None:
+    (folder / "srun.do").write_text(
+        "number=$(grep -c batch-host srun.calls)\n"
+        'case "$*" in *batch-host*) [ $number = 1 ] && exit 138; exec sleep 600 ;; esac\n'
+        "until [ $(grep -c batch-host srun.calls) = 2 ]; do sleep 0.1; done\n"
+    )
+    assert supervise(folder, "--watch 9") == (0, [])
+
+
 def test_restarts_are_used_up(folder: Path) -> None:
     (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "9"))
     status, said = supervise(folder, "--restarts 1")

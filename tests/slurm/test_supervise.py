@@ -68,6 +68,14 @@ PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node
 # Waits until the step has ended and the pause before the restart has begun.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
 KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
+# Rank 3 breaks something; then rank 0 fails.
+STUCK = """\
+[ ! -e broken ] || exit 0
+[ "$SLURM_PROCID" != 3 ] || {{ await go-1; touch broken; {}; }}
+await broken; sleep 1
+[ "$SLURM_PROCID" != 0 ] || exit 3
+exec sleep 60
+"""
 DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
 CASES = {
     "killed": Case(
@@ -123,6 +131,41 @@ CASES = {
         "scancel --batch --signal=USR1 JOB",
         "FAILED 75:0",
         "exec SUPERVISE -- srun --label bash task",
+    ),
+    "a signal to all steps in the pause": Case(
+        2,
+        "--nodes 2 --pause 600 --requeue --watch 30",
+        KILLED,
+        (
+            "not started again: SIGUSR1 has come; exit status 75 asks .*",
+            "first failure: rank 3 on B .*",
+        ),
+        ("AB",),
+        f"touch go-1; {PAUSED}; scancel --signal=USR1 JOB",
+        "FAILED 75:0",
+    ),
+    # Nobody can end this step for Slurm before the job ends.
+    "a slurmstepd is killed": Case(
+        3,
+        "--nodes 2",
+        STUCK.format("kill -9 $PPID; exit"),
+        (
+            r"restart 1 of 3; now on A,C, without B \(holds the former step\); .* rank 0 on A .* 3",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AC"),
+    ),
+    "srun is killed": Case(
+        2,
+        "--nodes 2",
+        STUCK.format(
+            "kill -9 $(scontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID | sed -n 's/.*Pid=.*://p')"
+        ),
+        (
+            r"restart 1 of 3; now on A,B; first failure: srun at \S+, exit status 137",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AB"),
     ),
     "srun ends no other task, in an array": Case(
         2,
@@ -318,3 +361,45 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         )
         == 1
     ), said[1]
+
+
+@pytest.mark.root
+def test_nodes_that_are_silent_before_slurm_notices(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """A spare node replaces one that falls silent during the step, or before the batch file."""
+    task = "[ ! -e go ] || exit 0; touch $SLURM_PROCID; until [ -e go ]; do sleep 0.1; done; exit 3"
+    with started(
+        SlurmCluster(
+            [Node(f"n{i}", cpus=2) for i in range(1, 7)],
+            tmp_path / "slurm",
+            installation=installation,
+        )
+    ) as slurm:
+
+        def submit(nodes: str) -> Path:
+            folder = tmp_path / nodes
+            folder.mkdir()
+            (folder / "job").write_text(
+                slurm.run(
+                    "slurm-resolver sbatch -t 5 -N 2 --spare-nodes 1 --restarts 3 -- "
+                    f"bash -c {shlex.quote(task)}",
+                    env=ENVIRONMENT,
+                ).stdout
+            )
+            slurm.run(f"sbatch -w {nodes} -o out job", cwd=folder, env=ENVIRONMENT)
+            return folder
+
+        slurm.run_on("n5", "ip link set eth0 down")
+        before = submit("n[4-6]")
+        (before / "go").touch()
+        during = submit("n[1-3]")
+        wait_for(lambda: (during / "0").exists() and (during / "1").exists())
+        slurm.run_on("n2", "ip link set eth0 down")
+        (during / "go").touch()
+        outputs = [before / "out", during / "out"]
+        ended = "supervise: ended with status 0, after 1 restart"
+        wait_for(lambda: [read(path).count(ended) for path in outputs] == [2, 1], 120)
+        said = [read(path) for path in outputs]
+    assert re.search(r"now on n\[4,6\], without n5 \(failed\); first failure: node n5", said[0])
+    assert re.search(r"now on n\[1,3\], without n2 \(holds the former step\)", said[1]), said[1]
