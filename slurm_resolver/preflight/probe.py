@@ -9,13 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
+from typing import Callable
 
 _CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def listening(rank: int, address: str) -> Iterator[str]:
-    """Sends the rank to each connection to the address; yields why it cannot listen, or ''."""
+def listening(address: str, answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Answers each connection to the address, in a thread; yields why it cannot listen, or ''."""
     port = int(address.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     try:
@@ -28,7 +29,16 @@ def listening(rank: int, address: str) -> Iterator[str]:
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
         return
-    Thread(target=_answer, args=(server, rank), daemon=True).start()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(_CONNECT_SECONDS)
+                    answer(connection)
+
+    Thread(target=accept, daemon=True).start()
     try:
         yield ""
     finally:
@@ -50,18 +60,20 @@ def _find_listener(port: int) -> str:
     return f", by process {match[2]} ({match[1]})" if match else ""
 
 
-def _answer(server: socket.socket, rank: int) -> None:
-    with suppress(OSError):
-        while True:
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                connection.sendall(b"%d\n" % rank)
+def call(address: str) -> socket.socket:
+    """Returns a connection to an address; what takes longer than some seconds there fails."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+
+
+def tell_rank(rank: int) -> Callable[[socket.socket], object]:
+    """Returns the answer that `ask_rank` expects."""
+    return lambda connection: connection.sendall(b"%d\n" % rank)
 
 
 def ask_rank(address: str, rank: int) -> None:
     """Raises OSError unless the task of this rank answers at this address."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as sock:
+    with call(address) as sock:
         answer = sock.makefile("rb").readline(100).strip()
     if answer != b"%d" % rank:
         raise OSError(f"another process answers there: {answer!r}")

@@ -30,9 +30,13 @@ _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once on
 _KILL_WAIT = "30"  # Slurm's default
 _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
+MISSING = "missing in the check"
 _SHOWN_LENGTH = 300
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 _SRUN_ERROR = "srun: error: "
+# Lines of `check --collective` about nodes, and a node with what is wrong there.
+_CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
+_BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
 _ENDED = re.compile(r"([\w.,\[\]-]+): tasks? [\d,-]+: ")
 # The words and the status of a task that a signal has ended, by what srun prints.
 _BY_SIGNAL = {
@@ -62,7 +66,7 @@ class Signals:
     Attributes:
         received: the first signal that has come.
         announced: one that all steps of the job got while the training was `paused`.
-        paused: whether the training's step has failed, and has not been started again.
+        paused: whether the training does not run: its step has failed, or the nodes are checked.
         srun: the process that gets them.
     """
 
@@ -121,11 +125,13 @@ class StepOutput(FailureReader):
 
     Attributes:
         ended: the nodes on which tasks have ended, as srun reports it.
+        bad: nodes that are missing or slow in `check --collective`, each with the reason.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.ended: set[str] = set()
+        self.bad: dict[str, str] = {}
         self._begun = time.monotonic()
         self._rest = b""
         self._progress: str | None = None
@@ -140,6 +146,9 @@ class StepOutput(FailureReader):
             self.read(text)
             if _PROGRESS in text:
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
+            if _CHECKED.match(text):
+                for node, why in _BAD.findall(text):
+                    self.bad.setdefault(node, why or MISSING)
             if text.startswith(_SRUN_ERROR):
                 self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
                 end = _ENDED.match(self._srun_error)
@@ -152,6 +161,12 @@ class StepOutput(FailureReader):
         end = next(iter(self.ends.values()), None)
         failed = end is not None and _read_end(end.line)[0] == "task"
         return self.node is not None or (failed and not self.all_end)
+
+    def left_on(self, nodes: Sequence[str]) -> set[str]:
+        """Returns on which of these nodes, all of the step, tasks may not have ended."""
+        if self.node and self.node.node:
+            return {self.node.node}
+        return set(nodes) - self.ended
 
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
@@ -223,7 +238,6 @@ def run_step(command: Sequence[str], signals: Signals, job_id: str) -> tuple[int
     """
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     signals.srun = process
-    signals.paused.clear()
     if signals.received:  # while srun was being started
         process.send_signal(signals.received)
     output = StepOutput()

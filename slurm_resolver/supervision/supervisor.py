@@ -22,7 +22,15 @@ from slurm_resolver.supervision.policy import (
     job_is_ending,
     same_again,
 )
-from slurm_resolver.supervision.step import Signals, StepFailure, held_steps, run_step, say
+from slurm_resolver.supervision.step import (
+    MISSING,
+    Signals,
+    StepFailure,
+    StepOutput,
+    held_steps,
+    run_step,
+    say,
+)
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
@@ -43,6 +51,7 @@ class SupervisorOptions(NamedTuple):
     pause: float
     least_time: float
     watch: float
+    check: Sequence[str] = ()  # srun and its options, for the check of the nodes; () for none
 
 
 class Supervisor:
@@ -98,6 +107,8 @@ class Supervisor:
             self._step, self._job_id, healthy, options.requeue, options.watch, self._signals
         ):
             while True:
+                if options.check:
+                    nodes = self._check(nodes, least)
                 healthy[:] = healthy_nodes(nodes)
                 chosen = choose(healthy, self._suspects, wanted, least)
                 if not chosen:
@@ -114,19 +125,22 @@ class Supervisor:
                         f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
                         f"first failure: {failures[-1].text}"
                     )
-                status, output = run_step(self._command(chosen), self._signals, self._job_id)
+                elif self._suspects:
+                    say(f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}")
+                self._signals.paused.clear()
+                status, output = self._run_on(chosen, options.command)
                 if status == 0:
                     return
                 failures.append(output.failure(status))
                 self._check_failure(spare=len(self._all) > len(chosen))
                 self._signals.wait(options.pause)
-                nodes = self._look(set(chosen) - output.ended)
+                nodes = self._look(output.left_on(chosen))
 
-    def _command(self, nodes: Sequence[str]) -> list[str]:
-        """Returns the command that starts the step on these nodes."""
+    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
+        """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
-        srun, *words = self._options.command
-        return [  # an option of the user's own comes later, and counts
+        srun, *words = command
+        full = [  # an option of the user's own comes later, and counts
             srun,
             f"--nodes={len(nodes)}",
             f"--ntasks={len(nodes) * each}",
@@ -135,6 +149,33 @@ class Supervisor:
             *(["--overlap"] if self._overlap else []),
             *words,
         ]
+        return run_step(full, self._signals, self._job_id)
+
+    def _check(self, nodes: Fields, least: int) -> Fields:
+        """Suspects the nodes that fail or are slow in the collective check; returns the states.
+
+        After a node that fails, the check is repeated without it.
+        """
+        again = True
+        while again:
+            healthy = healthy_nodes(nodes)
+            chosen = choose(healthy, self._suspects, len(healthy), least)
+            if not chosen:
+                break
+            self._signals.paused.set()
+            status, output = self._run_on(chosen, self._options.check)
+            if not status:
+                break
+            nodes = self._look(output.left_on(chosen))
+            bad = {output.node.node or "": "failed"} if output.node else output.bad
+            if not bad:
+                say(f"the check of the nodes has failed: {output.failure(status).text}")
+            again = not bad.keys() <= self._suspects.keys() and {*bad.values()} <= {
+                "failed",
+                MISSING,
+            }
+            self._suspects.update(bad)
+        return nodes
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
@@ -160,29 +201,30 @@ class Supervisor:
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
 
-    def _look(self, unknown: Collection[str] = ()) -> Fields:
+    def _look(self, unended: Collection[str] = ()) -> Fields:
         """Returns the states of the job's nodes; raises NoRestartError if the job ends.
 
-        The tasks of the last step on the `unknown` nodes may not have ended.
+        On the `unended` nodes, tasks of the last step may not have ended.
         """
         until = time.monotonic() + _CONTROLLER_SECONDS
         signals = self._signals
         while not signals.received:
             try:
-                self._end_former_step(unknown)
+                self._end_former_step(unended)
                 job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
+                stop = None
+                announced = signals.announced
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
                         job, self._step.restart_count or 0, self._options.least_time, time.time()
                     )
-                    announced = signals.announced
-                    if stop and (stop.requeue or not announced or time.monotonic() > until):
-                        raise stop
-                    if stop:  # the signal that ends the job comes here later
-                        time.sleep(_POLL_SECONDS)
-                        continue
-                    if announced:  # the last checkpoint is all that a requeue needs
-                        raise NoRestartError(f"{announced.name} has come", requeue=True)
+                if stop and (stop.requeue or not announced or time.monotonic() > until):
+                    raise stop
+                if stop:  # the signal that ends the job comes here later
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                if announced:  # the last checkpoint is all that a requeue needs
+                    raise NoRestartError(f"{announced.name} has come", requeue=True)
                 states = scontrol.node_states(job["NodeList"], _ANSWER_SECONDS)
                 return {
                     name: HOLDS_STEP if name in self._holding else state
@@ -196,7 +238,7 @@ class Supervisor:
             signals.wait(5.0)
         raise NoRestartError(f"{signals.received.name} has come", requeue=True)
 
-    def _end_former_step(self, unknown: Collection[str]) -> None:
+    def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         srun = self._signals.srun
         until = time.monotonic() + _HELD_SECONDS
@@ -205,8 +247,7 @@ class Supervisor:
             if not steps:
                 return
             if time.monotonic() > until:
-                node = self._failures[-1].node if self._failures[-1].kind == "node" else None
-                self._holding.update([node] if node else unknown)
+                self._holding.update(unended)
                 self._overlap = True
                 return
             with contextlib.suppress(OSError):  # it may have ended by now

@@ -403,3 +403,23 @@ def test_nodes_that_are_silent_before_slurm_notices(
         said = [read(path) for path in outputs]
     assert re.search(r"now on n\[4,6\], without n5 \(failed\); first failure: node n5", said[0])
     assert re.search(r"now on n\[1,3\], without n2 \(holds the former step\)", said[1]), said[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.root
+@pytest.mark.tensorflow
+@pytest.mark.needs("tc")
+def test_a_node_with_a_slow_link_does_not_get_the_step(
+    installation: Installation, tmp_path: Path
+) -> None:
+    nodes = [Node(f"n{i}", cpus=2) for i in range(1, 4)]
+    with started(SlurmCluster(nodes, tmp_path / "slurm", installation=installation)) as slurm:
+        slurm.run_on("n2", "tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 100ms")
+        done = slurm.run(
+            "salloc -N3 --ntasks-per-node=1 slurm-resolver supervise --nodes 2 --check -- "
+            "srun --label hostname",
+            env=ENVIRONMENT,
+            timeout=400,
+        )
+    assert re.search(r"now on n\[1,3\], without n2 \(sends [\d.]+ times as slowly\)", done.stderr)
+    assert sorted(done.stdout.splitlines()) == ["0: n1", "1: n3"]
