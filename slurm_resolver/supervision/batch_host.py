@@ -68,13 +68,13 @@ def watched(
         while not closed.is_set():
             others = [name for name in nodes if name != step.node_name]
             watches = every if others and step.node_name else 0
-            others = others or [*nodes]
+            candidates = others or [*nodes] or [""]  # srun refuses the last one
             process = subprocess.Popen(
                 [
                     "srun",
                     *_OPTIONS,
                     # The node itself may be why the last one has ended.
-                    f"--nodelist={others[-1 - failed % len(others)]}",
+                    f"--nodelist={candidates[-1 - failed % len(candidates)]}",
                     sys.executable,
                     "-m",
                     __name__,
@@ -93,12 +93,11 @@ def watched(
                 process.terminate()
             words = process.communicate()[1].strip()
             number = process.returncode - 128  # as srun reports a task that a signal has ended
-            if number in SIGNALS:
-                if signals.paused.is_set():
-                    signals.announced = signal.Signals(number)
-            else:
+            if number not in SIGNALS:
                 failed += 1
                 closed.wait(_RETRY_SECONDS)
+            elif signals.paused.is_set():
+                signals.announced = signal.Signals(number)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -107,11 +106,13 @@ def watched(
     finally:
         ended = process is None or process.poll() is not None
         closed.set()
-        if process and not ended:
+        signals.paused.set()  # ends a wait
+        if process:
             process.terminate()
-            thread.join(10.0)
+        thread.join(10.0)
+        if process:
             process.kill()
-        elif words and not signals.first:
+        if ended and words and not signals.first:
             say(f"the step that watches this node had ended: {words}")
 
 
