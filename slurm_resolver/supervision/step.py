@@ -27,10 +27,10 @@ from slurm_resolver.slurm.hostlist import expand_hostlist
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
-_KILL_WAIT = "30"  # Slurm's default
+_KILL_SECONDS = 30.0  # Slurm's default KillWait
 _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
-MISSING = "missing in the check"
+FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 _SRUN_ERROR = "srun: error: "
@@ -125,7 +125,7 @@ class StepOutput(FailureReader):
 
     Attributes:
         ended: the nodes on which tasks have ended, as srun reports it.
-        bad: nodes that are missing or slow in `check --collective`, each with the reason.
+        bad: nodes that fail, or are missing or slow in `check --collective`, each with the reason.
     """
 
     def __init__(self) -> None:
@@ -144,11 +144,13 @@ class StepOutput(FailureReader):
         for line in lines:
             text = line.decode(errors="replace")
             self.read(text)
+            if self.node and self.node.node:
+                self.bad[self.node.node] = FAILED
             if _PROGRESS in text:
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
             if _CHECKED.match(text):
                 for node, why in _BAD.findall(text):
-                    self.bad.setdefault(node, why or MISSING)
+                    self.bad.setdefault(node, why or FAILED)
             if text.startswith(_SRUN_ERROR):
                 self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
                 end = _ENDED.match(self._srun_error)
@@ -164,9 +166,7 @@ class StepOutput(FailureReader):
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        if self.node and self.node.node:
-            return {self.node.node}
-        return set(nodes) - self.ended
+        return set(self.bad if self.node else nodes) - self.ended
 
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
@@ -248,13 +248,13 @@ def run_step(command: Sequence[str], signals: Signals, job_id: str) -> tuple[int
             return
         if output.leaves_tasks:
             process.terminate()
-        seconds = _REPORT_SECONDS
+        seconds = _KILL_SECONDS
         with contextlib.suppress(OSError):
-            seconds += int(scontrol.show_config().get("KillWait", _KILL_WAIT).split()[0])
-        if not ended.wait(seconds):
+            seconds = float(scontrol.show_config()["KillWait"].split()[0])
+        if not ended.wait(seconds + _REPORT_SECONDS):
             with contextlib.suppress(OSError):
                 scontrol.run("scancel", *held_steps(job_id, process.pid))
-        if not ended.wait(seconds):
+        if not ended.wait(seconds + _REPORT_SECONDS):
             process.kill()
 
     ending = threading.Thread(target=end_tasks, daemon=True)

@@ -23,7 +23,7 @@ from slurm_resolver.supervision.policy import (
     same_again,
 )
 from slurm_resolver.supervision.step import (
-    MISSING,
+    FAILED,
     Signals,
     StepFailure,
     StepOutput,
@@ -167,14 +167,11 @@ class Supervisor:
             if not status:
                 break
             nodes = self._look(output.left_on(chosen))
-            bad = {output.node.node or "": "failed"} if output.node else output.bad
-            if not bad:
+            if not output.bad:
                 say(f"the check of the nodes has failed: {output.failure(status).text}")
-            again = not bad.keys() <= self._suspects.keys() and {*bad.values()} <= {
-                "failed",
-                MISSING,
-            }
-            self._suspects.update(bad)
+            new = output.bad.keys() - self._suspects.keys()
+            self._suspects.update(output.bad)
+            again = bool(new) and FAILED in output.bad.values()
         return nodes
 
     def _check_failure(self, spare: bool) -> None:
@@ -193,7 +190,7 @@ class Supervisor:
             raise NoRestartError(f"--restarts {self._options.restarts} is used up{again}")
         node = failure.node
         if failure.kind == "node" and node is not None:
-            self._suspects[node] = "failed"
+            self._suspects[node] = FAILED
         elif same:
             before = self._failures[-2].node
             if node is None or node in self._suspects or node != before or not spare:
