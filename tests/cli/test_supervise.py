@@ -120,10 +120,8 @@ def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
     )
     (folder / "bin" / "train").touch(0o755)
     status, said = supervise(folder, "--check")
-    first, *_, last = calls(folder)
     assert (status, len(said)) == (0, 1)
-    assert re.search(r"--nodelist=n\[1-3\] --label .* check --collective$", first)
-    assert re.search(rf"--nodes=2 .*--nodelist={re.escape(CHECKED[line])} --label train$", last)
+    assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
 
 
 def test_the_step_that_watches_comes_back(folder: Path) -> None:
