@@ -389,7 +389,6 @@ def test_nodes_that_are_silent_before_slurm_notices(
 @pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.tensorflow
-@pytest.mark.needs("tc")
 def test_a_node_with_a_slow_link_does_not_get_the_step(real_slurm: SlurmCluster) -> None:
     real_slurm.run_on("n9", "tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 1s")
     done = real_slurm.run(
