@@ -142,21 +142,30 @@ def find_warnings(
     rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
 ) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-    median = statistics.median(row["step_ms"] for row in rows)
-    slow = [
-        f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
-        "median task; look at what else runs on its node, and at the CPUs that it was given"
-        for row in rows
-        if row["step_ms"] > _FAR_SLOWER * median
-    ]
-    senders = [row for row in rows if row.get("sent_gb_per_s") is not None]
-    typical = statistics.median([row["sent_gb_per_s"] for row in senders] or [0])
-    slow += [
-        f"{name_of(row['rank'])} sends {typical / max(row['sent_gb_per_s'], _LEAST_RATE):.1f} "
-        "times as slowly as the median node; look at its network"
-        for row in senders
-        if row["sent_gb_per_s"] * _FAR_SLOWER < typical
-    ]
+    slow = []
+    for does, advice, costs in (
+        (
+            "computes",
+            "look at what else runs on its node, and at the CPUs that it was given",
+            {row["rank"]: row["step_ms"] for row in rows},
+        ),
+        (
+            "sends",
+            "look at the network of its node",
+            {
+                row["rank"]: 1 / max(row["sent_gb_per_s"], _LEAST_RATE)
+                for row in rows
+                if row.get("sent_gb_per_s") is not None
+            },
+        ),
+    ):
+        median = statistics.median(costs.values() or [0])
+        slow += [
+            f"{name_of(rank)} {does} {cost / median:.1f} times as slowly as the median task; "
+            f"{advice}"
+            for rank, cost in costs.items()
+            if cost > _FAR_SLOWER * median
+        ]
     sockets = [
         f"NCCL uses sockets in {name_of(row['rank'])}, though its node has {', '.join(names)}: "
         "load your site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"
