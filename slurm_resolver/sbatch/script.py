@@ -17,6 +17,8 @@ from slurm_resolver.sbatch.settings import (
 from slurm_resolver.version import __version__
 from slurm_resolver.wording import counted
 
+_MOST_RESTARTS = 3  # of the check, which may also fail for another reason
+
 
 def batch_file(settings: BatchSettings) -> str:
     """Returns the file's text; the same settings give the same text.
@@ -60,7 +62,7 @@ def batch_file(settings: BatchSettings) -> str:
         "step_nodes": counted(settings.nodes, "node"),
         "spare": spare,
         "least": least,
-        "may_fail": settings.check and spare + settings.nodes - least,
+        "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
         "all_nodes": settings.nodes + spare,
         "plane": settings.nodes > 1,
         # With spare nodes the checks have more tasks than the training.
