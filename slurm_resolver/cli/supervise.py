@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from argparse import Namespace
+from collections.abc import Sequence
 
 from slurm_resolver.cli.options import (
     Options,
@@ -59,6 +62,10 @@ def add_arguments(add: Options) -> None:
         type=seconds,
         default=30.0,
     )
+    add(
+        "--check",
+        "before each start, leave out nodes that fail or are slow in the check --collective",
+    )
     add_command(add, "srun [OPTION …] PROGRAM")
 
 
@@ -84,5 +91,37 @@ def main(args: Namespace) -> int:
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    options = SupervisorOptions(**{**values_of(args, SupervisorOptions), "command": command})
+    values = {**values_of(args, SupervisorOptions), "command": command}
+    values["check"] = _check_command(command) if args.check else ()
+    options = SupervisorOptions(**values)
     return Supervisor(options, step, Signals()).run()
+
+
+def _check_command(command: Sequence[str]) -> list[str]:
+    """Returns srun with the user's options, and the check instead of the program."""
+    program = next(
+        (at for at, word in enumerate(command) if at and word[:1] != "-" and shutil.which(word)),
+        None,
+    )
+    if program is None:
+        raise LaunchError(
+            f"--check: none of the words of {shlex.join(command)} is a program that can be started "
+            "here, before which the options of srun end. Remove --check, or run "
+            "slurm-resolver check --collective in the batch file."
+        )
+    return [
+        *command[:program],
+        "--output=all",
+        "--error=all",
+        "--kill-on-bad-exit=1",
+        "--time=10",
+        "bash",
+        "-c",
+        'exec "$@" >&2',  # supervise reads standard error
+        "check",
+        sys.executable,
+        "-m",
+        "slurm_resolver",
+        "check",
+        "--collective",
+    ]

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
+from typing import Callable
 
 from slurm_resolver.coordination.wire import connect_to
 
@@ -16,8 +17,8 @@ _CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def listening(rank: int, address: str) -> Iterator[str]:
-    """Sends the rank to each connection to the address; yields why it cannot listen, or ''."""
+def listening(address: str, answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Answers each connection to the address, in a thread; yields why it cannot listen, or ''."""
     port = int(address.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     try:
@@ -30,7 +31,16 @@ def listening(rank: int, address: str) -> Iterator[str]:
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
         return
-    Thread(target=_answer, args=(server, rank), daemon=True).start()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(_CONNECT_SECONDS)
+                    answer(connection)
+
+    Thread(target=accept, daemon=True).start()
     try:
         yield ""
     finally:
@@ -55,12 +65,19 @@ def _find_listener(port: int) -> str:
     return ", by this process itself" if own else f", by process {match[2]} ({match[1]})"
 
 
-def _answer(server: socket.socket, rank: int) -> None:
-    with suppress(OSError):
-        while True:
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                connection.sendall(b"%d\n" % rank)
+def call(address: str) -> socket.socket:
+    """Returns a connection to an address; what takes longer than some seconds there fails.
+
+    TensorFlow, too, tries the first address of a name first.
+    """
+    host, _, port = address.rpartition(":")
+    first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
+    return connect_to(str(first), int(port), _CONNECT_SECONDS)
+
+
+def tell_rank(rank: int) -> Callable[[socket.socket], object]:
+    """Returns the answer that `ask_rank` expects."""
+    return lambda connection: connection.sendall(b"%d\n" % rank)
 
 
 def answers(address: str) -> bool:
@@ -76,13 +93,3 @@ def ask_rank(address: str, rank: int) -> None:
         answer = sock.makefile("rb").readline(100).strip()
     if answer != b"%d" % rank:
         raise OSError(f"another process answers there: {answer!r}")
-
-
-def call(address: str) -> socket.socket:
-    """Returns a connection to an address; what takes longer than some seconds there fails.
-
-    TensorFlow, too, tries the first address of a name first.
-    """
-    host, _, port = address.rpartition(":")
-    first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
-    return connect_to(str(first), int(port), _CONNECT_SECONDS)

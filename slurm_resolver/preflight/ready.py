@@ -14,7 +14,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.preflight.keras_version import find_tensorflow_version
-from slurm_resolver.preflight.probe import listening
+from slurm_resolver.preflight.probe import listening, tell_rank
 from slurm_resolver.preflight.result import named
 from slurm_resolver.version import __version__
 
@@ -89,7 +89,7 @@ def _connect(cluster: Cluster) -> Client | None:
 def _note(cluster: Cluster) -> Note:
     """Returns what this task sends to the others: its cluster, and why it cannot listen."""
     assert cluster.task is not None
-    with listening(cluster.task.rank, cluster.task.address) as problem:
+    with listening(cluster.task.address, tell_rank(cluster.task.rank)) as problem:
         return {**agreement_facts(cluster), "port_taken": problem}
 
 

@@ -20,7 +20,7 @@ from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.job_checks import advise_on_lonely_step, check_job
 from slurm_resolver.preflight.keras_version import check_versions
-from slurm_resolver.preflight.probe import ask_rank, listening
+from slurm_resolver.preflight.probe import ask_rank, listening, tell_rank
 from slurm_resolver.preflight.ready import agreement_facts, find_disagreement
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.transport import TaskDevices, check_driver, check_gpus, task_devices
@@ -49,7 +49,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     assert task is not None
     assert cluster.service is not None
     client = connect(cluster.service, cluster.name_of)
-    with listening(task.rank, task.address) as port_taken:
+    with listening(task.address, tell_rank(task.rank)) as port_taken:
         client.gather("check: presence", None, timeout)
         own = _check_alone(cluster, task.rank, port_taken)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None

@@ -17,6 +17,8 @@ from slurm_resolver.sbatch.settings import (
 from slurm_resolver.version import __version__
 from slurm_resolver.wording import counted
 
+_MOST_RESTARTS = 3  # of the check, which may also fail for another reason
+
 
 def batch_file(settings: BatchSettings) -> str:
     """Returns the file's text; the same settings give the same text.
@@ -34,6 +36,7 @@ def batch_file(settings: BatchSettings) -> str:
     by_tasks = settings.requeue and not by_script
     seconds = seconds_after_signal(settings)
     spare = settings.spare_nodes or 0
+    least = settings.min_nodes or settings.nodes
     run = " ".join(map(shlex.quote, settings.command))
     values = {
         **settings._asdict(),
@@ -58,6 +61,8 @@ def batch_file(settings: BatchSettings) -> str:
         "environment": _ENVIRONMENT,
         "step_nodes": counted(settings.nodes, "node"),
         "spare": spare,
+        "least": least,
+        "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
         "all_nodes": settings.nodes + spare,
         "plane": settings.nodes > 1,
         # With spare nodes the checks have more tasks than the training.
@@ -88,8 +93,13 @@ export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
 quiet() {
     [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || { "$@"; return; }
     local notes='absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)'
-    # Only standard error passes the filter, which ignores SIGTERM, as it must not end first.
-    { "$@" 2>&1 1>&3 | (trap '' TERM; exec sed -uE "/$notes/d") >&2; } 3>&1
+    # Only standard error passes the filter. It ignores SIGTERM, as it must not end first. Where a
+    # full disk ends sed (status 4), the line is lost, but neither later lines nor the exit status.
+    { "$@" 2>&1 1>&3 | {
+        trap '' TERM
+        while sed -uE "/$notes/d"; [ $? = 4 ]; do :; done
+        cat || true
+    } >&2; } 3>&1
 }"""
 
 _OPTIONAL = re.compile(r"<(\w+):((?:[^<>]|<\w+>)*)>")
@@ -135,7 +145,10 @@ script |trap 'end_job <status>' <signal_name>
 check  |
 check  |# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
 check  |# name that does not resolve, a port that is taken or cannot be reached.
-check  |"${step[@]}" --kill-on-bad-exit=1 \\
+may_fail|# supervise: continues without a node that is dead already.
+may_fail|slurm-resolver supervise --restarts <may_fail> --watch 0 \\
+may_fail|    --nodes <all_nodes> --min-nodes <least> --ntasks-per-node <each> -- \\
+check  |<may_fail:    >"${step[@]}" --kill-on-bad-exit=1 \\
 check  |    slurm-resolver check --timeout 120<fit: --jobs <counts>><script: || end_job "$?">
        |
 at_once|# --kill-on-bad-exit: else the other tasks wait for one that has failed.

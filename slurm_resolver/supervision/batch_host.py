@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from slurm_resolver.local.child_process import SIGNALS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.scontrol import JobRef
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.policy import is_lost
-from slurm_resolver.supervision.step import say
+from slurm_resolver.supervision.step import Signals, say
 
-_STEP = (  # --overlap: shares all that the node has with the training
-    "srun",
+_OPTIONS = (  # --overlap: shares all that the node has with the training
     "--overlap",
     "--nodes=1",
     "--ntasks=1",
@@ -31,50 +33,94 @@ _STEP = (  # --overlap: shares all that the node has with the training
 )
 # srun takes the job's other variables for options, such as GPUs, which this step must not ask for.
 _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
+_RETRY_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def watched(
-    step: SlurmStep, job: JobRef, nodes: Sequence[str], requeue: bool, every: float
+    step: SlurmStep,
+    job: JobRef,
+    nodes: Sequence[str],
+    requeue: bool,
+    every: float,
+    signals: Signals,
 ) -> Iterator[None]:
     """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
 
-    The last of the nodes does it, as it may be a spare one.
+    The last of the nodes does it, as it may be a spare one; `nodes` may change. If its step ends,
+    another one starts. This step gets what is sent to all steps of the job, also while the training
+    is paused: `signals` records it. If `every` is 0, the step starts at the first pause.
     """
-    others = [name for name in nodes if name != step.node_name]
-    if step.node_name is None or not others or not every:
-        yield
-        return
+    end = ["scontrol", "requeue"] if requeue else ["scancel"]
     environ = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SLURM") or name in _KEPT_VARIABLES
     }
-    end = ["scontrol", "requeue"] if requeue else ["scancel"]
-    program = [sys.executable, "-m", __name__, f"{every:g}", job, *end]
-    process = subprocess.Popen(
-        [*_STEP, f"--nodelist={others[-1]}", *program],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,  # srun reports each end, also the one below
-        text=True,
-        errors="replace",
-    )
+    closed = threading.Event()
+    process: subprocess.Popen[str] | None = None
+    words = ""
+
+    def watch() -> None:
+        nonlocal process, words
+        failed = 0
+        if not every:
+            signals.paused.wait()
+        while not closed.is_set():
+            others = [name for name in nodes if name != step.node_name]
+            watches = every if others and step.node_name else 0
+            candidates = others or [*nodes] or [""]  # srun refuses the last one
+            process = subprocess.Popen(
+                [
+                    "srun",
+                    *_OPTIONS,
+                    # The node itself may be why the last one has ended.
+                    f"--nodelist={candidates[-1 - failed % len(candidates)]}",
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    f"{watches:g}",
+                    job,
+                    *end,
+                ],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,  # srun reports each end, also the one below
+                text=True,
+                errors="replace",
+            )
+            if closed.is_set():
+                process.terminate()
+            words = process.communicate()[1].strip()
+            number = process.returncode - 128  # as srun reports a task that a signal has ended
+            if number not in SIGNALS:
+                failed += 1
+                closed.wait(_RETRY_SECONDS)
+            elif signals.paused.is_set():
+                signals.announced = signal.Signals(number)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        ended = process.poll() is not None
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            words = process.communicate(timeout=10)[1].strip()
-            if ended:
-                say(f"the step that watches this node had ended: {words}")
-        process.kill()
+        ended = process is None or process.poll() is not None
+        closed.set()
+        signals.paused.set()  # ends a wait
+        if process:
+            process.terminate()
+        thread.join(10.0)
+        if process:
+            process.kill()
+        if ended and words and not signals.first:
+            say(f"the step that watches this node had ended: {words}")
 
 
 def main(every: float, job_id: str, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
+    while not every:  # this step is there for signals only
+        signal.pause()
     job = {"BatchHost": "", "StdOut": ""}
     while not is_lost(job):
         time.sleep(every)

@@ -24,6 +24,7 @@ _UNHEALTHY = re.compile(
     "|[*]([+]|$)",
     re.I,
 )
+HOLDS_STEP = "holds the former step"  # in place of the state that Slurm gives
 
 
 @dataclass
@@ -75,7 +76,11 @@ def job_is_ending(
 
 def healthy_nodes(states: Fields) -> list[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
-    return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
+    return [
+        name
+        for name, state in states.items()
+        if state != HOLDS_STEP and not _UNHEALTHY.search(state)
+    ]
 
 
 def is_lost(job: Fields) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -17,16 +18,27 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
+from slurm_resolver.errors import HostlistError
 from slurm_resolver.local.child_process import SIGNALS
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
+from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.slurm.step import SlurmStep
 
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
+_KILL_SECONDS = 30.0  # Slurm's default KillWait
+_REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
+FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 _SRUN_ERROR = "srun: error: "
+# Lines of `check --collective` about nodes, and a node with what is wrong there.
+_CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
+_BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
+_ENDED = re.compile(r"([\w.,\[\]-]+): tasks? [\d,-]+: ")
 # The words and the status of a task that a signal has ended, by what srun prints.
 _BY_SIGNAL = {
     str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
@@ -54,11 +66,15 @@ class Signals:
 
     Attributes:
         received: the first signal that has come.
+        announced: one that all steps of the job got while the training was `paused`.
+        paused: whether the training does not run: its step has failed, or the nodes are checked.
         srun: the process that gets them.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.announced: signal.Signals | None = None
+        self.paused = threading.Event()
         self.srun: subprocess.Popen[bytes] | None = None
         for number in SIGNALS:
             signal.signal(number, self._handle)
@@ -69,10 +85,15 @@ class Signals:
         if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
+    @property
+    def first(self) -> signal.Signals | None:
+        """A signal after which the step is not started again."""
+        return self.received or self.announced
+
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while self.received is None and time.monotonic() < until:
+        while not self.first and time.monotonic() < until:
             time.sleep(min(_POLL_SECONDS, seconds))
 
 
@@ -101,10 +122,17 @@ class StepFailure(NamedTuple):
 
 
 class StepOutput(FailureReader):
-    """Reads what srun and its tasks write to standard error, while it is passed on."""
+    """Reads what srun and its tasks write to standard error, while it is passed on.
+
+    Attributes:
+        ended: the nodes on which tasks have ended, as srun reports it.
+        bad: nodes that fail, or are missing or slow in `check --collective`, each with the reason.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.ended: set[str] = set()
+        self.bad: dict[str, str] = {}
         self._begun = time.monotonic()
         self._rest = b""
         self._progress: str | None = None
@@ -117,10 +145,18 @@ class StepOutput(FailureReader):
         for line in lines:
             text = line.decode(errors="replace")
             self.read(text)
+            if self.node and self.node.node:
+                self.bad[self.node.node] = FAILED
             if _PROGRESS in text:
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
+            if _CHECKED.match(text):
+                for node, why in _BAD.findall(text):
+                    self.bad.setdefault(node, why or FAILED)
             if text.startswith(_SRUN_ERROR):
                 self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
+                end = _ENDED.match(self._srun_error)
+                with contextlib.suppress(HostlistError):  # a task may print anything
+                    self.ended.update(expand_hostlist(end[1] if end else ""))
 
     @property
     def leaves_tasks(self) -> bool:
@@ -128,6 +164,10 @@ class StepOutput(FailureReader):
         end = next(iter(self.ends.values()), None)
         failed = end is not None and _read_end(end.line)[0] == "task"
         return self.node is not None or (failed and not self.all_end)
+
+    def left_on(self, nodes: Sequence[str]) -> set[str]:
+        """Returns on which of these nodes, all of the step, tasks may not have ended."""
+        return set(self.bad if self.node else nodes) - self.ended
 
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
@@ -177,30 +217,60 @@ def _read_end(text: str) -> tuple[str, str, int]:
     return "task", words, status
 
 
-def run_step(command: Sequence[str], signals: Signals) -> tuple[int, StepOutput]:
+def held_steps(step: SlurmStep, srun: int) -> list[str]:
+    """Returns the ids of the steps that this process, an srun, has started and Slurm still holds.
+
+    Raises:
+        OSError: if Slurm does not say it.
+    """
+    host = platform.node().partition(".")[0]
+    _, job = scontrol.own_job(step)
+    return [
+        held["StepId"]
+        for held in scontrol.show_steps(job)
+        if held.get("SrunHost:Pid") == f"{host}:{srun}"
+    ]
+
+
+def run_step(command: Sequence[str], signals: Signals, step: SlurmStep) -> tuple[int, StepOutput]:
     """Runs srun to its end, and returns its exit status and its output.
 
-    If a task or a node has failed, and srun does not end the other tasks, this does.
+    If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
+    for a node that is silent without a limit (26.05): then Slurm ends the step.
     """
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     signals.srun = process
     if signals.received:  # while srun was being started
         process.send_signal(signals.received)
     output = StepOutput()
+    ended = threading.Event()
 
     def end_tasks() -> None:
+        if ended.wait(_END_SECONDS):
+            return
         if output.leaves_tasks:
             process.terminate()
+        seconds = _KILL_SECONDS
+        with contextlib.suppress(OSError):
+            seconds = float(scontrol.show_config()["KillWait"].split()[0])
+        if not ended.wait(seconds + _REPORT_SECONDS):
+            with contextlib.suppress(OSError):
+                scontrol.run("scancel", *held_steps(step, process.pid))
+        if not ended.wait(seconds + _REPORT_SECONDS):
+            process.kill()
 
-    ending = threading.Timer(_END_SECONDS, end_tasks)
+    ending = threading.Thread(target=end_tasks, daemon=True)
     with process:
         assert process.stderr is not None
         stderr = process.stderr.fileno()
         for data in iter(lambda: os.read(stderr, _PIECE), b""):
             _write(data)
             output.feed(data)
-            if output.leaves_tasks and ending.ident is None:
+            if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
+                signals.paused.set()
         status = process.wait()
-    ending.cancel()
+    ended.set()
+    if status:
+        signals.paused.set()
     return status if status >= 0 else 128 - status, output

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
@@ -14,17 +15,28 @@ from slurm_resolver.slurm.scontrol import Fields
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
+    HOLDS_STEP,
     NoRestartError,
     choose,
     healthy_nodes,
     job_is_ending,
     same_again,
 )
-from slurm_resolver.supervision.step import Signals, StepFailure, run_step, say
+from slurm_resolver.supervision.step import (
+    FAILED,
+    Signals,
+    StepFailure,
+    StepOutput,
+    held_steps,
+    run_step,
+    say,
+)
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
 _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
+_POLL_SECONDS = 1.0
+_HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
 
 
 class SupervisorOptions(NamedTuple):
@@ -39,6 +51,7 @@ class SupervisorOptions(NamedTuple):
     pause: float
     least_time: float
     watch: float
+    check: Sequence[str] = ()  # srun and its options, for the check of the nodes; () for none
 
 
 class Supervisor:
@@ -50,13 +63,15 @@ class Supervisor:
         self._signals = signals
         self._failures: list[StepFailure] = []  # one for each start
         self._suspects: dict[str, str] = {}  # the reason, by node
+        self._holding: set[str] = set()  # nodes on which a former step has not ended
+        self._overlap = False  # whether a former step holds anything
         self._all: list[str] = []  # the nodes of the job when this began
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
         failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status, _ = run_step(self._options.command, self._signals)
+            status, _ = run_step(self._options.command, self._signals, self._step)
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
@@ -86,42 +101,75 @@ class Supervisor:
         self._all = list(nodes)
         wanted = options.nodes or len(nodes)
         least = options.min_nodes or wanted or 1
-        while True:
+        healthy = healthy_nodes(nodes)
+        with watched(self._step, self._job, healthy, options.requeue, options.watch, self._signals):
+            while True:
+                if options.check:
+                    nodes = self._check(nodes, least)
+                healthy[:] = healthy_nodes(nodes)
+                chosen = choose(healthy, self._suspects, wanted, least)
+                if not chosen:
+                    hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
+                    raise NoRestartError(
+                        f"{counted(len(healthy), 'healthy node')} left"
+                        f"{self._without(nodes, healthy)}: expected {least} or more{hint}",
+                        requeue=True,
+                    )
+                if failures:
+                    os.environ[SlurmStep.step_restart.name] = str(len(failures))
+                    say(
+                        f"restart {len(failures)} of {options.restarts}; now on "
+                        f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
+                        f"first failure: {failures[-1].text}"
+                    )
+                elif self._suspects:
+                    say(f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}")
+                self._signals.paused.clear()
+                status, output = self._run_on(chosen, options.command)
+                if status == 0:
+                    return
+                failures.append(output.failure(status))
+                self._check_failure(spare=len(self._all) > len(chosen))
+                self._signals.wait(options.pause)
+                nodes = self._look(output.left_on(chosen))
+
+    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
+        """Runs a step on these nodes; `command` is srun, its options, and a program."""
+        each = self._options.tasks_per_node
+        srun, *words = command
+        full = [  # an option of the user's own comes later, and counts
+            srun,
+            f"--nodes={len(nodes)}",
+            f"--ntasks={len(nodes) * each}",
+            f"--ntasks-per-node={each}",
+            f"--nodelist={compress_hostlist(nodes)}",
+            *(["--overlap"] if self._overlap else []),
+            *words,
+        ]
+        return run_step(full, self._signals, self._step)
+
+    def _check(self, nodes: Fields, least: int) -> Fields:
+        """Suspects the nodes that fail or are slow in the collective check; returns the states.
+
+        After a node that fails, the check is repeated without it.
+        """
+        again = True
+        while again:
             healthy = healthy_nodes(nodes)
-            chosen = choose(healthy, self._suspects, wanted, least)
+            chosen = choose(healthy, self._suspects, len(healthy), least)
             if not chosen:
-                hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
-                raise NoRestartError(
-                    f"{counted(len(healthy), 'healthy node')} left{self._without(nodes, healthy)}: "
-                    f"expected {least} or more{hint}",
-                    requeue=True,
-                )
-            if failures:
-                os.environ[SlurmStep.step_restart.name] = str(len(failures))
-                say(
-                    f"restart {len(failures)} of {options.restarts}; now on "
-                    f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
-                    f"first failure: {failures[-1].text}"
-                )
-            count = len(chosen)
-            each = options.tasks_per_node
-            srun, *words = options.command
-            command = [  # an option of the user's own comes later, and counts
-                srun,
-                f"--nodes={count}",
-                f"--ntasks={count * each}",
-                f"--ntasks-per-node={each}",
-                f"--nodelist={compress_hostlist(chosen)}",
-                *words,
-            ]
-            with watched(self._step, self._job, healthy, options.requeue, options.watch):
-                status, output = run_step(command, self._signals)
-            if status == 0:
-                return
-            failures.append(output.failure(status))
-            self._check_failure(spare=len(self._all) > count)
-            self._signals.wait(options.pause)
-            nodes = self._look()
+                break
+            self._signals.paused.set()
+            status, output = self._run_on(chosen, self._options.check)
+            if not status:
+                break
+            nodes = self._look(output.left_on(chosen))
+            if not output.bad:
+                say(f"the check of the nodes has failed: {output.failure(status).text}")
+            new = output.bad.keys() - self._suspects.keys()
+            self._suspects.update(output.bad)
+            again = bool(new) and FAILED in output.bad.values()
+        return nodes
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
@@ -139,7 +187,7 @@ class Supervisor:
             raise NoRestartError(f"--restarts {self._options.restarts} is used up{again}")
         node = failure.node
         if failure.kind == "node" and node is not None:
-            self._suspects[node] = "failed"
+            self._suspects[node] = FAILED
         elif same:
             before = self._failures[-2].node
             if node is None or node in self._suspects or node != before or not spare:
@@ -147,26 +195,58 @@ class Supervisor:
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
 
-    def _look(self) -> Fields:
-        """Returns the states of the job's nodes; raises NoRestartError if the job ends."""
+    def _look(self, unended: Collection[str] = ()) -> Fields:
+        """Returns the states of the job's nodes; raises NoRestartError if the job ends.
+
+        On the `unended` nodes, tasks of the last step may not have ended.
+        """
         until = time.monotonic() + _CONTROLLER_SECONDS
-        while self._signals.received is None:
+        signals = self._signals
+        while not signals.received:
             try:
+                self._end_former_step(unended)
                 self._job, job = scontrol.own_job(self._step, _ANSWER_SECONDS)
+                stop = None
+                announced = signals.announced
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
                         job, self._step.restart_count or 0, self._options.least_time, time.time()
                     )
-                    if stop:
-                        raise stop
-                return scontrol.show_nodes("State", job["NodeList"], _ANSWER_SECONDS)
+                if stop and (stop.requeue or not announced or time.monotonic() > until):
+                    raise stop
+                if stop:  # the signal that ends the job comes here later
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                if announced:  # the last checkpoint is all that a requeue needs
+                    raise NoRestartError(f"{announced.name} has come", requeue=True)
+                states = scontrol.show_nodes("State", job["NodeList"], _ANSWER_SECONDS)
+                return {
+                    name: HOLDS_STEP if name in self._holding else state
+                    for name, state in states.items()
+                }
             except OSError as error:
                 if "Invalid job id" in str(error):
                     raise NoRestartError(f"Slurm does not know job {self._step.job_name}") from None
                 if time.monotonic() > until:
                     raise NoRestartError(f"Slurm does not answer ({error})") from None
-            self._signals.wait(5.0)
-        raise NoRestartError(f"{self._signals.received.name} has come")
+            signals.wait(5.0)
+        raise NoRestartError(f"{signals.received.name} has come", requeue=True)
+
+    def _end_former_step(self, unended: Collection[str]) -> None:
+        """Ends what the last srun has left behind, or notes which nodes still hold it."""
+        srun = self._signals.srun
+        until = time.monotonic() + _HELD_SECONDS
+        while srun and not self._signals.first:
+            steps = held_steps(self._step, srun.pid)
+            if not steps:
+                return
+            if time.monotonic() > until:
+                self._holding.update(unended)
+                self._overlap = True
+                return
+            with contextlib.suppress(OSError):  # it may have ended by now
+                scontrol.run("scancel", *steps)
+            self._signals.wait(_POLL_SECONDS)
 
     def _without(self, nodes: Fields, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""

@@ -3,8 +3,8 @@
     python -m slurm_resolver.tf.collective_check OPTIONS
 
 The process of `check` becomes this one. The tasks that train make the strategy, measure a small
-step that each computes alone, and an all-reduce of 64 MB. OPTIONS is JSON: the resolver's options,
-and whether to print JSON.
+step that each computes alone, what each node sends to others, and an all-reduce of 64 MB. OPTIONS
+is JSON: the resolver's options, and whether to print JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ import tensorflow as tf
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
+from slurm_resolver.preflight.links import measure_links
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 Row = dict[str, Any]  # what a task has measured
 
 _BYTES = 64 * 1024**2
+_LEAST_BYTES = 1024**2
 _SECONDS = 0.7  # of a measurement
 _MEASUREMENTS = 5  # of a step, of which the fastest counts: another program may disturb the others
+_LEAST_RATE = 0.001  # GB/s, of a node that nothing comes from
 _FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
@@ -53,9 +56,10 @@ def main() -> int:
     cluster = resolver.cluster
     task = cluster.task
     warnings = []
+    rate = measure_links(cluster)
     if task is None or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
-        row = _measure(strategy, *((task.rank, task.local_rank) if task else (0, 0)))
+        row = _measure(strategy, *((task.rank, task.local_rank) if task else (0, 0)), rate)
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
         fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
@@ -76,7 +80,7 @@ def main() -> int:
     return 1 if warnings else 0
 
 
-def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
+def _measure(strategy: Any, rank: int, local_rank: int, rate: float | None) -> Row:
     exchange = strategy.workers.exchange
     tasks = max(1, len(strategy.workers.names))
     device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"  # TensorFlow's default
@@ -94,7 +98,7 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
     def reduce() -> Any:
         def replica() -> Any:
             # Two tensors, as TensorFlow takes NCCL only for several at once.
-            halves = [tf.ones((_BYTES // 8,)) for _ in range(2)]
+            halves = [tf.ones((size // 8,)) for _ in range(2)]
             return tf.distribute.get_replica_context().all_reduce("sum", halves)[0][0]
 
         return strategy.experimental_local_results(strategy.run(replica))[0]
@@ -104,9 +108,12 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
         exchange("measures a step", None)
         if turn % 2 == local_rank % 2:
             steps.append(_mean_time(step, int(1000 * _SECONDS / _mean_time(step, 1)) + 1))
+    rates = [one for one in exchange("measures what it sends", rate) if one is not None]
+    # Less on a link that is so slow that it would take minutes.
+    size = int(min(_BYTES, max(_LEAST_BYTES, 1e9 * min(rates, default=1.0))))
     # Every task has to take part in each all-reduce.
     once = max(exchange("measures an all-reduce", _mean_time(reduce, 1)))
-    mean = _mean_time(reduce, max(2, min(50, int(1000 * _SECONDS / once))))
+    mean = _mean_time(reduce, max(2, min(50, int(1000 * _SECONDS / once)))) * _BYTES / size
     sent = 2 * _BYTES * (tasks - 1) / tasks  # by a task in a ring, and at least in any other way
     return {
         "rank": rank,
@@ -114,6 +121,7 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
         "step_ms": round(min(steps), 3),
         "all_reduce_ms": round(mean, 2),
         "gb_per_s": round(sent / mean / 1e6, 3),
+        "sent_gb_per_s": rate,  # None: another task of its node sends
     }
 
 
@@ -134,13 +142,30 @@ def find_warnings(
     rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
 ) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-    median = statistics.median(row["step_ms"] for row in rows)
-    slow = [
-        f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
-        "median task; look at what else runs on its node, and at the CPUs that it was given"
-        for row in rows
-        if row["step_ms"] > _FAR_SLOWER * median
-    ]
+    slow = []
+    for does, advice, costs in (
+        (
+            "computes",
+            "look at what else runs on its node, and at the CPUs that it was given",
+            {row["rank"]: row["step_ms"] for row in rows},
+        ),
+        (
+            "sends",
+            "look at the network of its node",
+            {
+                row["rank"]: 1 / max(row["sent_gb_per_s"], _LEAST_RATE)
+                for row in rows
+                if row.get("sent_gb_per_s") is not None
+            },
+        ),
+    ):
+        median = statistics.median(costs.values() or [0])
+        slow += [
+            f"{name_of(rank)} {does} {cost / median:.1f} times as slowly as the median task; "
+            f"{advice}"
+            for rank, cost in costs.items()
+            if cost > _FAR_SLOWER * median
+        ]
     sockets = [
         f"NCCL uses sockets in {name_of(row['rank'])}, though its node has {', '.join(names)}: "
         "load your site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"

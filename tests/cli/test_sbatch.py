@@ -120,16 +120,20 @@ def test_who_gets_the_signal(options: str, whom: str, signals: Strings, capsys: 
 def test_tensorflows_notes_are_removed_from_standard_error(
     options: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    """All other lines reach their stream, and the exit status is the step's."""
+    """All other lines reach their stream, and the exit status is the step's, on a full disk too."""
     train = "echo out; echo 'x.cc:1] oneDNN custom operations are on' >&2; echo err >&2; exit 7"
     for name in ("srun", "slurm-resolver"):
         (tmp_path / name).write_text(f'#!/bin/bash\n[ "$1" = requeue ] && exit "$4"\n{train}\n')
         (tmp_path / name).chmod(0o755)
     text = printed(f"{options} --no-check", "train", capsys)
-    for level, errors in (("1", "err\n"), ("0", "x.cc:1] oneDNN custom operations are on\nerr\n")):
+    for start, errors in (
+        ("", "err\n"),
+        ("TF_CPP_MIN_LOG_LEVEL=0\n", "x.cc:1] oneDNN custom operations are on\nerr\n"),
+        ("exec 2>/dev/full\n", ""),
+    ):
         done = captured(
-            ["bash", "-c", text],
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": level},
+            ["bash", "-c", start + text],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         )
         assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", errors)
 

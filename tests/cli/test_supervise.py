@@ -104,6 +104,35 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
     assert said[2].startswith("not started again after 2 restarts: it was the same each time")
 
 
+# The nodes of the training after a check that prints this line.
+CHECKED = {
+    "1: warning: worker 1 (rank 1 on n2) computes 3.0 times as slowly as the median": "n[1,3]",
+    "0: presence    failed   1 of 3 tasks has not come: worker 0 (rank 0 on n1).": "n[2-3]",
+    "srun: error: Task launch for StepId=7.0 failed on node n2: Connection": "n[1,3]",
+    "1: warning: NCCL uses sockets in worker 1 (rank 1 on n2)": "n[1-2]",
+}
+
+
+@pytest.mark.parametrize("line", CHECKED)
+def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
+    (folder / "srun.do").write_text(
+        f'{LOOKS}case "$*" in *"nodelist=n[1-3] "*) echo {line!r} >&2; exit 1 ;; esac\n'
+    )
+    (folder / "bin" / "train").touch(0o755)
+    status, said = supervise(folder, "--check")
+    assert (status, len(said)) == (0, 1)
+    assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
+
+
+def test_the_step_that_watches_comes_back(folder: Path) -> None:
+    (folder / "srun.do").write_text(
+        "number=$(grep -c batch-host srun.calls)\n"
+        'case "$*" in *batch-host*) [ $number = 1 ] && exit 138; exec sleep 600 ;; esac\n'
+        "until [ $(grep -c batch-host srun.calls) = 2 ]; do sleep 0.1; done\n"
+    )
+    assert supervise(folder, "--watch 9") == (0, [])
+
+
 def test_restarts_are_used_up(folder: Path) -> None:
     (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "9"))
     status, said = supervise(folder, "--restarts 1")

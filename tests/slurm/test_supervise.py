@@ -68,6 +68,14 @@ PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node
 # Waits until the step has ended and the pause before the restart has begun.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
 KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
+# Rank 3 breaks something; then rank 0 fails.
+STUCK = """\
+[ ! -e broken ] || exit 0
+[ "$SLURM_PROCID" != 3 ] || {{ await go-1; touch broken; {}; }}
+await broken; sleep 1
+[ "$SLURM_PROCID" != 0 ] || exit 3
+exec sleep 60
+"""
 DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
 CASES = {
     "killed": Case(
@@ -123,6 +131,41 @@ CASES = {
         "scancel --batch --signal=USR1 JOB",
         "FAILED 75:0",
         "exec SUPERVISE -- srun --label bash task",
+    ),
+    "a signal to all steps in the pause": Case(
+        2,
+        "--nodes 2 --pause 600 --requeue --watch 30",
+        KILLED,
+        (
+            "not started again: SIGUSR1 has come; exit status 75 asks .*",
+            "first failure: rank 3 on B .*",
+        ),
+        ("AB",),
+        f"touch go-1; {PAUSED}; scancel --signal=USR1 JOB",
+        "FAILED 75:0",
+    ),
+    # Nobody can end this step for Slurm before the job ends.
+    "a slurmstepd is killed": Case(
+        3,
+        "--nodes 2",
+        STUCK.format("kill -9 $PPID; exit"),
+        (
+            r"restart 1 of 3; now on A,C, without B \(holds the former step\); .* rank 0 on A .* 3",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AC"),
+    ),
+    "srun is killed": Case(
+        2,
+        "--nodes 2",
+        STUCK.format(
+            "kill -9 $(scontrol show step $SLURM_JOB_ID.$SLURM_STEP_ID | sed -n 's/.*Pid=.*://p')"
+        ),
+        (
+            r"restart 1 of 3; now on A,B; first failure: srun at \S+, exit status 137",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AB"),
     ),
     "srun ends no other task, in an array": Case(
         2,
@@ -321,3 +364,42 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         )
         == 1
     ), said[1]
+
+
+@pytest.mark.root
+def test_nodes_that_are_silent_before_slurm_notices(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Spare nodes replace one that is dead before the job, and one that falls silent."""
+    task = "[ ! -e go ] || exit 0; touch $SLURM_PROCID; until [ -e go ]; do sleep 0.1; done; exit 3"
+    nodes = [Node(f"n{i}", cpus=2) for i in range(1, 5)]
+    with started(SlurmCluster(nodes, tmp_path / "slurm", installation=installation)) as slurm:
+        slurm.run_on("n4", "ip link set eth0 down")
+        slurm.run(
+            "slurm-resolver sbatch -t 5 -N 2 --spare-nodes 2 --restarts 3 -- "
+            f"bash -c {shlex.quote(task)} | sbatch -o out",
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+        )
+        wait_for(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+        slurm.run_on("n2", "ip link set eth0 down")
+        (tmp_path / "go").touch()
+        wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 120)
+    said = re.findall("; now on (.*?[)])", read(tmp_path / "out"))
+    assert said == ["n[1-3], without n4 (failed)", "n[1,3], without n2 (holds the former step)"]
+
+
+@pytest.mark.nightly
+@pytest.mark.root
+@pytest.mark.tensorflow
+def test_a_node_with_a_slow_link_does_not_get_the_step(real_slurm: SlurmCluster) -> None:
+    real_slurm.run_on("n9", "tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 1s")
+    done = real_slurm.run(
+        "salloc -w n[8-10] --ntasks-per-node=1 slurm-resolver supervise --nodes 2 --check -- "
+        "srun --label hostname",
+        env=ENVIRONMENT,
+        timeout=400,
+    )
+    real_slurm.run_on("n9", "tc qdisc del dev eth0 root")
+    assert "now on n[8,10], without n9 (sends " in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0: n8", "1: n10"]

@@ -17,17 +17,24 @@ from slurm_resolver.tf.collective_check import find_warnings, nccl_network
 
 
 @pytest.mark.parametrize(
-    ("steps", "unused", "warnings"),
+    ("steps", "sent", "unused", "warnings"),
     [
-        ([10, 11, 9], [], []),
-        ([10, 30, 10], [], ["worker 1 computes 3.0 times"]),
-        ([10, 10], ["mlx5_0"], ["NCCL uses sockets in worker 0, though its node has mlx5_0"]),
+        ([10, 11, 9], [1.0, 0.6, None], [], []),
+        ([10, 30, 10], [None] * 3, [], ["worker 1 computes 3.0 times"]),
+        ([10, 10, 10], [1.0, 1.0, 0.25], [], ["worker 2 sends 4.0 times as slowly"]),
+        ([10] * 2, [0, 0], ["mlx"], ["NCCL uses sockets in worker 0, though its node has mlx"]),
     ],
 )
 def test_what_it_warns_of(
-    steps: Sequence[float], unused: Sequence[str], warnings: Sequence[str]
+    steps: Sequence[float],
+    sent: Sequence[float | None],
+    unused: Sequence[str],
+    warnings: Sequence[str],
 ) -> None:
-    rows = [{"rank": rank, "step_ms": step} for rank, step in enumerate(steps)]
+    rows = [
+        {"rank": rank, "step_ms": step, "sent_gb_per_s": sent[rank]}
+        for rank, step in enumerate(steps)
+    ]
     found = find_warnings(rows, [unused] * len(rows), lambda rank: f"worker {rank}")
     assert len(found) == len(warnings)
     assert all(text.startswith(warning) for text, warning in zip(found, warnings))

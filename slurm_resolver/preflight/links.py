@@ -1,0 +1,64 @@
+"""What each node sends to its neighbours, in the order of the ranks.
+
+An all-reduce takes equally long in all tasks: it does not show which node is slow.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.coordination.client import connect
+from slurm_resolver.preflight.probe import call, listening
+
+_SECONDS = 0.3  # of a measurement
+_NEIGHBOURS = (1, -1, 1, -1, 1, -1)  # of which the fastest counts: another program may disturb
+_PIECE = 256 * 1024
+_MEET_SECONDS = 60.0
+
+
+def measure_links(cluster: Cluster) -> float | None:
+    """Returns GB/s that the first task of a node sends to the better of two other nodes.
+
+    Every task has to call this, before TensorFlow listens at its port. Returns None in the node's
+    other tasks, and where there is one node.
+    """
+    ends = [task for task in cluster.tasks if task.local_rank == 0]
+    own = cluster.task
+    if len(ends) < 2 or own is None or cluster.service is None:
+        return None
+    rates = []
+    with listening(own.address, _count):
+        for neighbour in _NEIGHBOURS:
+            _meet(cluster)
+            if own in ends:
+                rates.append(_rate(ends[(ends.index(own) + neighbour) % len(ends)].address))
+        _meet(cluster)
+    return max(rates, default=None)
+
+
+def _meet(cluster: Cluster) -> None:
+    assert cluster.service
+    connect(cluster.service, cluster.name_of).gather("the links", None, _MEET_SECONDS)
+
+
+def _count(connection: socket.socket) -> None:
+    """Says how many bytes have come."""
+    count = 0
+    while piece := connection.recv(_PIECE):
+        count += len(piece)
+    connection.sendall(b"%d\n" % count)
+
+
+def _rate(address: str) -> float:
+    """Returns GB/s that arrive at an address; 0 if nothing does."""
+    begin = time.monotonic()
+    with suppress(OSError, ValueError), call(address) as sock:
+        while time.monotonic() < begin + _SECONDS:
+            sock.sendall(bytes(_PIECE))
+        sock.shutdown(socket.SHUT_WR)
+        count = int(sock.makefile("rb").readline(100))
+        return round(count / (time.monotonic() - begin) / 1e9, 4)
+    return 0.0
