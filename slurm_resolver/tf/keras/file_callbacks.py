@@ -29,29 +29,30 @@ def listed(callbacks: Any) -> list[Any]:
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
-def writing(callbacks: Any) -> Iterator[tuple[str, str, Any]]:
+def writing(callbacks: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
     """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks
-    for callback in listed(callbacks):
+    for callback in callbacks:
         for kind, attribute in _PATHS.items():
             if isinstance(callback, getattr(known, kind)):
                 yield kind, os.path.abspath(getattr(callback, attribute)), callback
 
 
 @contextlib.contextmanager
-def one_writer(callbacks: Any, workers: Any, paths: Sequence[list[list[str]]]) -> Iterator[None]:
+def one_writer(
+    callbacks: Sequence[Any], workers: Any, paths: Sequence[list[list[str]]]
+) -> Iterator[None]:
     """Lets one worker write each path in the block; `paths` are the kinds and paths of each worker.
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
     same in every worker.
     """
-    earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:
         for kind, path, callback in list(writing(callbacks)):
             changed: dict[str, Any] = {}
             if kind == "BackupAndRestore":
                 changed = undo.enter_context(one_backup(callback, path, workers))
-            elif [kind, path] in earlier:
+            elif any([kind, path] in told for told in paths[: workers.index]):
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 changed = {_PATHS[kind]: os.path.join(scratch, os.path.basename(path))}
             for attribute, value in changed.items():
@@ -95,12 +96,10 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
     except FileExistsError:
         changed[borrowed.SAVE_BACKUP.name] = lambda: None
         changed["delete_checkpoint"] = False
-        yield changed
-        return
     try:
         yield changed
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # the first that ends removes it
             os.rmdir(claim)
 
 
