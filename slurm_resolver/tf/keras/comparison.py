@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
-from slurm_resolver.tf.exchange import MARK, Workers
+from slurm_resolver.tf.exchange import MARK
 from slurm_resolver.tf.keras.origins import Origin
 
 T = TypeVar("T")
@@ -49,11 +49,9 @@ class Comparison:
     """
 
     def __init__(self, strategy: Any, model: Any, kind: str) -> None:
-        self._replicas = strategy.sharing.replicas
-        self._local = strategy.sharing.local
-        self._workers: Workers = strategy.workers
-        self._model = model
-        self._has_rate = kind == "train"
+        self._sharing = strategy.sharing
+        self._workers = strategy.workers
+        self._trained = model if kind == "train" else None
         self._names: list[str] = []  # of the batch's tensors
         # Of the last step that was looked at: its table, by worker, and the column that ended it.
         self._table: Any = None
@@ -66,12 +64,13 @@ class Comparison:
     def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
         self._names = list(names)
-        rate = getattr(self._model.optimizer, "learning_rate", 0.0) if self._has_rate else 0.0
+        optimizer = getattr(self._trained, "optimizer", None)
+        rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
         row = tf.stack([[rate, 0.0, float(Origin.EQUAL)]])
         if digest is not None:
             row = tf.concat([row, digest], axis=0)
-        return tf.one_hot(replica, self._replicas)[:, None, None] * row
+        return tf.one_hot(replica, self._sharing.replicas)[:, None, None] * row
 
     def check(self, table: Any) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""
@@ -82,17 +81,17 @@ class Comparison:
 
     def _look(self, table: Any) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
-        self._table = table[:: self._local]
+        self._table = table[:: self._sharing.local]
         values, tells, origins = np.moveaxis(self._table, 2, 0)
         near = np.abs(values[0]) * _SAME_RATE
         near[1:] = 0.0  # only the rate may be rounded
-        differ = set(np.flatnonzero((np.abs(values - values[0]) > near).any(axis=0)).tolist())
-        wrong = differ.intersection(np.flatnonzero(origins[0] == Origin.EQUAL).tolist())
-        if wrong:
-            self._wrong = min(wrong)
+        differ = (np.abs(values - values[0]) > near).any(axis=0)
+        wrong = differ & (origins[0] == Origin.EQUAL)
+        if wrong.any():
+            self._wrong = wrong.argmax()
             raise FitError(MARK + DIFFERENCE)
-        self._differed |= differ
-        self._told |= set(np.flatnonzero(tells[0] > 0).tolist()) - differ
+        self._differed.update(np.flatnonzero(differ))
+        self._told.update(np.flatnonzero((tells[0] > 0) & ~differ))
         return True
 
     def describe(self, where: str) -> str:
