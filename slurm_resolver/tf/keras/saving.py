@@ -37,7 +37,7 @@ def save_once(
     # The workers do not wait for an incomplete save of an earlier start.
     identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving():
-        write_once(os.fspath(filepath), identity, lambda path: save(model, path, *args, **kwargs))
+        write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs))
     return None
 
 
@@ -51,7 +51,7 @@ def attributes_to_skip(find: Callable[[str], set[str]], kind: str) -> set[str]:
     return call_outside(functools.partial(find, kind))
 
 
-def write_once(path: str, identity: str, write: Callable[[str], object]) -> None:
+def write_once(path: str | os.PathLike[str], identity: str, write: Callable[[str], object]) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
     `write` gets a path of the same name in another folder. The file or new folder is then moved in
@@ -67,9 +67,7 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
         if waited and _state(path) not in (None, before):
             return
         write(os.path.join(scratch, name))
-        # Other files, such as the parts of a divided file, come first.
-        for made in sorted(os.listdir(scratch), key=lambda made: made == name):
-            _move(os.path.join(scratch, made), os.path.join(folder, made))
+        _move(scratch, folder, last=name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -82,8 +80,11 @@ def _take(scratch: str, path: str) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(scratch)  # asks the file server itself; stat may be answered from a cache
             return seen is not None
-        files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
-        states = [_state(file) for file in files]
+        states = [
+            _state(os.path.join(parent, name))
+            for parent, _, files in os.walk(scratch)
+            for name in files
+        ]
         if states != seen:
             seen = states
             since = time.monotonic()
@@ -103,10 +104,16 @@ def _state(path: str) -> tuple[int, ...] | None:
     return None
 
 
-def _move(new: str, old: str) -> None:
-    """Replaces a file, or the files of a folder, by new ones."""
+def _move(new: str, old: str, last: str) -> None:
+    """Replaces a file, or the files of a folder, by new ones.
+
+    Folders come first, then files, such as the parts of a divided file, and then `last`.
+    """
     if os.path.isdir(new) and os.path.isdir(old):
-        for name in sorted(os.listdir(new), key=lambda name: not os.path.isdir(f"{new}/{name}")):
-            _move(os.path.join(new, name), os.path.join(old, name))
+        for name in sorted(
+            os.listdir(new),
+            key=lambda name: (name == last, os.path.isfile(os.path.join(new, name))),
+        ):
+            _move(os.path.join(new, name), os.path.join(old, name), last)
     else:
         os.replace(new, old)
