@@ -64,19 +64,18 @@ class _Graph(NamedTuple):
     functions: Mapping[str, Any]
 
     def origins_of(self, name: str) -> list[Origin]:
-        """Returns the origins of the tensors of the elements of a dataset's node."""
-        node = self.nodes[name]
-        count = len(node.attr["output_shapes"].list.shape)
-        datasets = [
-            given
-            for given in node.input
-            if given in self.nodes and "output_shapes" in self.nodes[given].attr
-        ]
-        found = [origin for given in datasets for origin in self.origins_of(given)]
-        if "MapDataset" in node.op and len(datasets) == 1:
-            captured = [Origin.EQUAL] * (len(node.input) - 1)
-            return self._of_function(node.attr["f"].func.name, [*found, *captured])
+        """Returns the origins of the tensors of the elements of a dataset's node.
+
+        It is empty for another node.
+        """
+        node = self.nodes[name.lstrip("^").split(":")[0]]
+        given = [self.origins_of(one) for one in node.input]  # [] for a tensor, which is equal
+        if "MapDataset" in node.op:
+            captured = [min(one, default=Origin.EQUAL) for one in given[1:]]
+            return self._of_function(node.attr["f"].func.name, [*given[0], *captured])
         # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
+        found = [origin for one in given for origin in one]
+        count = len(node.attr["output_shapes"].list.shape)
         if len(found) != count:
             found = [min(found, default=Origin.EQUAL)] * count
         own = self._lowest(node)
@@ -107,11 +106,11 @@ class _Graph(NamedTuple):
             return Origin.RANDOM
         own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
         # Datasets and branches are among the functions that it calls.
-        called = [
-            self.functions[given.name]
+        inner = [
+            self._lowest(one)
             for value in node.attr.values()
             for given in (value.func, *value.list.func)
             if given.name in self.functions
+            for one in self.functions[given.name].node_def
         ]
-        inner = (self._lowest(one) for function in called for one in function.node_def)
         return min([own, *inner])
