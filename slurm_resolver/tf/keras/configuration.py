@@ -136,9 +136,6 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
             yield from _describe(f"{name}[{place}]", item, depth + 1)
     elif isinstance(value, (np.ndarray, np.generic)):
         yield name, f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
-    elif isinstance(value, functools.partial):
-        yield from _describe(name, [value.func, *value.args], depth)
-        yield from _describe(name, value.keywords, depth)
     else:
         yield name, getattr(value, "__qualname__", type(value).__name__)
         yield from _describe(name, _parts(value), depth + 1)
@@ -148,12 +145,13 @@ def _parts(thing: Any) -> dict[str, Any]:
     """Returns what a function or an object computes with, by name."""
     import keras
 
+    if isinstance(thing, functools.partial):
+        return {"func": thing.func, "args": thing.args, **thing.keywords}
     if isinstance(thing, types.FunctionType):  # the plain values that it uses besides arguments
-        used: dict[str, Any] = {}
         with contextlib.suppress(TypeError, ValueError):  # such as a cell that is still empty
             found = inspect.getclosurevars(thing)
             used = {**found.globals, **found.nonlocals}
-        return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
+            return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
     if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
         kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
         return {key.lstrip("_"): one for key, one in vars(thing).items() if isinstance(one, kept)}
