@@ -72,29 +72,29 @@ def compare_weights(
         callbacks: the kinds of each worker's callbacks, for the error.
         when: such as "after epoch 2".
     """
-    if len(set(workers.exchange(f"compares its weights {when}", digest_of(model)))) == 1:
+    call = f"compares its weights {when}"
+    if len(set(workers.exchange(call, digest_of(model)))) == 1:
         return
-    call = f"compares the weights {when}"
     own = [_measure(*each) for each in variables_of(model)]
-    told: list[Any] = []
-    for begin in range(0, max(workers.exchange(call, len(own))), _VARIABLES):
-        part = workers.exchange(call, own[begin : begin + _VARIABLES])
-        told += itertools.zip_longest(*part, fillvalue=_NO_VARIABLE)
-    for column in told:
-        paths, shapes, shown, values, norms = zip(*column)
-        # Only floats are rounded: a step counts the same in all workers.
-        tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
-        # Keras numbers the names of layers, so that they may differ.
-        if len(set(shapes)) > 1:
-            shown = shapes
-        elif np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
-            continue
-        kinds = [", ".join(own) or "none" for own in callbacks]
-        others = f"Callbacks: {workers.holders(kinds)}. " if len(set(kinds)) > 1 else ""
-        raise FitError(
-            f"{paths[0]} differs from worker to worker {when}: {workers.holders(shown)}. "
-            f"{others}{REMEDY}"
-        )
+    for begin in itertools.count(0, _VARIABLES):
+        parts = workers.exchange(call, own[begin : begin + _VARIABLES])
+        if not any(parts):
+            break
+        for column in itertools.zip_longest(*parts, fillvalue=_NO_VARIABLE):
+            paths, shapes, shown, values, norms = zip(*column)
+            # Only floats are rounded: a step counts the same in all workers.
+            tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
+            # Keras numbers the names of layers, so that they may differ.
+            if len(set(shapes)) > 1:
+                shown = shapes
+            elif np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
+                continue
+            kinds = [", ".join(each) or "none" for each in callbacks]
+            others = f"Callbacks: {workers.holders(kinds)}. " if len(set(kinds)) > 1 else ""
+            raise FitError(
+                f"{paths[0]} differs from worker to worker {when}: {workers.holders(shown)}. "
+                f"{others}{REMEDY}"
+            )
     tell_once(
         "the workers' weights differ by rounding: their processors compute the same step "
         "differently. Use nodes of one kind for equal weights"
@@ -131,7 +131,7 @@ def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> No
         what = names[0]
         if len(set(names)) > 1:  # the models have other parts
             what = "its model"
-            values = [f"{name} {value}" for name, value in zip(names, values)]
+            values = list(map(" ".join, zip(names, values)))
         raise FitError(
             f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
             "Expected the same program in every worker, with the same data, of which each takes "
