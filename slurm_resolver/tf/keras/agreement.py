@@ -37,21 +37,21 @@ def call_together(
             would compute a batch alone.
         KerasError: for a version of Keras that would train wrongly.
     """
-    method = functools.partial(original, model)
+    call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
     if not _is_in_scope(name, model) or name.endswith("_on_batch"):
-        return method(*args, **kwargs)
+        return call()
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if workers is not None and (workers.call or not strategy.of_several):
         workers.exchange(f"calls {name} within {workers.call}", None)
-        return method(*args, **kwargs)
+        return call()
     _check_model(strategy, model, name)
     if workers is None:
-        return method(*args, **kwargs)
+        return call()
     try:
-        bound = inspect.signature(method).bind(*args, **kwargs)
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
     except TypeError:
-        return method(*args, **kwargs)  # which says what is wrong with them
+        return call()  # which says what is wrong with them
     bound.apply_defaults()
     arguments = bound.arguments
     if name == "fit" and model.compiled and model.jit_compile:
@@ -70,7 +70,7 @@ def call_together(
         reporter.enter(IDLE, "")
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, compare)]
         with workers.failing_together(name), one_writer(callbacks, workers, paths):
-            return method(*bound.args, **bound.kwargs)
+            return original(*bound.args, **bound.kwargs)
 
 
 def _is_in_scope(name: str, model: Any) -> bool:
@@ -88,8 +88,12 @@ def _is_in_scope(name: str, model: Any) -> bool:
             borrowed.check_fit()
         check_functions(name, model)
         return True
-    default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
-    if name in ("fit", "train_on_batch") and are_several() and default:
+    if (
+        name in ("fit", "train_on_batch")
+        and are_several()
+        and not tf.distribute.has_strategy()
+        and strategy is tf.distribute.get_strategy()
+    ):
         raise FitError(
             f"{name} of {model.name!r}, a model that was built outside strategy.scope(): this "
             f"process would train it alone, on all of the data. {SCOPE} To train one alone on "
