@@ -8,7 +8,7 @@ import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -32,7 +32,6 @@ _FAILED = "has failed"
 _UNMADE = "cannot make a variable"
 # TensorFlow's words if workers send or receive other shapes or types.
 _MISMATCHES = "mismatch in the collective|expected type"
-T = TypeVar("T")
 _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
@@ -153,7 +152,7 @@ class Workers:
         finally:
             self._is_in_step = within
 
-    def make(self, begins: str, describe: Callable[[], str], make: Callable[[], T]) -> T:
+    def make(self, begins: str, describe: Callable[[], str], make: Callable[[], Any]) -> Any:
         """Returns a variable that all workers make at the same point.
 
         Args:

@@ -7,7 +7,6 @@ and joins the tasks that serve others. The methods return the results.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -114,7 +113,7 @@ class SlurmClusterResolver(
             ValueError: for a variable that cannot be read, such as a host list; it is a
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
-        self._step = SlurmStep.read(os.environ)
+        self._step = SlurmStep.read()
         options = ClusterOptions(
             jobs,
             port_base,

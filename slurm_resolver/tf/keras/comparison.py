@@ -48,14 +48,15 @@ class Comparison:
     the rows apart must have been the same in every step.
     """
 
+    _names: Sequence[str] = ()  # of the batch's tensors
+    # Of the last step that was looked at: its table, by worker, and the column that ended it.
+    _table: Any = None
+    _wrong = 0
+
     def __init__(self, strategy: Any, model: Any, kind: str) -> None:
         self._sharing = strategy.sharing
         self._workers = strategy.workers
         self._trained = model if kind == "train" else None
-        self._names: list[str] = []  # of the batch's tensors
-        # Of the last step that was looked at: its table, by worker, and the column that ended it.
-        self._table: Any = None
-        self._wrong = 0
         # The columns that differed in a step, and those that were the same in it and told the rows
         # apart.
         self._differed: set[int] = set()
@@ -63,7 +64,7 @@ class Comparison:
 
     def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
-        self._names = list(names)
+        self._names = names
         optimizer = getattr(self._trained, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])

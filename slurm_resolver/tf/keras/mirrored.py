@@ -126,8 +126,8 @@ class MultiWorkerMirroredStrategy(
             return create(*args, **kwargs)  # in a step, which all workers take
         return self.workers.make(
             f"makes the variable {kwargs.get('name')!r} in strategy.scope()",
-            functools.partial(_describe_variable, kwargs),
-            functools.partial(create, *args, **kwargs),
+            lambda: _describe_variable(kwargs),
+            lambda: create(*args, **kwargs),
         )
 
     def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:

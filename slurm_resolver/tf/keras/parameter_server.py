@@ -124,7 +124,7 @@ class ParameterServerStrategy(
         is_finite = int(data.cardinality()) >= 0
 
         def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset_fn(context).repeat() if is_finite else dataset_fn(context)
+            return dataset_fn(context).repeat(None if is_finite else 1)
 
         @functools.cache
         def of_workers() -> Any:  # continues from one epoch to the next
@@ -144,7 +144,6 @@ class ParameterServerStrategy(
 
 def check_model(strategy: Any, model: Any) -> None:
     """Raises KerasError for a model that cannot be trained in this way."""
-    partitioned = [each.path for each in model.variables if not hasattr(each.value, "handle")]
     if model.run_eagerly:
         raise KerasError(
             "run_eagerly=True under ParameterServerStrategy: only compiled functions can be sent "
@@ -155,11 +154,12 @@ def check_model(strategy: Any, model: Any) -> None:
             f"ParameterServerStrategy with {strategy.num_replicas_in_sync} GPUs in each worker, on "
             "which Keras 3 cannot train; expected one: start a task for each GPU."
         )
-    if partitioned:
-        raise KerasError(
-            f"the variable {partitioned[0]} is partitioned, which Keras 3 cannot train. Leave out "
-            "variable_partitioner, or use tf_keras or your own loop."
-        )
+    for variable in model.variables:
+        if not hasattr(variable.value, "handle"):
+            raise KerasError(
+                f"the variable {variable.path} is partitioned, which Keras 3 cannot train. Leave "
+                "out variable_partitioner, or use tf_keras or your own loop."
+            )
 
 
 @contextlib.contextmanager
