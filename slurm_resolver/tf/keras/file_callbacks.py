@@ -48,13 +48,14 @@ def one_writer(
     same in every worker.
     """
     with contextlib.ExitStack() as undo:
-        for kind, path, callback in list(writing(callbacks)):
-            changed: dict[str, Any] = {}
+        for kind, path, callback in writing(callbacks):
             if kind == "BackupAndRestore":
                 changed = undo.enter_context(one_backup(callback, path, workers))
             elif any([kind, path] in told for told in paths[: workers.index]):
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 changed = {_PATHS[kind]: os.path.join(scratch, os.path.basename(path))}
+            else:
+                continue
             for attribute, value in changed.items():
                 undo.callback(setattr, callback, attribute, getattr(callback, attribute))
                 setattr(callback, attribute, value)
@@ -74,13 +75,14 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
     with contextlib.suppress(FileNotFoundError):
         found = Path(path, "training_metadata.json").read_text()
     told = workers.exchange("starts fit with BackupAndRestore", [found, uuid.uuid4().hex])
-    for name, (other, _) in zip(workers.names, told):
-        if other != told[0][0]:
+    backups, tokens = zip(*told)
+    for name, backup in zip(workers.names, backups):
+        if backup != backups[0]:
             raise FitError(
                 f"BackupAndRestore({callback.backup_dir!r}): this folder contains "
-                f"{told[0][0] or 'no backup'} in {workers.names[0]}, and {other or 'no backup'} in "
-                f"{name}. Expected the same backup in all workers: use a folder on a file system "
-                "that all nodes share, or remove it on every node to train from the start."
+                f"{backups[0] or 'no backup'} in {workers.names[0]}, and {backup or 'no backup'} "
+                f"in {name}. Expected the same backup in all workers: use a folder on a file "
+                "system that all nodes share, or remove it on every node to train from the start."
             )
     remove_files = callback.on_train_end
 
@@ -90,12 +92,11 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
 
     changed: dict[str, Any] = {"on_train_end": on_train_end}
     # The file system decides, as no worker knows which others see its folder.
-    claim = os.path.join(path, f".written-by-one-{told[0][1]}")
+    claim = os.path.join(path, f".written-by-one-{tokens[0]}")
     try:
         os.makedirs(claim)
     except FileExistsError:
-        changed[borrowed.SAVE_BACKUP.name] = lambda: None
-        changed["delete_checkpoint"] = False
+        changed |= {borrowed.SAVE_BACKUP.name: lambda: None, "delete_checkpoint": False}
     try:
         yield changed
     finally:
@@ -105,5 +106,7 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
 
 def make_folder(original: Any, path: Any) -> Any:
     """Makes a folder for a callback, unless another worker was faster."""
-    with contextlib.suppress(FileExistsError):
+    try:
         return original(path)
+    except FileExistsError:
+        return None
