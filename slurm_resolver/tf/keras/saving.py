@@ -22,12 +22,12 @@ from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.keras.drift import digest_of
 from slurm_resolver.tf.progress import reporter
 
+Method = Callable[..., Any]
+
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 
 
-def save_once(
-    save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
-) -> Any:
+def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function of Keras that saves a model, in one of the workers that save to a path."""
     local = isinstance(filepath, (str, os.PathLike)) and os.path.isdir(
         os.path.dirname(os.path.realpath(filepath))
@@ -42,7 +42,7 @@ def save_once(
 
 
 @functools.cache
-def attributes_to_skip(find: Callable[[str], set[str]], kind: str) -> set[str]:
+def attributes_to_skip(find: Method, kind: str) -> Any:
     """Returns which attributes of a kind of object, such as "Optimizer", Keras does not save.
 
     To list them, Keras makes an object of that kind, and its variables, at each save and load. In a
@@ -51,7 +51,7 @@ def attributes_to_skip(find: Callable[[str], set[str]], kind: str) -> set[str]:
     return call_outside(functools.partial(find, kind))
 
 
-def write_once(path: str | os.PathLike[str], identity: str, write: Callable[[str], object]) -> None:
+def write_once(path: str | os.PathLike[str], identity: str, write: Method) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
     `write` gets a path of the same name in another folder. The file or new folder is then moved in
@@ -98,10 +98,11 @@ def _take(scratch: str, path: str) -> bool:
 
 def _state(path: str) -> tuple[int, ...] | None:
     """Returns values that change when a file or folder is replaced; None if it does not exist."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         found = os.stat(path)
-        return found.st_ino, found.st_mtime_ns, found.st_size
-    return None
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _move(new: str, old: str, last: str) -> None:
