@@ -51,7 +51,7 @@ class Workers:
     """
 
     call = ""  # the method in which they fail together, such as "fit"
-    _calls = 0
+    _calls: int = 0
     _failure = ""  # of another worker, in the current call
     _failed = False  # whether this worker alone has failed in its last call
     _loss = ""  # which worker is gone or has ended
@@ -61,7 +61,7 @@ class Workers:
     _begins = _STEP  # what this worker has begun with the others, as messages say it
     # How many exchanges and steps this worker has begun, and those of one that waits for it.
     _exchanges = 0
-    _steps = 0
+    _steps: int = 0
     _awaited = (0, 0)
 
     def __init__(self, strategy: Any, client: Client | None) -> None:
@@ -181,10 +181,11 @@ class Workers:
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
-        names: dict[str, list[str]] = {}
-        for name, value in zip(self.names, values):
-            names.setdefault(value, []).append(name)
-        return ", ".join(f"{value} in {shorten(held, _LISTED)}" for value, held in names.items())
+        texts = []
+        for value in dict.fromkeys(values):
+            held = [name for name, own in zip(self.names, values) if own == value]
+            texts.append(f"{value} in {shorten(held, _LISTED)}")
+        return ", ".join(texts)
 
     def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
@@ -293,12 +294,13 @@ class Workers:
 
     def _take_goodbyes(self, message: Message) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
-        left = [rank for rank in self._ranks if rank in message["left"]]
-        if left:
-            name = self._name_of(left[0])
-            self._loss = self._loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
-            if self._is_in_step:
-                _abort_collectives(self._loss)
+        for rank in self._ranks:
+            if rank in message["left"]:
+                reason = f"{self._name_of(rank)} has ended, and takes no part in a step. {_IN_ALL}"
+                self._loss = self._loss or reason
+                if self._is_in_step:
+                    _abort_collectives(self._loss)
+                return
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
