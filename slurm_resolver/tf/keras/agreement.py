@@ -39,7 +39,7 @@ def call_together(
     """
     call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
-    if not _is_in_scope(name, model) or name.endswith("_on_batch"):
+    if not _is_in_scope(name, model) or "on_batch" in name:
         return call()
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if workers is not None and (workers.call or not strategy.of_several):

@@ -26,7 +26,7 @@ from slurm_resolver.tf.keras.file_callbacks import listed
 
 Entry = tuple[str, str]
 
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_PLAIN = (type(None), int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
 _LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
 _WEIGHTS = ("sample_weight", "class_weight")
@@ -105,7 +105,7 @@ def _own(layer: Any) -> dict[str, Any]:
     if "batch_shape" in found:
         found["batch_shape"] = found["batch_shape"][1:]  # a step builds it for its own rows
     for name, value in () if isinstance(layer, keras.Model) else vars(layer).items():
-        if not name.startswith("_") and isinstance(value, (bool, int, float, np.ndarray)):
+        if not name.startswith("_") and isinstance(value, (int, float, np.ndarray)):
             found.setdefault(name, value)
     return found
 
