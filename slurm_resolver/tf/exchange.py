@@ -71,8 +71,8 @@ class Workers:
         self.names = [
             f"{job} {index}" for job in TRAIN for index in range(len(counts.get(job, ())))
         ]
-        own = f"{resolver.task_type} {resolver.task_id}"
-        self.index = self.names.index(own) if self.names else 0
+        self._name = f"{resolver.task_type} {resolver.task_id}"
+        self.index = self.names.index(self._name) if self.names else 0
         self._strategy = strategy
         self._client: Any = client  # None under TF_CONFIG
         self._lock = threading.Lock()
@@ -102,8 +102,12 @@ class Workers:
             return [value]
         self._exchanges += 1
         given = [call, value, self._steps, self.call]
-        if self._client is None:
-            told = self._gather_by_tensorflow(given)
+        if self._client is None:  # under TF_CONFIG there is no service
+            line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
+            gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
+            lines = bytes(gathered.numpy().tolist()).splitlines()
+            replicas = len(self._strategy.extended.worker_devices)
+            told = [json.loads(line) for line in lines[::replicas]]
         else:
             self._is_exchanging = True
             try:
@@ -152,27 +156,32 @@ class Workers:
         finally:
             self._is_in_step = within
 
-    def make(self, begins: str, describe: Callable[[], str], make: Callable[[], Any]) -> Any:
-        """Returns a variable that all workers make at the same point.
+    def make(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes a variable, which takes the first worker's value in all of them.
+
+        TensorFlow would wait without end if one worker alone made it.
 
         Args:
-            begins: see `step`.
-            describe: returns the variable's name, type and shape, for the error.
-            make: makes it.
+            create: makes it from the other arguments, which are those of `tf.Variable`.
 
         Raises:
             FitError: in every worker, if another one makes another variable, or none.
         """
+        if not tf.distribute.in_cross_replica_context():
+            return create(*args, **kwargs)  # in a step, which all workers take
         if not self._is_unmade:
             try:
-                with self.step(begins):
-                    return make()
+                with self.step(f"makes the variable {kwargs.get('name')!r} in strategy.scope()"):
+                    return create(*args, **kwargs)
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
                 if self._client is None or self._loss or not differ:
                     raise
-        told = self.exchange(_UNMADE, describe())
+        value = kwargs["initial_value"]
+        value = tf.convert_to_tensor(value() if callable(value) else value)
+        own = f"{kwargs.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
+        told = self.exchange(_UNMADE, own)
         self._is_unmade = False
         raise FitError(
             f"the workers make different variables: {self.holders(told)}. Build and compile the "
@@ -199,13 +208,13 @@ class Workers:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
             if self._is_in_step:
-                _abort_collectives(f"{self.names[self.index]} makes another variable")
+                _abort_collectives(f"{self._name} makes another variable")
         elif self._failed and not self.call and within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
-            other = self._ranks[message["rank"]]
             self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
-            _abort_collectives(_describe_calls(other, call, self.names[self.index], self._begins))
+            other = self._ranks[message["rank"]]
+            _abort_collectives(_describe_calls(other, call, self._name, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
@@ -221,15 +230,8 @@ class Workers:
                 self._exchanges = exchanges
             return awaited
 
-    def _gather_by_tensorflow(self, given: list[Any]) -> list[Any]:
-        line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
-        gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
-        lines = bytes(gathered.numpy().tolist()).splitlines()
-        replicas = len(self._strategy.extended.worker_devices)
-        return [json.loads(line) for line in lines[::replicas]]
-
     def _gather_line(self, line: tf.Tensor) -> Any:
-        """Returns all workers' lines, by TensorFlow: there is no service under TF_CONFIG."""
+        """Returns the lines of all replicas, by TensorFlow."""
         return self._strategy.run(
             lambda: tf.distribute.get_replica_context().all_gather(tf.identity(line), axis=0)
         )
@@ -276,7 +278,7 @@ class Workers:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
         name = self._ranks[message["rank"]]
         told = message["told"]
-        if not self.call or name == self.names[self.index]:
+        if not self.call or name == self._name:
             return
         if told == f"failed {self._calls}":
             self._failure = f"{name} has failed in {self.call}: {message['value']}"
