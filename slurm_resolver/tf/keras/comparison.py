@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,9 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import MARK
 from slurm_resolver.tf.keras.origins import Origin
+from slurm_resolver.tf.progress import reporter
 
-T = TypeVar("T")
-
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # which name the batches in an error
 DIFFERENCE = "the workers differ in this step"  # in the error of a step that is ended here
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
 _REMEDY = (
@@ -30,7 +30,7 @@ _REMEDY = (
 )
 
 
-def call_outside(function: Callable[[], T]) -> T:
+def call_outside(function: Callable[[], Any]) -> Any:
     """Calls a function outside of the graph that is being traced, and of the strategy's scope.
 
     Only another thread is outside of both.
@@ -95,9 +95,9 @@ class Comparison:
         self._told.update(np.flatnonzero((tells[0] > 0) & ~differ))
         return True
 
-    def describe(self, where: str) -> str:
-        """Returns which worker has what after a step has failed; `where` is `Reporter.where()`."""
-        where = f" {where}" if where else ""
+    def describe(self) -> str:
+        """Returns which worker has what after a step has failed."""
+        where = f" {reporter.where()}".rstrip()
         own = self._table[:, self._wrong, 0].tolist()
         if self._wrong == 0:
             values = self._workers.holders([f"{rate:.6g}" for rate in own])
@@ -108,7 +108,7 @@ class Comparison:
             )
         distinct = list(dict.fromkeys(own))
         groups = self._workers.holders(
-            [f"batch {chr(ord('A') + min(distinct.index(digest), 25))}" for digest in own]
+            [f"batch {_LETTERS[min(distinct.index(digest), 25)]}" for digest in own]
         )
         return (
             f"the batch differs from worker to worker{where}, in {self._names[self._wrong - 1]}: "

@@ -175,7 +175,7 @@ class StepFunction:
                 return self._predict(data) if isinstance(data, list) else self._take(data, count)
         except (tf.errors.OpError, FitError) as error:
             if DIFFERENCE in str(error):
-                raise FitError(self.comparison.describe(reporter.where())) from error
+                raise FitError(self.comparison.describe()) from error
             if _MISMATCH in str(error):
                 entries = describe_model(self._model)
                 compare_entries(self._strategy.workers, "this step", entries)
@@ -195,6 +195,7 @@ class StepFunction:
         step = self._own_steps = self._own_steps + 1
         if step % _COMPARED and step & (step - 1):
             return
+        # Such a loop has no callbacks.
         when = f"before step {step} of train_on_batch"
         compare_weights(self._strategy.workers, self._model, callbacks=[[]], when=when)
 
