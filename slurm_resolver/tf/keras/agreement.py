@@ -105,7 +105,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     sharing = getattr(strategy, "sharing", None)
-    if sharing is not None and sharing.replicas > 1:
+    if getattr(sharing, "replicas", 1) > 1:
         for layer in borrowed.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:
                 raise FitError(

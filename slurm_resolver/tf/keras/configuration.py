@@ -64,7 +64,7 @@ def _describe_data(value: Any, steps: Any) -> str:
         if of_its_own or cardinality == tf.data.UNKNOWN_CARDINALITY:
             return "unknown"
         return "endless" if cardinality < 0 else f"{cardinality} batches"
-    part: Any = next(iter(tf.nest.flatten(value)), None)
+    part = next(iter(tf.nest.flatten(value)), None)
     if isinstance(part, _PLAIN):
         return str(part)
     if getattr(part, "shape", None):

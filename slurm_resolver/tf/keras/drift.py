@@ -108,8 +108,8 @@ def _measure(path: str, variable: tf.Variable) -> list[Any]:
     and their norm.
     """
     values = variable.numpy().astype(np.float64).ravel()
-    signs = np.random.default_rng(0).integers(0, 2, size=values.size) * 2 - 1
-    projection = float(values @ signs)
+    direction = np.random.default_rng(0).normal(size=values.size)
+    projection = float(values @ direction)
     norm = float(np.linalg.norm(values))
     shown = f"norm {norm:.6g}, projection {projection:.6g}"
     if values.size == 1:

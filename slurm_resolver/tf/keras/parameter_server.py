@@ -29,8 +29,6 @@ _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
 
-DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
-
 
 class ParameterServerStrategy(
     tf.distribute.ParameterServerStrategy  # type: ignore[misc]
@@ -90,7 +88,7 @@ class ParameterServerStrategy(
             )
         with start.starting_together(cluster_resolver, start_timeout, _JOBS):
             super().__init__(cluster_resolver, variable_partitioner)
-        self.num_workers = len(cluster_resolver.cluster_spec().job_tasks("worker"))
+        self.num_workers = cluster_resolver.cluster_spec().num_tasks("worker")
         prepare(self)
 
     def make_function(self, model: Any, kind: str) -> Any:
@@ -103,7 +101,9 @@ class ParameterServerStrategy(
         return dataset
 
     def distribute_datasets_from_function(
-        self, dataset_fn: DatasetFunction, options: Any | None = None
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        options: Any | None = None,
     ) -> Any:
         """Returns a dataset that each worker makes and reads for itself, for `fit`.
 

@@ -74,7 +74,7 @@ def write_once(path: str | os.PathLike[str], identity: str, write: Method) -> No
 
 def _take(scratch: str, path: str) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it."""
-    seen: Any = None
+    seen = None
     since = time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
