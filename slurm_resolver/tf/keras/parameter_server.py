@@ -123,7 +123,7 @@ class ParameterServerStrategy(
         )
         is_finite = int(data.cardinality()) >= 0
 
-        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def of_one(context: Any) -> Any:
             return dataset_fn(context).repeat(None if is_finite else 1)
 
         @functools.cache
