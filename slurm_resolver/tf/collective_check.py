@@ -64,9 +64,10 @@ def main() -> int:
         row["transport"] = f"NCCL, {network}" if network else ""
         fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
         told = strategy.workers.exchange(
-            "tells what it has measured", [row, fast if network == "Socket" else []]
+            "tells what it has measured",
+            [row["rank"], row, fast if network == "Socket" else []],
         )
-        rows, unused = zip(*sorted(told, key=lambda one: one[0]["rank"]))
+        _, rows, unused = zip(*sorted(told))
         warnings = find_warnings(rows, unused, cluster.name_of)
         if row == rows[0]:
             print(
@@ -85,7 +86,7 @@ def _measure(strategy: Any, rank: int, local_rank: int, rate: float | None) -> R
     tasks = max(1, len(strategy.workers.names))
     device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"  # TensorFlow's default
     inputs = tf.random.stateless_normal((256, 512), (1, 2))
-    weights = [tf.random.stateless_normal((512, 512), (3, n)) / 23 for n in range(4)]
+    weights = tf.unstack(tf.random.stateless_normal((4, 512, 512), (3, 4)) / 23)
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -15,7 +16,7 @@ from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.coordination.job import TRAIN
 from slurm_resolver.coordination.wire import Message
-from slurm_resolver.errors import FitError, RendezvousError
+from slurm_resolver.errors import FitError, KerasError, RendezvousError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras import borrowed
@@ -30,8 +31,7 @@ _STEP = "begins the next step"
 _FAILED = "has failed"
 _UNMADE = "cannot make a variable"
 # TensorFlow's words if workers send or receive other shapes or types.
-_MISMATCHES = ("mismatch in the collective", "expected type")
-T = TypeVar("T")
+_MISMATCHES = "mismatch in the collective|expected type"
 _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
@@ -50,6 +50,20 @@ class Workers:
     notices first.
     """
 
+    call = ""  # the method in which they fail together, such as "fit"
+    _calls: int = 0
+    _failure = ""  # of another worker, in the current call
+    _failed = False  # whether this worker alone has failed in its last call
+    _loss = ""  # which worker is gone or has ended
+    _is_in_step = False
+    _is_unmade = False  # whether another worker cannot make the current variable
+    _is_exchanging = False  # the worker that has failed then answers
+    _begins = _STEP  # what this worker has begun with the others, as messages say it
+    # How many exchanges and steps this worker has begun, and those of one that waits for it.
+    _exchanges = 0
+    _steps: int = 0
+    _awaited = (0, 0)
+
     def __init__(self, strategy: Any, client: Client | None) -> None:
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
@@ -57,27 +71,16 @@ class Workers:
         self.names = [
             f"{job} {index}" for job in TRAIN for index in range(len(counts.get(job, ())))
         ]
-        own = f"{resolver.task_type} {resolver.task_id}"
-        self.index = self.names.index(own) if self.names else 0
-        self.call = ""  # the method in which they fail together, such as "fit"
+        self._name = f"{resolver.task_type} {resolver.task_id}"
+        self.index = self.names.index(self._name) if self.names else 0
         self._strategy = strategy
         self._client: Any = client  # None under TF_CONFIG
-        self._calls = 0
-        self._failure = ""  # of another worker, in the current call
-        self._failed = False  # whether this worker alone has failed in its last call
-        self._loss = ""  # which worker is gone or has ended
-        self._is_in_step = False
-        self._is_unmade = False  # whether another worker cannot make the current variable
-        self._is_exchanging = False  # the worker that has failed then answers
-        self._begins = _STEP  # what this worker has begun with the others, as messages say it
-        # How many exchanges and steps this worker has begun, and those of one that waits for it.
-        self._exchanges = self._steps = 0
-        self._awaited = (0, 0)
         self._lock = threading.Lock()
         self._gather_lines = tf.function(self._gather_line, autograph=False, reduce_retracing=True)
         if client is not None:
             cluster = resolver.cluster
-            self._ranks = ranks_of(cluster.roles, TRAIN)
+            # their names, by rank, in the order of their indices
+            self._ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
             self._others = set(range(cluster.num_tasks)).difference(self._ranks)
             self._name_of = cluster.name_of
             client.listen("told", self._take_failure)
@@ -99,8 +102,12 @@ class Workers:
             return [value]
         self._exchanges += 1
         given = [call, value, self._steps, self.call]
-        if self._client is None:
-            told = self._gather_by_tensorflow(given)
+        if self._client is None:  # under TF_CONFIG there is no service
+            line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
+            gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
+            lines = bytes(gathered.numpy().tolist()).splitlines()
+            replicas = len(self._strategy.extended.worker_devices)
+            told = [json.loads(line) for line in lines[::replicas]]
         else:
             self._is_exchanging = True
             try:
@@ -110,12 +117,13 @@ class Workers:
             finally:
                 self._is_exchanging = False
             told = [by_rank[rank] for rank in self._ranks]
-        for name, (other, *_) in zip(self.names, told):
-            if other != told[0][0]:
+        calls, values, *_ = zip(*told)
+        for name, other in zip(self.names, calls):
+            if other != calls[0]:
                 raise FitError(
-                    self._failure or _describe_calls(self.names[0], told[0][0], name, other)
+                    self._failure or _describe_calls(self.names[0], calls[0], name, other)
                 )
-        return [value for _, value, _, _ in told]
+        return list(values)
 
     @contextlib.contextmanager
     def step(self, begins: str = _STEP) -> Iterator[None]:
@@ -148,27 +156,32 @@ class Workers:
         finally:
             self._is_in_step = within
 
-    def make(self, begins: str, describe: Callable[[], str], make: Callable[[], T]) -> T:
-        """Returns a variable that all workers make at the same point.
+    def make(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes a variable, which takes the first worker's value in all of them.
+
+        TensorFlow would wait without end if one worker alone made it.
 
         Args:
-            begins: see `step`.
-            describe: returns the variable's name, type and shape, for the error.
-            make: makes it.
+            create: makes it from the other arguments, which are those of `tf.Variable`.
 
         Raises:
             FitError: in every worker, if another one makes another variable, or none.
         """
+        if not tf.distribute.in_cross_replica_context():
+            return create(*args, **kwargs)  # in a step, which all workers take
         if not self._is_unmade:
             try:
-                with self.step(begins):
-                    return make()
+                with self.step(f"makes the variable {kwargs.get('name')!r} in strategy.scope()"):
+                    return create(*args, **kwargs)
             except (tf.errors.OpError, FitError) as error:
-                differ = self._is_unmade or any(words in str(error) for words in _MISMATCHES)
+                differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
                 if self._client is None or self._loss or not differ:
                     raise
-        told = self.exchange(_UNMADE, describe())
+        value = kwargs["initial_value"]
+        value = tf.convert_to_tensor(value() if callable(value) else value)
+        own = f"{kwargs.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
+        told = self.exchange(_UNMADE, own)
         self._is_unmade = False
         raise FitError(
             f"the workers make different variables: {self.holders(told)}. Build and compile the "
@@ -177,10 +190,11 @@ class Workers:
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
-        names: dict[str, list[str]] = {}
-        for name, value in zip(self.names, values):
-            names.setdefault(value, []).append(name)
-        return ", ".join(f"{value} in {shorten(held, _LISTED)}" for value, held in names.items())
+        texts = []
+        for value in dict.fromkeys(values):
+            held = [name for name, own in zip(self.names, values) if own == value]
+            texts.append(f"{value} in {shorten(held, _LISTED)}")
+        return ", ".join(texts)
 
     def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
@@ -194,13 +208,13 @@ class Workers:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
             if self._is_in_step:
-                _abort_collectives(f"{self.names[self.index]} makes another variable")
+                _abort_collectives(f"{self._name} makes another variable")
         elif self._failed and not self.call and within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
-            other = self.names[self._ranks.index(message["rank"])]
             self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
-            _abort_collectives(_describe_calls(other, call, self.names[self.index], self._begins))
+            other = self._ranks[message["rank"]]
+            _abort_collectives(_describe_calls(other, call, self._name, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
@@ -216,15 +230,8 @@ class Workers:
                 self._exchanges = exchanges
             return awaited
 
-    def _gather_by_tensorflow(self, given: list[Any]) -> list[Any]:
-        line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
-        gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
-        replicas = self._strategy.num_replicas_in_sync // len(self.names)
-        lines = bytes(gathered.numpy().tolist()).splitlines()
-        return [json.loads(line) for line in lines[::replicas]]
-
     def _gather_line(self, line: tf.Tensor) -> Any:
-        """Returns all workers' lines, by TensorFlow: there is no service under TF_CONFIG."""
+        """Returns the lines of all replicas, by TensorFlow."""
         return self._strategy.run(
             lambda: tf.distribute.get_replica_context().all_gather(tf.identity(line), axis=0)
         )
@@ -245,15 +252,17 @@ class Workers:
         try:
             yield
         except Exception as error:
+            if self._client is None:
+                raise
             reason = _reason_of(error)
-            if not reason and self._client is not None and isinstance(error, _OF_PEERS):
+            of_peers = isinstance(error, _OF_PEERS)
+            if of_peers and not reason:
                 self._client.wait_for(lambda: self._failure or self._loss, _GONE_SECONDS)
                 reason = self._failure or self._loss
             if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
-            in_all = str(error).endswith(_IN_ALL) or isinstance(error, _OF_PEERS)
-            if self._client is not None and not in_all:
+            if not (of_peers or str(error).endswith(_IN_ALL)):
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, cause_of(error))
                 if not self._client.all_tell(topic, self._ranks, _SECONDS):
@@ -267,12 +276,11 @@ class Workers:
 
     def _take_failure(self, message: Message) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
-        rank = message["rank"]
+        name = self._ranks[message["rank"]]
         told = message["told"]
-        if not self.call or rank == self._ranks[self.index]:
+        if not self.call or name == self._name:
             return
         if told == f"failed {self._calls}":
-            name = self.names[self._ranks.index(rank)]
             self._failure = f"{name} has failed in {self.call}: {message['value']}"
         elif told == f"ends {self._calls}" and not self._is_exchanging:
             _abort_collectives(self._failure)
@@ -288,12 +296,13 @@ class Workers:
 
     def _take_goodbyes(self, message: Message) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
-        left = [rank for rank in self._ranks if rank in message["left"]]
-        if left:
-            name = self._name_of(left[0])
-            self._loss = self._loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
-            if self._is_in_step:
-                _abort_collectives(self._loss)
+        for rank in self._ranks:
+            if rank in message["left"]:
+                reason = f"{self._name_of(rank)} has ended, and takes no part in a step. {_IN_ALL}"
+                self._loss = self._loss or reason
+                if self._is_in_step:
+                    _abort_collectives(self._loss)
+                return
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
@@ -307,9 +316,8 @@ def _reason_of(error: Exception) -> str:
 
 def _abort_collectives(reason: str) -> None:
     """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
-    missing = [name for name in (borrowed.CONTEXT, borrowed.ABORT) if name.is_missing()]
-    if missing:  # in a loop of one's own; `fit` has raised an error
-        warn("%s This step may wait without end: %s", borrowed.error_of(*missing), reason)
-        return
-    # TensorFlow's strategies do the same when their own check finds a peer gone.
-    borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
+    try:
+        # TensorFlow's strategies do the same when their own check finds a peer gone.
+        borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
+    except KerasError as error:  # in a loop of one's own; `fit` has raised it
+        warn("%s This step may wait without end: %s", error, reason)

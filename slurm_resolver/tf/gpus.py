@@ -20,7 +20,8 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
         return gpus and gpus.visible_devices(applied=False)
     known = _known_gpus() if gpus.settings else 0
     apply_gpus(gpus, cluster.step, os.environ)
-    if not known or _gpus_left_visible() is not None:  # or the program has chosen by itself
+    # TensorFlow has not looked yet, or the program has hidden some GPUs itself.
+    if not known or len(tf.config.get_visible_devices("GPU")) < known:
         return gpus.visible_devices(applied=True)
     warn(
         "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
@@ -32,10 +33,15 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
 
 
 def count_gpus(devices: Devices | None) -> int:
-    """Returns how many GPUs this process will use; `devices` are what `show_gpus` returned."""
-    number = _gpus_left_visible()
-    if number is not None:
-        return number
+    """Returns how many GPUs this process will use.
+
+    `devices` are what `show_gpus` returned.
+    """
+    known = _known_gpus()
+    if known:
+        visible = len(tf.config.get_visible_devices("GPU"))
+        if visible < known:  # the program has hidden some
+            return visible
     if devices is None:  # the environment does not say: TensorFlow uses what it finds
         return len(tf.config.list_physical_devices("GPU"))
     return len(devices)
@@ -49,10 +55,3 @@ def _known_gpus() -> int:
     if context is None or borrowed.PHYSICAL_DEVICES.of(context(), None) is None:
         return 0
     return len(tf.config.list_physical_devices("GPU"))
-
-
-def _gpus_left_visible() -> int | None:
-    """Returns how many GPUs the program has left visible; None if it has hidden none."""
-    known = _known_gpus()
-    visible = len(tf.config.get_visible_devices("GPU")) if known else 0
-    return visible if visible < known else None

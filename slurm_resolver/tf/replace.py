@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
+from slurm_resolver.tf.keras import mirrored
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 
-class _FromTfConfig(MultiWorkerMirroredStrategy):
+class MultiWorkerMirroredStrategy(mirrored.MultiWorkerMirroredStrategy):
     """Takes its cluster from TF_CONFIG by default, as TensorFlow's class does."""
 
     def __init__(
@@ -24,10 +24,9 @@ class _FromTfConfig(MultiWorkerMirroredStrategy):
 
 def replace_strategy() -> None:
     """Makes `tf.distribute.MultiWorkerMirroredStrategy` this package's."""
-    _FromTfConfig.__name__ = _FromTfConfig.__qualname__ = "MultiWorkerMirroredStrategy"
     for module in (tf.distribute, tf.compat.v2.distribute):
-        module.MultiWorkerMirroredStrategy = _FromTfConfig
-        module.experimental.MultiWorkerMirroredStrategy = _FromTfConfig
+        module.MultiWorkerMirroredStrategy = MultiWorkerMirroredStrategy
+        module.experimental.MultiWorkerMirroredStrategy = MultiWorkerMirroredStrategy
 
 
 def install() -> None:
@@ -37,15 +36,16 @@ def install() -> None:
     ``srun slurm-resolver exec --replace-resolver -- python …`` does it without a change of the
     program. This package's resolvers then pass `isinstance` against TensorFlow's class.
     """
-    api = tf.distribute.cluster_resolver
-    theirs = api.SlurmClusterResolver
+    theirs = tf.distribute.cluster_resolver.SlurmClusterResolver
     if theirs is SlurmClusterResolver:
         return
-    public = [api, *(getattr(tf.compat, v).distribute.cluster_resolver for v in ("v1", "v2"))]
-    inner = [name.owner() for name in (borrowed.RESOLVER, borrowed.RESOLVER_ITSELF)]
-    for module in (*public, *inner):
-        if getattr(module, "SlurmClusterResolver", None) is theirs:
-            setattr(module, "SlurmClusterResolver", SlurmClusterResolver)  # noqa: B010 (a constant)
+    # It is public in several modules, and TensorFlow imports it from another one.
+    for name, module in [*sys.modules.items()]:
+        if (
+            name.startswith("tensorflow.")
+            and vars(module).get(SlurmClusterResolver.__name__) is theirs
+        ):
+            setattr(module, SlurmClusterResolver.__name__, SlurmClusterResolver)
     theirs.register(SlurmClusterResolver)
 
 

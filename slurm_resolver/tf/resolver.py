@@ -6,8 +6,6 @@ and joins the tasks that serve others. The methods return the results.
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -28,8 +26,6 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
 from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode, overridden_hooks
 from slurm_resolver.tf.server import join, serve
-
-_LOG = logging.getLogger("slurm_resolver")
 
 
 class SlurmClusterResolver(
@@ -114,7 +110,7 @@ class SlurmClusterResolver(
             ValueError: for a variable that cannot be read, such as a host list; it is a
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
-        self._step = SlurmStep.read(os.environ)
+        self._step = SlurmStep.read()
         options = ClusterOptions(
             jobs,
             port_base,
@@ -144,7 +140,7 @@ class SlurmClusterResolver(
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if own and _LOG.isEnabledFor(logging.INFO):
+        if own:
             tell_once(describe_own_task(self._cluster))
         join(self._cluster)
 
@@ -186,7 +182,7 @@ class SlurmClusterResolver(
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
+        if None in (task_type, task_id):
             return ""
         own = self._cluster.task
         if own and (task_type, task_id) == (own.job, own.index):

@@ -15,7 +15,7 @@ from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.drift import Drift, callback_of, compare_entries
+from slurm_resolver.tf.keras.drift import callback_of, compare_entries, compare_weights
 from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
 from slurm_resolver.tf.progress import reporter, reporting
 
@@ -29,56 +29,48 @@ def call_together(
 ) -> Any:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers must call alike.
 
+    It calls `train_on_batch`, `test_on_batch` or `predict_on_batch` as well; their steps compare
+    the workers.
+
     Raises:
-        FitError: in every worker, if the calls differ, or if one worker fails.
+        FitError: in every worker, if the calls differ, or if one worker fails; or if each of them
+            would compute a batch alone.
         KerasError: for a version of Keras that would train wrongly.
     """
-    method = functools.partial(original, model)
+    call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
-    if not _is_in_scope(name, model):
-        return method(*args, **kwargs)
+    if not _is_in_scope(name, model) or "on_batch" in name:
+        return call()
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if workers is not None and (workers.call or not strategy.of_several):
         workers.exchange(f"calls {name} within {workers.call}", None)
-        return method(*args, **kwargs)
+        return call()
     _check_model(strategy, model, name)
     if workers is None:
-        return method(*args, **kwargs)
+        return call()
     try:
-        bound = inspect.signature(method).bind(*args, **kwargs)
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
     except TypeError:
-        return method(*args, **kwargs)  # which says what is wrong with them
+        return call()  # which says what is wrong with them
     bound.apply_defaults()
     arguments = bound.arguments
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
         model.jit_compile = False
-    callbacks = arguments.get("callbacks")
+    callbacks = listed(arguments.get("callbacks"))
     own = [
-        sorted({type(callback).__name__ for callback in listed(callbacks)}),
+        sorted({type(callback).__name__ for callback in callbacks}),
         [[kind, path] for kind, path, _ in writing(callbacks)],
     ]
     with reporting(name) as report:
         kinds, paths = zip(*workers.exchange(f"calls {name}", own))
         compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
-        drift = Drift(workers, model, kinds)
-        drift.compare_now(f"before {name}")
+        compare = functools.partial(compare_weights, workers, model, kinds)
+        compare(f"before {name}")
         reporter.enter(IDLE, "")
-        arguments["callbacks"] = [report, *listed(callbacks), callback_of(drift)]
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, compare)]
         with workers.failing_together(name), one_writer(callbacks, workers, paths):
-            return method(*bound.args, **bound.kwargs)
-
-
-def call_on_batch(
-    name: str, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any
-) -> Any:
-    """Calls `train_on_batch`, `test_on_batch` or `predict_on_batch` of a model.
-
-    Raises:
-        FitError: in every worker, if each of them would compute the batch alone.
-    """
-    _is_in_scope(name, model)
-    return original(model, *args, **kwargs)
+            return original(*bound.args, **bound.kwargs)
 
 
 def _is_in_scope(name: str, model: Any) -> bool:
@@ -96,8 +88,12 @@ def _is_in_scope(name: str, model: Any) -> bool:
             borrowed.check_fit()
         check_functions(name, model)
         return True
-    default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
-    if name in ("fit", "train_on_batch") and are_several() and default:
+    if (
+        name in ("fit", "train_on_batch")
+        and are_several()
+        and not tf.distribute.has_strategy()
+        and strategy is tf.distribute.get_strategy()
+    ):
         raise FitError(
             f"{name} of {model.name!r}, a model that was built outside strategy.scope(): this "
             f"process would train it alone, on all of the data. {SCOPE} To train one alone on "
@@ -109,7 +105,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     sharing = getattr(strategy, "sharing", None)
-    if sharing is not None and sharing.replicas > 1:
+    if getattr(sharing, "replicas", 1) > 1:
         for layer in borrowed.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:
                 raise FitError(

@@ -301,10 +301,6 @@ UPDATE_OR_FINISH = tensorflow.python.distribute.coordinator.cluster_coordinator:
     WorkerPreemptionHandler()._cluster_due_for_update_or_finish
 SHOULD_RUN = tensorflow.python.distribute.coordinator.cluster_coordinator:
     WorkerPreemptionHandler()._should_preemption_thread_run
-# Without these, `install` replaces the class only where it is public.
-RESOLVER = tensorflow.python.distribute.cluster_resolver:SlurmClusterResolver
-RESOLVER_ITSELF = tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver:
-    SlurmClusterResolver
 """,
 }
 

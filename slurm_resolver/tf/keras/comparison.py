@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
-from slurm_resolver.tf.exchange import MARK, Workers
+from slurm_resolver.tf.exchange import MARK
 from slurm_resolver.tf.keras.origins import Origin
+from slurm_resolver.tf.progress import reporter
 
-T = TypeVar("T")
-
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # which name the batches in an error
 DIFFERENCE = "the workers differ in this step"  # in the error of a step that is ended here
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
 _REMEDY = (
@@ -30,7 +30,7 @@ _REMEDY = (
 )
 
 
-def call_outside(function: Callable[[], T]) -> T:
+def call_outside(function: Callable[[], Any]) -> Any:
     """Calls a function outside of the graph that is being traced, and of the strategy's scope.
 
     Only another thread is outside of both.
@@ -48,16 +48,15 @@ class Comparison:
     the rows apart must have been the same in every step.
     """
 
+    _names: Sequence[str] = ()  # of the batch's tensors
+    # Of the last step that was looked at: its table, by worker, and the column that ended it.
+    _table: Any = None
+    _wrong = 0
+
     def __init__(self, strategy: Any, model: Any, kind: str) -> None:
-        self._replicas = strategy.sharing.replicas
-        self._local = strategy.sharing.local
-        self._workers: Workers = strategy.workers
-        self._model = model
-        self._has_rate = kind == "train"
-        self._names: list[str] = []  # of the batch's tensors
-        # Of the last step that was looked at: its table, by worker, and the column that ended it.
-        self._table: Any = None
-        self._wrong = 0
+        self._sharing = strategy.sharing
+        self._workers = strategy.workers
+        self._trained = model if kind == "train" else None
         # The columns that differed in a step, and those that were the same in it and told the rows
         # apart.
         self._differed: set[int] = set()
@@ -65,13 +64,14 @@ class Comparison:
 
     def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
-        self._names = list(names)
-        rate = getattr(self._model.optimizer, "learning_rate", 0.0) if self._has_rate else 0.0
+        self._names = names
+        optimizer = getattr(self._trained, "optimizer", None)
+        rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
         row = tf.stack([[rate, 0.0, float(Origin.EQUAL)]])
         if digest is not None:
             row = tf.concat([row, digest], axis=0)
-        return tf.one_hot(replica, self._replicas)[:, None, None] * row
+        return tf.one_hot(replica, self._sharing.replicas)[:, None, None] * row
 
     def check(self, table: Any) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""
@@ -82,22 +82,22 @@ class Comparison:
 
     def _look(self, table: Any) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
-        self._table = table[:: self._local]
+        self._table = table[:: self._sharing.local]
         values, tells, origins = np.moveaxis(self._table, 2, 0)
         near = np.abs(values[0]) * _SAME_RATE
         near[1:] = 0.0  # only the rate may be rounded
-        differ = set(np.flatnonzero((np.abs(values - values[0]) > near).any(axis=0)).tolist())
-        wrong = differ.intersection(np.flatnonzero(origins[0] == Origin.EQUAL).tolist())
-        if wrong:
-            self._wrong = min(wrong)
+        differ = (np.abs(values - values[0]) > near).any(axis=0)
+        wrong = differ & (origins[0] == Origin.EQUAL)
+        if wrong.any():
+            self._wrong = wrong.argmax()
             raise FitError(MARK + DIFFERENCE)
-        self._differed |= differ
-        self._told |= set(np.flatnonzero(tells[0] > 0).tolist()) - differ
+        self._differed.update(np.flatnonzero(differ))
+        self._told.update(np.flatnonzero((tells[0] > 0) & ~differ))
         return True
 
-    def describe(self, where: str) -> str:
-        """Returns which worker has what after a step has failed; `where` is `Reporter.where()`."""
-        where = f" {where}" if where else ""
+    def describe(self) -> str:
+        """Returns which worker has what after a step has failed."""
+        where = f" {reporter.where()}".rstrip()
         own = self._table[:, self._wrong, 0].tolist()
         if self._wrong == 0:
             values = self._workers.holders([f"{rate:.6g}" for rate in own])
@@ -108,7 +108,7 @@ class Comparison:
             )
         distinct = list(dict.fromkeys(own))
         groups = self._workers.holders(
-            [f"batch {chr(ord('A') + min(distinct.index(digest), 25))}" for digest in own]
+            [f"batch {_LETTERS[min(distinct.index(digest), 25)]}" for digest in own]
         )
         return (
             f"the batch differs from worker to worker{where}, in {self._names[self._wrong - 1]}: "

@@ -26,7 +26,7 @@ from slurm_resolver.tf.keras.file_callbacks import listed
 
 Entry = tuple[str, str]
 
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_PLAIN = (type(None), int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
 _LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
 _WEIGHTS = ("sample_weight", "class_weight")
@@ -64,7 +64,7 @@ def _describe_data(value: Any, steps: Any) -> str:
         if of_its_own or cardinality == tf.data.UNKNOWN_CARDINALITY:
             return "unknown"
         return "endless" if cardinality < 0 else f"{cardinality} batches"
-    part: Any = next(iter(tf.nest.flatten(value)), None)
+    part = next(iter(tf.nest.flatten(value)), None)
     if isinstance(part, _PLAIN):
         return str(part)
     if getattr(part, "shape", None):
@@ -105,7 +105,7 @@ def _own(layer: Any) -> dict[str, Any]:
     if "batch_shape" in found:
         found["batch_shape"] = found["batch_shape"][1:]  # a step builds it for its own rows
     for name, value in () if isinstance(layer, keras.Model) else vars(layer).items():
-        if not name.startswith("_") and isinstance(value, (bool, int, float, np.ndarray)):
+        if not name.startswith("_") and isinstance(value, (int, float, np.ndarray)):
             found.setdefault(name, value)
     return found
 
@@ -136,9 +136,6 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
             yield from _describe(f"{name}[{place}]", item, depth + 1)
     elif isinstance(value, (np.ndarray, np.generic)):
         yield name, f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
-    elif isinstance(value, functools.partial):
-        yield from _describe(name, [value.func, *value.args], depth)
-        yield from _describe(name, value.keywords, depth)
     else:
         yield name, getattr(value, "__qualname__", type(value).__name__)
         yield from _describe(name, _parts(value), depth + 1)
@@ -148,12 +145,13 @@ def _parts(thing: Any) -> dict[str, Any]:
     """Returns what a function or an object computes with, by name."""
     import keras
 
+    if isinstance(thing, functools.partial):
+        return {"func": thing.func, "args": thing.args, **thing.keywords}
     if isinstance(thing, types.FunctionType):  # the plain values that it uses besides arguments
-        used: dict[str, Any] = {}
         with contextlib.suppress(TypeError, ValueError):  # such as a cell that is still empty
             found = inspect.getclosurevars(thing)
             used = {**found.globals, **found.nonlocals}
-        return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
+            return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
     if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
         kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
         return {key.lstrip("_"): one for key, one in vars(thing).items() if isinstance(one, kept)}

@@ -51,27 +51,24 @@ def check_functions(method: str, model: Any) -> None:
     kind = _KIND[method]
     name = f"make_{kind}_function"
     make = getattr(model, name)
+
+    def check(own: str) -> None:
+        if kind not in _made.get(model, ()):
+            raise FitError(
+                f"the model {model.name!r}: its own {own} would take the steps in each worker "
+                f"alone. Override {kind}_step() instead, which Keras calls for each batch, or let "
+                f"{name}() call super().{name}() and then wrap self.{kind}_function."
+            )
+
     if not hasattr(make, borrowed.REPLACED):
 
         @functools.wraps(make)
         def checked(*args: Any, **kwargs: Any) -> Any:
             function = make(*args, **kwargs)
-            _check_made(kind, model, f"{name}()")
+            check(f"{name}()")
             return function
 
         setattr(checked, borrowed.REPLACED, True)
         setattr(model, name, checked)
     if getattr(model, f"{kind}_function") is not None:
-        _check_made(kind, model, f"{kind}_function")
-
-
-def _check_made(kind: str, model: Any, own: str) -> None:
-    """Raises FitError if no strategy of this package has made a model's function."""
-    if kind in _made.get(model, ()):
-        return
-    make = f"make_{kind}_function()"
-    raise FitError(
-        f"the model {model.name!r}: its own {own} would take the steps in each worker alone. "
-        f"Override {kind}_step() instead, which Keras calls for each batch, or let {make} call "
-        f"super().{make} and then wrap self.{kind}_function."
-    )
+        check(f"{kind}_function")

@@ -10,7 +10,7 @@ import itertools
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
@@ -61,49 +61,44 @@ def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
     ]
 
 
-class Drift(NamedTuple):
-    """Compares the variables of the workers' models, of which this worker has one."""
+def compare_weights(
+    workers: Workers, model: Any, callbacks: Sequence[list[str]], when: str
+) -> None:
+    """Raises FitError in every worker if their variables differ by more than rounding.
 
-    workers: Workers
-    model: Any
-    callbacks: Sequence[list[str]]  # the kinds of each worker's callbacks, for the error
-
-    def compare_now(self, when: str) -> None:
-        """Raises FitError in every worker if their variables differ by more than rounding.
-
-        Args:
-            when: such as "after epoch 2".
-        """
-        digest = digest_of(self.model)
-        if len(set(self.workers.exchange(f"compares its weights {when}", digest))) == 1:
-            return
-        call = f"compares the weights {when}"
-        own = [_measure(*each) for each in variables_of(self.model)]
-        told: list[Any] = []
-        for begin in range(0, max(self.workers.exchange(call, len(own))), _VARIABLES):
-            part = self.workers.exchange(call, own[begin : begin + _VARIABLES])
-            told += itertools.zip_longest(*part, fillvalue=_NO_VARIABLE)
-        for column in told:
+    Args:
+        workers: of which this one has one model.
+        model: this worker's.
+        callbacks: the kinds of each worker's callbacks, for the error.
+        when: such as "after epoch 2".
+    """
+    call = f"compares its weights {when}"
+    if len(set(workers.exchange(call, digest_of(model)))) == 1:
+        return
+    own = [_measure(*each) for each in variables_of(model)]
+    for begin in itertools.count(0, _VARIABLES):
+        parts = workers.exchange(call, own[begin : begin + _VARIABLES])
+        if not any(parts):
+            break
+        for column in itertools.zip_longest(*parts, fillvalue=_NO_VARIABLE):
             paths, shapes, shown, values, norms = zip(*column)
-            # Keras numbers the names of layers, so that they may differ.
-            if len(set(shapes)) > 1:
-                self._fail(paths[0], shapes, when)
             # Only floats are rounded: a step counts the same in all workers.
             tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
-            if not np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
-                self._fail(paths[0], shown, when)
-        tell_once(
-            "the workers' weights differ by rounding: their processors compute the same step "
-            "differently. Use nodes of one kind for equal weights"
-        )
-
-    def _fail(self, what: str, values: Sequence[str], when: str) -> None:
-        kinds = [", ".join(own) or "none" for own in self.callbacks]
-        callbacks = f"Callbacks: {self.workers.holders(kinds)}. " if len(set(kinds)) > 1 else ""
-        raise FitError(
-            f"{what} differs from worker to worker {when}: {self.workers.holders(values)}. "
-            f"{callbacks}{REMEDY}"
-        )
+            # Keras numbers the names of layers, so that they may differ.
+            if len(set(shapes)) > 1:
+                shown = shapes
+            elif np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
+                continue
+            kinds = [", ".join(each) or "none" for each in callbacks]
+            others = f"Callbacks: {workers.holders(kinds)}. " if len(set(kinds)) > 1 else ""
+            raise FitError(
+                f"{paths[0]} differs from worker to worker {when}: {workers.holders(shown)}. "
+                f"{others}{REMEDY}"
+            )
+    tell_once(
+        "the workers' weights differ by rounding: their processors compute the same step "
+        "differently. Use nodes of one kind for equal weights"
+    )
 
 
 def _measure(path: str, variable: tf.Variable) -> list[Any]:
@@ -113,8 +108,8 @@ def _measure(path: str, variable: tf.Variable) -> list[Any]:
     and their norm.
     """
     values = variable.numpy().astype(np.float64).ravel()
-    signs = np.random.default_rng(0).integers(0, 2, size=values.size) * 2 - 1
-    projection = float(values @ signs)
+    direction = np.random.default_rng(0).normal(size=values.size)
+    projection = float(values @ direction)
     norm = float(np.linalg.norm(values))
     shown = f"norm {norm:.6g}, projection {projection:.6g}"
     if values.size == 1:
@@ -136,7 +131,7 @@ def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> No
         what = names[0]
         if len(set(names)) > 1:  # the models have other parts
             what = "its model"
-            values = [f"{name} {value}" for name, value in zip(names, values)]
+            values = list(map(" ".join, zip(names, values)))
         raise FitError(
             f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
             "Expected the same program in every worker, with the same data, of which each takes "
@@ -145,38 +140,35 @@ def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> No
         )
 
 
-def callback_of(drift: Drift) -> Any:
-    """Returns a callback for `fit` that comes after all others, so that it sees what they do."""
+def callback_of(workers: Workers, compare: Callable[[str], None]) -> Any:
+    """Returns a callback for `fit` that comes after all others, so that it sees what they do.
+
+    `compare` is `compare_weights` of the model that trains.
+    """
 
     class SlurmResolverCheck(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if self.model.stop_training:
                 place = f"after step {batch + 1} of epoch {reporter.epoch}"
-                drift.workers.exchange(f"stops training {place} (stop_training)", None)
+                workers.exchange(f"stops training {place} (stop_training)", None)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            _end_comparisons(self.model)
-            stops = drift.workers.exchange(
-                f"ends epoch {epoch + 1}", bool(self.model.stop_training)
-            )
-            drift.compare_now(f"after epoch {epoch + 1}")
+            self.on_test_end()  # which `fit` calls only after a validation
+            stops = workers.exchange(f"ends epoch {epoch + 1}", bool(self.model.stop_training))
+            compare(f"after epoch {epoch + 1}")
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)
 
         def on_train_end(self, logs: Any = None) -> None:
-            drift.compare_now("after fit")
+            compare("after fit")
 
         def on_test_end(self, logs: Any = None) -> None:
-            _end_comparisons(self.model)
+            model = self.model
+            for function in (model.train_function, model.test_function, model.predict_function):
+                comparison = getattr(function, "comparison", None)
+                if comparison:
+                    comparison.end()  # the batches may have differed
 
         on_predict_end = on_test_end
 
     return SlurmResolverCheck()
-
-
-def _end_comparisons(model: Any) -> None:
-    """Raises FitError if the batches may have differed; see `Comparison.end`."""
-    for function in (model.train_function, model.test_function, model.predict_function):
-        comparison = getattr(function, "comparison", None)
-        if comparison is not None:
-            comparison.end()

@@ -29,31 +29,33 @@ def listed(callbacks: Any) -> list[Any]:
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
-def writing(callbacks: Any) -> Iterator[tuple[str, str, Any]]:
+def writing(callbacks: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
     """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks
-    for callback in listed(callbacks):
+    for callback in callbacks:
         for kind, attribute in _PATHS.items():
             if isinstance(callback, getattr(known, kind)):
                 yield kind, os.path.abspath(getattr(callback, attribute)), callback
 
 
 @contextlib.contextmanager
-def one_writer(callbacks: Any, workers: Any, paths: Sequence[list[list[str]]]) -> Iterator[None]:
+def one_writer(
+    callbacks: Sequence[Any], workers: Any, paths: Sequence[list[list[str]]]
+) -> Iterator[None]:
     """Lets one worker write each path in the block; `paths` are the kinds and paths of each worker.
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
     same in every worker.
     """
-    earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:
-        for kind, path, callback in list(writing(callbacks)):
-            changed: dict[str, Any] = {}
+        for kind, path, callback in writing(callbacks):
             if kind == "BackupAndRestore":
                 changed = undo.enter_context(one_backup(callback, path, workers))
-            elif [kind, path] in earlier:
+            elif any([kind, path] in told for told in paths[: workers.index]):
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 changed = {_PATHS[kind]: os.path.join(scratch, os.path.basename(path))}
+            else:
+                continue
             for attribute, value in changed.items():
                 undo.callback(setattr, callback, attribute, getattr(callback, attribute))
                 setattr(callback, attribute, value)
@@ -73,13 +75,14 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
     with contextlib.suppress(FileNotFoundError):
         found = Path(path, "training_metadata.json").read_text()
     told = workers.exchange("starts fit with BackupAndRestore", [found, uuid.uuid4().hex])
-    for name, (other, _) in zip(workers.names, told):
-        if other != told[0][0]:
+    backups, tokens = zip(*told)
+    for name, backup in zip(workers.names, backups):
+        if backup != backups[0]:
             raise FitError(
                 f"BackupAndRestore({callback.backup_dir!r}): this folder contains "
-                f"{told[0][0] or 'no backup'} in {workers.names[0]}, and {other or 'no backup'} in "
-                f"{name}. Expected the same backup in all workers: use a folder on a file system "
-                "that all nodes share, or remove it on every node to train from the start."
+                f"{backups[0] or 'no backup'} in {workers.names[0]}, and {backup or 'no backup'} "
+                f"in {name}. Expected the same backup in all workers: use a folder on a file "
+                "system that all nodes share, or remove it on every node to train from the start."
             )
     remove_files = callback.on_train_end
 
@@ -89,22 +92,21 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
 
     changed: dict[str, Any] = {"on_train_end": on_train_end}
     # The file system decides, as no worker knows which others see its folder.
-    claim = os.path.join(path, f".written-by-one-{told[0][1]}")
+    claim = os.path.join(path, f".written-by-one-{tokens[0]}")
     try:
         os.makedirs(claim)
     except FileExistsError:
-        changed[borrowed.SAVE_BACKUP.name] = lambda: None
-        changed["delete_checkpoint"] = False
-        yield changed
-        return
+        changed |= {borrowed.SAVE_BACKUP.name: lambda: None, "delete_checkpoint": False}
     try:
         yield changed
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # the first that ends removes it
             os.rmdir(claim)
 
 
 def make_folder(original: Any, path: Any) -> Any:
     """Makes a folder for a callback, unless another worker was faster."""
-    with contextlib.suppress(FileExistsError):
+    try:
         return original(path)
+    except FileExistsError:
+        return None

@@ -13,7 +13,7 @@ from slurm_resolver.preflight.keras_version import keras_takes_batches
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.configuration import describe_model
-from slurm_resolver.tf.keras.drift import REMEDY, Drift, compare_entries
+from slurm_resolver.tf.keras.drift import REMEDY, compare_entries, compare_weights
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
     TENSORS,
@@ -175,7 +175,7 @@ class StepFunction:
                 return self._predict(data) if isinstance(data, list) else self._take(data, count)
         except (tf.errors.OpError, FitError) as error:
             if DIFFERENCE in str(error):
-                raise FitError(self.comparison.describe(reporter.where())) from error
+                raise FitError(self.comparison.describe()) from error
             if _MISMATCH in str(error):
                 entries = describe_model(self._model)
                 compare_entries(self._strategy.workers, "this step", entries)
@@ -195,9 +195,9 @@ class StepFunction:
         step = self._own_steps = self._own_steps + 1
         if step % _COMPARED and step & (step - 1):
             return
-        Drift(self._strategy.workers, self._model, callbacks=[[]]).compare_now(
-            f"before step {step} of train_on_batch"
-        )
+        # Such a loop has no callbacks.
+        when = f"before step {step} of train_on_batch"
+        compare_weights(self._strategy.workers, self._model, callbacks=[[]], when=when)
 
     def _predict(self, batches: list[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""

@@ -8,7 +8,6 @@ import pickle
 import random
 import signal
 import zlib
-from collections.abc import Mapping
 from typing import Any, Callable, Literal
 
 import numpy as np
@@ -108,7 +107,7 @@ class MultiWorkerMirroredStrategy(
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers)
-            _replace(self.extended, borrowed.CREATE_VARIABLE, self._create_together)
+            _replace(self.extended, borrowed.CREATE_VARIABLE, self.workers.make)
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
@@ -116,19 +115,6 @@ class MultiWorkerMirroredStrategy(
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
-
-    def _create_together(self, create: Method, *args: Any, **kwargs: Any) -> Any:
-        """Makes a variable, which takes the first worker's value in all of them.
-
-        TensorFlow would wait without end if one worker alone made it.
-        """
-        if not tf.distribute.in_cross_replica_context():
-            return create(*args, **kwargs)  # in a step, which all workers take
-        return self.workers.make(
-            f"makes the variable {kwargs.get('name')!r} in strategy.scope()",
-            functools.partial(_describe_variable, kwargs),
-            functools.partial(create, *args, **kwargs),
-        )
 
     def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a function in each replica, as TensorFlow's class does; see its arguments.
@@ -155,13 +141,6 @@ def _check_job(resolver: Any) -> None:
             "worker, which train. Evaluate there alone, without a strategy: "
             "if resolver.task_type == 'evaluator': …"
         )
-
-
-def _describe_variable(given: Mapping[str, Any]) -> str:
-    """Returns the name, type and shape of a variable, given the arguments of `tf.Variable`."""
-    value = given["initial_value"]
-    value = tf.convert_to_tensor(value() if callable(value) else value)
-    return f"{given.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
 
 
 def _replace(extended: Any, name: borrowed.Name, replacement: Method) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,14 +34,32 @@ class Origin(enum.IntEnum):
 def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
     definition = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
-    graph = _Graph(
-        nodes={node.name: node for node in definition.node},
-        functions={each.signature.name: each for each in definition.library.function},
-    )
+    nodes = {node.name: node for node in definition.node}
+    functions = {each.signature.name: each for each in definition.library.function}
+
+    def origins_of(name: str) -> list[Origin]:
+        """Returns the origins of the tensors of the elements of a dataset's node.
+
+        It is empty for another node.
+        """
+        node = nodes[name.lstrip("^").split(":")[0]]
+        given = [origins_of(one) for one in node.input]  # [] for a tensor, which is equal
+        if "MapDataset" in node.op:
+            captured = [min(one, default=Origin.EQUAL) for one in given[1:]]
+            function = functions[node.attr["f"].func.name]
+            return _origins_of_results(function, [*given[0], *captured], functions)
+        # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
+        found = [origin for one in given for origin in one]
+        count = len(node.attr["output_shapes"].list.shape)
+        if len(found) != count:
+            found = [min(found, default=Origin.EQUAL)] * count
+        own = _lowest(node, functions)
+        return [min(own, origin) for origin in found]
+
     count = len(tf.nest.flatten(dataset.element_spec))
     for node in definition.node:
         if node.op == "_Retval":
-            found = graph.origins_of(node.input[0])
+            found = origins_of(node.input[0])
             if len(found) == count:
                 return found
     # A graph may be too large to be read (2 GiB); a dataset may hide its tensors.
@@ -57,61 +75,38 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
         return b""
 
 
-class _Graph(NamedTuple):
-    """The nodes and functions of a GraphDef, by name."""
+def _origins_of_results(
+    function: Any, given: list[Origin], functions: Mapping[str, Any]
+) -> list[Origin]:
+    """Returns the origins of a function's results, given those of its arguments."""
+    names = (argument.name for argument in function.signature.input_arg)
+    known: dict[str, Origin] = dict(zip(names, given))
+    nodes = {node.name: node for node in function.node_def}
 
-    nodes: Mapping[str, Any]
-    functions: Mapping[str, Any]
+    def origin_of(tensor: str) -> Origin:
+        source = tensor.split(":")[0]
+        if source in nodes and source not in known:
+            node = nodes[source]
+            known[source] = Origin.EQUAL  # ends a loop
+            needed = (origin_of(one) for one in node.input if not one.startswith("^"))
+            known[source] = min([_lowest(node, functions), *needed])
+        # It may be an argument that the dataset's nodes do not show.
+        return known.get(source, Origin.PYTHON)
 
-    def origins_of(self, name: str) -> list[Origin]:
-        """Returns the origins of the tensors of the elements of a dataset's node."""
-        node = self.nodes[name]
-        count = len(node.attr["output_shapes"].list.shape)
-        datasets = [
-            given
-            for given in node.input
-            if given in self.nodes and "output_shapes" in self.nodes[given].attr
-        ]
-        found = [origin for given in datasets for origin in self.origins_of(given)]
-        if "MapDataset" in node.op and len(datasets) == 1:
-            captured = [Origin.EQUAL] * (len(node.input) - 1)
-            return self._of_function(node.attr["f"].func.name, [*found, *captured])
-        # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
-        if len(found) != count:
-            found = [min(found, default=Origin.EQUAL)] * count
-        own = self._lowest(node)
-        return [min(own, origin) for origin in found]
+    return [origin_of(function.ret[out.name]) for out in function.signature.output_arg]
 
-    def _of_function(self, name: str, given: list[Origin]) -> list[Origin]:
-        """Returns the origins of a function's results, given those of its arguments."""
-        function = self.functions[name]
-        names = (argument.name for argument in function.signature.input_arg)
-        known: dict[str, Origin] = dict(zip(names, given))
-        nodes = {node.name: node for node in function.node_def}
 
-        def origin_of(tensor: str) -> Origin:
-            source = tensor.split(":")[0]
-            if source in nodes and source not in known:
-                node = nodes[source]
-                known[source] = Origin.EQUAL  # ends a loop
-                needed = (origin_of(one) for one in node.input if not one.startswith("^"))
-                known[source] = min([self._lowest(node), *needed])
-            # It may be an argument that the dataset's nodes do not show.
-            return known.get(source, Origin.PYTHON)
-
-        return [origin_of(function.ret[out.name]) for out in function.signature.output_arg]
-
-    def _lowest(self, node: Any) -> Origin:
-        """Returns the lowest origin of a node and of those in the functions that it calls."""
-        if _RANDOM.search(node.op):
-            return Origin.RANDOM
-        own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
-        # Datasets and branches are among the functions that it calls.
-        called = [
-            self.functions[given.name]
-            for value in node.attr.values()
-            for given in (value.func, *value.list.func)
-            if given.name in self.functions
-        ]
-        inner = (self._lowest(one) for function in called for one in function.node_def)
-        return min([own, *inner])
+def _lowest(node: Any, functions: Mapping[str, Any]) -> Origin:
+    """Returns the lowest origin of a node and of those in the functions that it calls."""
+    if _RANDOM.search(node.op):
+        return Origin.RANDOM
+    own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
+    # Datasets and branches are among the functions that it calls.
+    inner = [
+        _lowest(one, functions)
+        for value in node.attr.values()
+        for given in (value.func, *value.list.func)
+        if given.name in functions
+        for one in functions[given.name].node_def
+    ]
+    return min([own, *inner])

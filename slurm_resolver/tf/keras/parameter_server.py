@@ -29,8 +29,6 @@ _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
 
-DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
-
 
 class ParameterServerStrategy(
     tf.distribute.ParameterServerStrategy  # type: ignore[misc]
@@ -90,7 +88,7 @@ class ParameterServerStrategy(
             )
         with start.starting_together(cluster_resolver, start_timeout, _JOBS):
             super().__init__(cluster_resolver, variable_partitioner)
-        self.num_workers = len(cluster_resolver.cluster_spec().job_tasks("worker"))
+        self.num_workers = cluster_resolver.cluster_spec().num_tasks("worker")
         prepare(self)
 
     def make_function(self, model: Any, kind: str) -> Any:
@@ -103,7 +101,9 @@ class ParameterServerStrategy(
         return dataset
 
     def distribute_datasets_from_function(
-        self, dataset_fn: DatasetFunction, options: Any | None = None
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        options: Any | None = None,
     ) -> Any:
         """Returns a dataset that each worker makes and reads for itself, for `fit`.
 
@@ -123,28 +123,27 @@ class ParameterServerStrategy(
         )
         is_finite = int(data.cardinality()) >= 0
 
-        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset_fn(context).repeat() if is_finite else dataset_fn(context)
+        def of_one(context: Any) -> Any:
+            return dataset_fn(context).repeat(None if is_finite else 1)
 
         @functools.cache
         def of_workers() -> Any:  # continues from one epoch to the next
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
             return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
 
-        def changing(name: str) -> Callable[..., Any]:
-            return lambda *args, **kwargs: self.distribute_datasets_from_function(
+        def change(name: str, *args: Any, **kwargs: Any) -> Any:
+            return self.distribute_datasets_from_function(
                 lambda context: getattr(dataset_fn(context), name)(*args, **kwargs), options
             )
 
         data.of_workers = of_workers
         for name in ("map", "prefetch"):  # which Keras calls for `class_weight`
-            setattr(data, name, changing(name))
+            setattr(data, name, functools.partial(change, name))
         return data
 
 
 def check_model(strategy: Any, model: Any) -> None:
     """Raises KerasError for a model that cannot be trained in this way."""
-    partitioned = [each.path for each in model.variables if not hasattr(each.value, "handle")]
     if model.run_eagerly:
         raise KerasError(
             "run_eagerly=True under ParameterServerStrategy: only compiled functions can be sent "
@@ -155,11 +154,12 @@ def check_model(strategy: Any, model: Any) -> None:
             f"ParameterServerStrategy with {strategy.num_replicas_in_sync} GPUs in each worker, on "
             "which Keras 3 cannot train; expected one: start a task for each GPU."
         )
-    if partitioned:
-        raise KerasError(
-            f"the variable {partitioned[0]} is partitioned, which Keras 3 cannot train. Leave out "
-            "variable_partitioner, or use tf_keras or your own loop."
-        )
+    for variable in model.variables:
+        if not hasattr(variable.value, "handle"):
+            raise KerasError(
+                f"the variable {variable.path} is partitioned, which Keras 3 cannot train. Leave "
+                "out variable_partitioner, or use tf_keras or your own loop."
+            )
 
 
 @contextlib.contextmanager

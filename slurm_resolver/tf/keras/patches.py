@@ -20,7 +20,7 @@ import wrapt
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics, strategies
-from slurm_resolver.tf.keras.agreement import SCOPE, call_on_batch, call_together
+from slurm_resolver.tf.keras.agreement import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function
 from slurm_resolver.tf.keras.file_callbacks import make_folder
 from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
@@ -49,10 +49,8 @@ def _patch(keras: Any) -> None:
             _wrap(keras.Model, name, _refuse_backend)
         return
     # All workers do the same, and fail together. Always necessary.
-    for name in _CALLS:
+    for name in (*_CALLS, *_CALLS_ON_BATCH):
         _wrap(keras.Model, name, functools.partial(call_together, name))
-    for name in _CALLS_ON_BATCH:
-        _wrap(keras.Model, name, functools.partial(call_on_batch, name))
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
     if not keras_problem(keras.__version__) and not borrowed.fit_problem():
         _patch_models()

@@ -22,12 +22,12 @@ from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.keras.drift import digest_of
 from slurm_resolver.tf.progress import reporter
 
+Method = Callable[..., Any]
+
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 
 
-def save_once(
-    save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
-) -> Any:
+def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function of Keras that saves a model, in one of the workers that save to a path."""
     local = isinstance(filepath, (str, os.PathLike)) and os.path.isdir(
         os.path.dirname(os.path.realpath(filepath))
@@ -37,12 +37,12 @@ def save_once(
     # The workers do not wait for an incomplete save of an earlier start.
     identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving():
-        write_once(os.fspath(filepath), identity, lambda path: save(model, path, *args, **kwargs))
+        write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs))
     return None
 
 
 @functools.cache
-def attributes_to_skip(find: Callable[[str], set[str]], kind: str) -> set[str]:
+def attributes_to_skip(find: Method, kind: str) -> Any:
     """Returns which attributes of a kind of object, such as "Optimizer", Keras does not save.
 
     To list them, Keras makes an object of that kind, and its variables, at each save and load. In a
@@ -51,7 +51,7 @@ def attributes_to_skip(find: Callable[[str], set[str]], kind: str) -> set[str]:
     return call_outside(functools.partial(find, kind))
 
 
-def write_once(path: str, identity: str, write: Callable[[str], object]) -> None:
+def write_once(path: str | os.PathLike[str], identity: str, write: Method) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
     `write` gets a path of the same name in another folder. The file or new folder is then moved in
@@ -67,23 +67,24 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
         if waited and _state(path) not in (None, before):
             return
         write(os.path.join(scratch, name))
-        # Other files, such as the parts of a divided file, come first.
-        for made in sorted(os.listdir(scratch), key=lambda made: made == name):
-            _move(os.path.join(scratch, made), os.path.join(folder, made))
+        _move(scratch, folder, last=name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _take(scratch: str, path: str) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it."""
-    seen: Any = None
+    seen = None
     since = time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(scratch)  # asks the file server itself; stat may be answered from a cache
             return seen is not None
-        files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
-        states = [_state(file) for file in files]
+        states = [
+            _state(os.path.join(parent, name))
+            for parent, _, files in os.walk(scratch)
+            for name in files
+        ]
         if states != seen:
             seen = states
             since = time.monotonic()
@@ -97,16 +98,23 @@ def _take(scratch: str, path: str) -> bool:
 
 def _state(path: str) -> tuple[int, ...] | None:
     """Returns values that change when a file or folder is replaced; None if it does not exist."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         found = os.stat(path)
-        return found.st_ino, found.st_mtime_ns, found.st_size
-    return None
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _move(new: str, old: str) -> None:
-    """Replaces a file, or the files of a folder, by new ones."""
+def _move(new: str, old: str, last: str) -> None:
+    """Replaces a file, or the files of a folder, by new ones.
+
+    Folders come first, then files, such as the parts of a divided file, and then `last`.
+    """
     if os.path.isdir(new) and os.path.isdir(old):
-        for name in sorted(os.listdir(new), key=lambda name: not os.path.isdir(f"{new}/{name}")):
-            _move(os.path.join(new, name), os.path.join(old, name))
+        for name in sorted(
+            os.listdir(new),
+            key=lambda name: (name == last, os.path.isfile(os.path.join(new, name))),
+        ):
+            _move(os.path.join(new, name), os.path.join(old, name), last)
     else:
         os.replace(new, old)
