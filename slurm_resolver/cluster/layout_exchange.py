@@ -38,8 +38,8 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     """
     nodes, counts = nodes_and_counts(step)
     name = identity_of(step).replace(" ", "-")
-    known = _left_by_earlier_call(step, name)
-    if known is None:
+    left_by, _, text = (step.exchanged_layout or "").partition(" ")
+    if left_by != name:  # no earlier call in this start of the step has left an answer
         port = choose_ports(step, max(counts), options.port_base).meeting_port
         hosts = find_hosts(step, nodes, sum(counts), options)
         service = find_service(step, sum(counts), port, hosts)
@@ -49,16 +49,15 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
                 (step.node_name, step.node_id),
                 options.meeting_seconds,
             )
-            known = _layout_from_places(places, nodes, counts)
+            text = json.dumps(_layout_from_places(places, nodes, counts))
         except RendezvousError as error:
             raise LayoutError(
                 "the variables do not say where the ranks of this step run, and the tasks could "
                 f"not tell each other: {error}"
             ) from error
-        text = json.dumps(known)
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
-    names, node_of = known
+    names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
@@ -72,15 +71,6 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
         "rendezvous",
         ranks_of_components(components, dict(zip(nodes, counts))),
     )
-
-
-def _left_by_earlier_call(step: SlurmStep, name: str) -> Known | None:
-    """Returns the answer of an earlier call in this start of the step; None if there is none."""
-    found, _, text = (step.exchanged_layout or "").partition(" ")
-    if found != name:
-        return None
-    names, node_of = json.loads(text)
-    return names, node_of
 
 
 def _layout_from_places(

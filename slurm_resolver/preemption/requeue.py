@@ -170,9 +170,10 @@ def _slurm_requeues(job: scontrol.Fields, seconds_left: Callable[[], float]) -> 
     if version < _FIRST_THAT_REQUEUES:
         return False
     if config.get("PreemptType") == "preempt/qos":
-        chosen = scontrol.show_qos(job.get("QOS", ""), seconds_left())
+        what = ["assoc_mgr", f"qos={job.get('QOS', '')}", "flags=qos"]
     else:
-        chosen = scontrol.show_partition(job.get("Partition", ""), seconds_left())
+        what = ["partition", job.get("Partition", "")]
+    chosen = scontrol.show(*what, timeout=seconds_left())[0]
     mode = chosen.get("PreemptMode", "OFF")
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")

@@ -81,12 +81,12 @@ def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, 
     ref = step.job_name or ""
     try:
         job = show_job(ref, timeout)
-        is_own = job.get("JobId", own) == own
     except OSError as error:
-        is_own = ref == own or "Invalid job id" not in str(error)
-        if is_own:
+        if ref == own or "Invalid job id" not in str(error):
             raise
-    if not is_own:  # the array's variables are those of the job that has submitted this one
+        job = {"JobId": "no longer known"}
+    if job.get("JobId", own) != own:
+        # The array's variables are those of the job that has submitted this one.
         ref = own
         job = show_job(ref, timeout)
     return JobRef(ref), job
@@ -98,7 +98,7 @@ def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Fields:
     Of a job array, whose id Slurm shows all tasks for, it is the task whose own id it is, as for
     ``srun --jobid``.
     """
-    jobs = _show("job", job_id, timeout=timeout)
+    jobs = show("job", job_id, timeout=timeout)
     return next((job for job in jobs if job.get("JobId") == job_id), jobs[0])
 
 
@@ -120,16 +120,6 @@ def is_preempted(job: Mapping[str, str]) -> bool:
     return job.get("PreemptTime", "") not in UNSET
 
 
-def show_partition(name: str, timeout: float) -> Fields:
-    """Returns the fields of a partition by name."""
-    return _show("partition", name, timeout=timeout)[0]
-
-
-def show_qos(name: str, timeout: float) -> Fields:
-    """Returns the fields of a quality of service by name, as the controller keeps them."""
-    return _show("assoc_mgr", f"qos={name}", "flags=qos", timeout=timeout)[0]
-
-
 def show_nodes(field: str, nodes: str, timeout: float = TIMEOUT_SECONDS) -> dict[str, str]:
     """Returns a field of each node of a host list that has it, by the node's name.
 
@@ -138,7 +128,7 @@ def show_nodes(field: str, nodes: str, timeout: float = TIMEOUT_SECONDS) -> dict
     """
     return {
         node["NodeName"]: node[field]
-        for node in _show("node", nodes, timeout=timeout)
+        for node in show("node", nodes, timeout=timeout)
         if node.get(field, "") not in UNSET
     }
 
@@ -151,7 +141,7 @@ def show_steps(job: Fields) -> list[Fields]:
     steps = []
     for id in ids:
         try:
-            steps += _show("step", id)
+            steps += show("step", id)
         except OSError as error:
             if "not found" not in str(error):
                 raise
@@ -168,7 +158,7 @@ def batch_script(job: JobRef) -> str:
     return run("scontrol", "write", "batch_script", job, "-")
 
 
-def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
+def show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
     """Returns the fields of each record that ``scontrol show`` prints.
 
     Of fields with the same name the first one counts, as free text comes last.

@@ -76,7 +76,7 @@ def test_the_id_of_a_job_means_no_other(real_slurm: SlurmCluster, tmp_path: Path
     (tmp_path / "program").write_text(OWN_JOB)
     (tmp_path / "job").write_text(ARRAY)
     real_slurm.run("sbatch --wait -J array --array=3-4 -n1 job", cwd=tmp_path)
-    found = {path.name[3:]: path.read_text() for path in tmp_path.glob("of-*")}
-    assert len(found) == 4
-    for name, text in found.items():
-        assert text == f"{name} {name}.batch {name}.0\n"
+    files = list(tmp_path.glob("of-*"))
+    assert len(files) == 4
+    for name in [path.name[3:] for path in files]:
+        assert (tmp_path / f"of-{name}").read_text() == f"{name} {name}.batch {name}.0\n"

@@ -20,37 +20,29 @@ from slurm_resolver.slurm.step import SlurmStep
         ("slurmstepd: [42+1.3]", ("42+1", "3"), True),
         ("slurmstepd: [42.batch]  ", ("42", "batch"), False),
         ("/usr/sbin/slurmstepd", (None, None), True),
+        # /proc hides slurmstepd
+        ("5:devices:/slurm_n9/uid_0/job_42/step_0/task_1", ("42", "0"), True),
+        ("0::/system.slice/slurmstepd.scope/job_42/step_batch/user", ("42", "batch"), False),
+        ("0::/user.slice", (None, None), False),
     ],
 )
-def test_the_title_of_slurmstepd_tells_the_step(
+def test_the_title_of_slurmstepd_or_a_cgroup_tells_the_step(
     monkeypatch: pytest.MonkeyPatch,
     title: str,
     expected: tuple[str | None, str | None],
     is_in_step: bool,
 ) -> None:
-    chain = {"stat": "5 (slurmstepd) S 1 5 5", "cmdline": title}
-    monkeypatch.setattr(ancestors, "read_proc", lambda path: chain[path.rpartition("/")[2]])
+    files = dict.fromkeys(["/proc/1/cmdline", "/proc/self/cgroup"], title)
+    files[f"/proc/{os.getpid()}/stat"] = "5 (python) S 1 5 5"
+    is_seen = ":/" not in title
+    if is_seen:
+        files["/proc/1/stat"] = "1 (slurmstepd) S 0 1 1"
+    monkeypatch.setattr(ancestors, "read_proc", lambda path: files.get(path, ""))
     found = find_ancestors(None)
     assert (found.job_id, found.step_id) == expected
     assert found.is_in_step is is_in_step
-    assert found.complete
-
-
-@pytest.mark.parametrize(
-    ("group", "expected"),
-    [
-        ("5:devices:/slurm_n9/uid_0/job_42/step_0/task_1", ("42", "0", True, False)),
-        ("0::/system.slice/slurmstepd.scope/job_42/step_batch/user", ("42", "batch", False, False)),
-        ("0::/user.slice", (None, None, False, True)),
-    ],
-)
-def test_a_cgroup_tells_the_step_where_proc_hides_the_parents(
-    monkeypatch: pytest.MonkeyPatch, group: str, expected: tuple[object, ...]
-) -> None:
-    files = {f"/proc/{os.getpid()}/stat": "5 (python) S 4 5 5", "/proc/self/cgroup": group}
-    monkeypatch.setattr(ancestors, "read_proc", lambda path: files.get(path, ""))
-    found = find_ancestors(None)
-    assert (found.job_id, found.step_id, found.is_in_step, found.hidden) == expected
+    assert found.complete is is_seen
+    assert found.hidden is ("user.slice" in title)
 
 
 OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
