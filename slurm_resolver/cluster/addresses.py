@@ -6,7 +6,6 @@ import functools
 import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -121,14 +120,15 @@ def make_addresses(
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of
-    if len(set(host_of)) < len(host_of):
-        host = Counter(host_of).most_common(1)[0][0]
-        first, second = [node for node, other in enumerate(host_of) if other == host][:2]
-        raise AddressError(
-            f"node_address gives ranks {node_of.index(first)} and {node_of.index(second)} on the "
-            f"nodes {layout.nodes[first]} and {layout.nodes[second]} the same address, "
-            f"{host}{port_of[0]}; expected a different host for every node."
-        )
+    first_with: dict[str, int] = {}
+    for second, host in enumerate(host_of):
+        first = first_with.setdefault(host, second)
+        if first != second:
+            raise AddressError(
+                f"node_address gives ranks {node_of.index(first)} and {node_of.index(second)} on "
+                f"the nodes {layout.nodes[first]} and {layout.nodes[second]} the same address, "
+                f"{host}{port_of[0]}; expected a different host for every node."
+            )
     return {
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()

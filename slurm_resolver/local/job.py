@@ -122,7 +122,10 @@ class _Step:
         SIGCHLD says that a task has ended.
         """
         if number == signal.SIGCHLD:
-            self._find_ended_tasks()
+            for rank in sorted(self._running):
+                status = self._processes[rank].poll()
+                if status is not None:
+                    self._on_task_end(rank, status if status >= 0 else 128 - status)
         elif number == signal.SIGUSR1:
             self._send(self._running, number)
         elif number == signal.SIGUSR2:
@@ -155,12 +158,6 @@ class _Step:
         self._processes.append(process)
         self._running.add(rank)
         output.copy(rank, process, file)
-
-    def _find_ended_tasks(self) -> None:
-        for rank in sorted(self._running):
-            status = self._processes[rank].poll()
-            if status is not None:
-                self._on_task_end(rank, status if status >= 0 else 128 - status)
 
     def _set_timers(self, elapsed: float) -> None:
         options = self._options
