@@ -211,7 +211,8 @@ class SlurmStep:
             is_component=several and is_component(step.node_name, step.name),
         )
         origin = step.ancestors
-        if origin.is_in_step or (origin.job_id, step.place) != (step.job_id, "step"):
+        is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
+        if step.place != "step" or not is_script:
             return step
         # The batch file of a job that was submitted from inside a step inherits its variables.
         return step.replace(step_id=origin.step_id, num_tasks=None)
