@@ -64,14 +64,6 @@ def test_ways_to_start_it(real_slurm: SlurmCluster, tmp_path: Path, name: str) -
     assert sorted(real_slurm.run(command, cwd=tmp_path).stdout.splitlines()) == expected
 
 
-def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    (tmp_path / "script").write_text(f"#!/bin/bash\n{EXEC} -- true; echo $?\n")
-    real_slurm.run(f"sbatch --wait -w n9 -n2 -o {tmp_path}/out {tmp_path}/script")
-    output = (tmp_path / "out").read_text()
-    assert "srun did not start it" in output
-    assert output.endswith("\n2\n")
-
-
 def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """Otherwise the other programs would wait forever for the missing one."""
     script = f'[ "$SLURM_PROCID" != 2 ] || set -- no-such; {EXEC} --wait 12 -- "$@"'

@@ -103,9 +103,10 @@ def test_a_variable_that_slurm_has_not_set(
     visible: str | None, step_gpus: str, caplog: Logged
 ) -> None:
     gpus = decide(visible, 1, 4, step_gpus=step_gpus, gpus_on_node=4)
-    apply_gpus(gpus, SlurmStep(rank=1), {})
-    said = f"CUDA_VISIBLE_DEVICES={visible}, but Slurm shows this task SLURM_STEP_GPUS={step_gpus}"
-    assert (said in caplog.text) == ((visible, step_gpus) in CONFLICTS)
+    apply_gpus(gpus, SlurmStep(), {})
+    assert ("something sets CUDA_VISIBLE_DEVICES" in caplog.text) == (
+        (visible, step_gpus) in CONFLICTS
+    )
 
 
 @pytest.mark.parametrize(
