@@ -1,4 +1,4 @@
-"""Every private name of Keras and TensorFlow that this package uses, in one table.
+"""Every private name of Keras, TensorFlow and Python that this package uses, in one table.
 
 A new version of Keras or TensorFlow may change such a name without notice. All names that `fit`
 needs are resolved before the first of them is replaced. If one is missing, nothing is replaced, and
@@ -292,6 +292,8 @@ WATCH_KEY = tensorflow:
     distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)
 # Without it, a resolver that comes too late to set the GPUs does not warn.
 PHYSICAL_DEVICES = tensorflow.python.eager.context:Context()._physical_devices
+# Without it, functions of atexit that are older than this package's do not run after a save.
+RUN_AT_EXIT = atexit:_run_exitfuncs
 # Without it, experimental_connect_to_cluster waits without end for servers that nobody starts.
 SET_SERVER_DEF = tensorflow.python.eager.context:set_server_def(server_def)
 # Without these, a coordinator that has lost a worker may not end.

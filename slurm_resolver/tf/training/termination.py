@@ -30,6 +30,7 @@ from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.keras import borrowed
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
 # to learn how all exit.
@@ -209,8 +210,10 @@ def _leave(status: int) -> None:
     abort, which would change the status.
     """
     atexit.unregister(_leave)
+    run_all = borrowed.RUN_AT_EXIT.find()
     try:
-        atexit._run_exitfuncs()
+        if run_all:
+            run_all()
     finally:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
