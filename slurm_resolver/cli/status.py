@@ -133,13 +133,14 @@ def _print(workers: list[Worker], as_json: bool) -> None:
     if not workers:
         print("no worker has created its strategy yet", flush=True)
         return
-    lines = ["", *filter(None, (describe_epoch(slow or workers[0]), advise(workers)))]
+    lines = [describe_epoch(slow or workers[0]), advise(workers)]
     if slow:
         share = min(1.0, _outside_of_steps(slow))
         lines.append(
             f"slowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
         )
-    print("\n".join([table(workers), *(lines if lines[1:] else [])]), flush=True)
+    below = "\n".join(filter(None, lines))
+    print(table(workers) + (f"\n\n{below}" if below else ""), flush=True)
 
 
 def describe_epoch(worker: Worker) -> str:

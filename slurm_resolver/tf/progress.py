@@ -76,7 +76,10 @@ class Reporter:
         now = time.monotonic()
         if self.phase == phases.DATA:
             self._waited += now - self._since
-        self._spend(now)
+        if self.stage == phases.VALIDATION:
+            self._spent[phases.VALIDATION] += now - self._since
+        elif self.stage == phases.TRAINING:
+            self._spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
         if stage is not None:
             self._count_graphs()
             self.stage = stage
@@ -84,13 +87,6 @@ class Reporter:
             self._ended = 0.0
         self.phase = phase
         self._since = now
-
-    def _spend(self, now: float) -> None:
-        """Adds the time since the phase began to what it was spent with."""
-        if self.stage == phases.VALIDATION:
-            self._spent[phases.VALIDATION] += now - self._since
-        elif self.stage == phases.TRAINING:
-            self._spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
 
     def _count_graphs(self) -> None:
         """Counts as waiting what the graphs of steps have waited for data since the last call."""
