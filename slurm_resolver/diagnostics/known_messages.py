@@ -414,6 +414,7 @@ cause = NCCL, which adds up the gradients on GPUs, failed. The lines with NCCL W
 remedy = Run it with NCCL_DEBUG=WARN. Without NCCL, the gradients use the slower gRPC: give the
     strategy tf.distribute.experimental.CommunicationOptions with implementation=RING
 pattern = NCCL: |unhandled (?:system|cuda) error|NCCL WARN Cuda failure
+hides = task-crashed
 
 [no-gpu]
 cues = CUDA_ERROR_NO_DEVICE|no CUDA-capable device
@@ -575,6 +576,13 @@ remedy =
 pattern = ${cancelled} DUE TO JOB REQUEUE \*
 kind = hidden
 hides = hidden effect end
+
+[interrupted]
+cues = KeyboardInterrupt
+cause = The task was interrupted: by Ctrl-C in srun's terminal, or by scancel --signal=INT.
+remedy = If nobody did so, look at what was written before it.
+pattern = ^(?: *\d{1,7}: ?)?KeyboardInterrupt
+kind = effect
 
 [time-limit]
 cues = DUE TO TIME LIMIT
