@@ -243,6 +243,20 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
     assert train(folder) == END
 
 
+@pytest.mark.parametrize(
+    "name", ["slurm_resolver.owner", "checkpoint.tmp1", "ckpt-9_temp", "ckpt-5.data-00000-of-00001"]
+)
+def test_nothing_behind_a_link_changes(folder: Path, name: str, tmp_path: Path) -> None:
+    cut(folder / DATA)  # the next save is the fifth
+    (folder / name).unlink(missing_ok=True)
+    outside = tmp_path / "outside"
+    (outside / "kept").mkdir(parents=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(ResumeError, match=f"{name} is a symbolic link"):
+        train(folder)
+    assert files(outside) == ["kept"]
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, cut])
 def test_checkpoints_are_found_without_the_file_that_lists_them(folder: Path, damage: Any) -> None:
     damage(folder / "checkpoint")

@@ -5,6 +5,9 @@ It stays in the folder, and the next older one is used.
 
 A file in the folder names the training that it belongs to. A new job with the same model continues
 the training. Another task of a job array must not, and two jobs must not save at the same time.
+
+Others may write to the folder, too. A symbolic link where a save writes is an error: nothing
+outside the folder changes.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import tempfile
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,6 +28,7 @@ from slurm_resolver.tf.training.termination import SavingRanks
 
 POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
+_UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"  # the files of an interrupted save
 _PURPOSE = "the restore"
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 
@@ -34,6 +40,7 @@ class CheckpointFolder:
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
         self.directory = directory
+        self._is_local = "://" not in directory  # else TensorFlow has a file system for it
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._max_to_keep = max_to_keep
@@ -58,9 +65,9 @@ class CheckpointFolder:
         path = self._restore_first(self._find_names(), complete)
         self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
         if self._ranks.leads:
-            with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
+            with self._open_owner("w") as file:
                 file.write(self._owner)
-            self._remove_unfinished()
+            self._remove(_UNFINISHED)
             self._manager = tf.train.CheckpointManager(
                 self._checkpoint, self.directory, self._max_to_keep
             )
@@ -89,14 +96,22 @@ class CheckpointFolder:
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
+        link = self._find_link(f"{_OWNER}|{_UNFINISHED}")
+        if link:
+            return link
         try:
             tf.io.gfile.makedirs(self.directory)
-            with tf.io.gfile.GFile(self._path(_OWNER), "a") as file:
+            with self._open_owner("a") as file:
                 file.write("")
-        except tf.errors.OpError as error:
+        except _CANNOT_WRITE as error:
             expected = "expected a folder to write checkpoints to"
             return f"{self.directory!r}: {_first_line(error)}; {expected}."
         found = self._read_owner()
+        if not re.match(r"job |task |a training |$", found):  # it may be a hard link
+            return (
+                f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
+                "written. Remove it."
+            )
         own = self._ranks.step.array_task_id
         task = re.match(r"task (\S+) of", found)
         if task is None or own in (None, task[1]):
@@ -186,14 +201,22 @@ class CheckpointFolder:
                 "training. This one stops, so that the two do not mix. Give each training its own "
                 "folder."
             )
+        number = int(self._checkpoint.save_counter.numpy()) + 1
+        written = rf"ckpt-{number}(_temp|\..*)"
+        link = self._find_link(written)
+        if link:
+            raise ResumeError(link)
+        self._remove(written)
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
         logger = tf.get_logger()
         logger.disabled, before = True, logger.disabled
         try:
+            if self._is_local:
+                os.mkdir(self._path(f"ckpt-{number}_temp"), 0o700)  # which TensorFlow fills
             return str(self._manager.save())
         except Exception:
-            self._remove_unfinished()
+            self._remove(_UNFINISHED)
             raise
         finally:
             logger.disabled = before
@@ -208,10 +231,22 @@ class CheckpointFolder:
             for one in variables
         )
 
-    def _remove_unfinished(self) -> None:
-        """Removes the files of an interrupted save."""
-        for path in map(self._path, self._list(r"ckpt-.*_temp|checkpoint\.tmp.*")):
-            (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+    def _find_link(self, pattern: str) -> str:
+        """Returns why nothing can be written to these names: one is a symbolic link; else ''."""
+        for path in map(self._path, self._list(pattern)):
+            if os.path.islink(path):
+                return f"{path} is a symbolic link, through which a save would write: remove it."
+        return ""
+
+    def _remove(self, pattern: str) -> None:
+        """Removes files and folders, and nothing behind a link."""
+        for path in map(self._path, self._list(pattern)):
+            if not self._is_local:
+                (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+            elif os.path.isdir(path):
+                shutil.rmtree(path)  # which refuses a link
+            else:
+                os.remove(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -220,12 +255,22 @@ class CheckpointFolder:
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:
-        with contextlib.suppress(tf.errors.OpError), tf.io.gfile.GFile(self._path(_OWNER)) as file:
-            return str(file.read())
+        with contextlib.suppress(*_CANNOT_WRITE), self._open_owner("r") as file:
+            return str(file.read(1000))
         return ""
+
+    def _open_owner(self, mode: str) -> Any:
+        path = self._path(_OWNER)
+        if self._is_local:
+            return open(path, mode, errors="replace", opener=_open_no_link)
+        return tf.io.gfile.GFile(path, mode)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _first_line(error: Exception) -> str:
