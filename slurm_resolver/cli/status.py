@@ -235,7 +235,7 @@ def _ask(address: ServiceAddress) -> Message:
         if "refused" in answer:
             raise WireError(str(answer["refused"]))
         sock.sendall(encode({}))
-        return wire.read(lines, wire.MOST_ANSWER_BYTES)
+        return wire.read(lines)
 
 
 def slowest(workers: list[Worker]) -> Worker | None:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.wire import (
-    MOST_ANSWER_BYTES,
     MOST_BYTES,
     Message,
     WireError,
@@ -237,7 +236,7 @@ class Client:
                 self._send(message)
             self._changed.notify_all()
         while not self._has_ended:
-            message = read(lines, MOST_ANSWER_BYTES)
+            message = read(lines)
             self._has_ended = "closing" in message
             self._dispatch(message)
 
@@ -257,6 +256,8 @@ class Client:
             if now - self._lost_at <= self.address.grace:
                 return
             why = f"its node has not answered for {self.address.grace:g} s"
+            if isinstance(error, (ConnectionError, WireError)):  # something answers
+                why = f"it has not been reached for {self.address.grace:g} s: {self.problem}"
         self._lost_at = None
         self._has_ended = True
         for name in pending:

@@ -47,8 +47,14 @@ from slurm_resolver.coordination.wire import (
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
 _TICK_SECONDS = 0.25
-_STRANGERS = 64  # connections beyond those of the tasks
+# Connections beyond those of the tasks. A crowd may stay until the next tick: strangers that were
+# ended at once would come back at once.
+_STRANGERS = 64
+_CROWD = 512
 _SPARE_FILES = 96  # open in this process, beyond the connections of the tasks
+# For each turn of the loop, so that admitted tasks are served in a crowd; the kernel keeps more.
+_ACCEPTED = 32
+_BACKLOG = 4096
 
 
 @dataclass
@@ -86,6 +92,8 @@ class Service:
         self._departed: list[int] = []  # whose goodbyes the others are not told yet
         self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
         self._connections: set[StreamWriter] = set()
+        # those of observers, and of who has not proved the secret; the oldest come first
+        self._strangers: dict[StreamWriter, None] = {}
         self._refused: set[int] = set()  # the ranks that know the refusal
         self._waits_until = math.inf  # for tasks that it owes an answer, when this process ends
         self._thread = threading.Thread(
@@ -124,8 +132,9 @@ class Service:
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_report)
         server = await asyncio.start_server(
-            self._admit, sock=self._socket, limit=MOST_BYTES, backlog=4096
+            self._admit, sock=self._socket, limit=MOST_BYTES, backlog=_ACCEPTED
         )
+        self._socket.listen(_BACKLOG)
         owes = True  # whether some tasks have not been told something that they need
         while owes or not self._job.is_leaving or self._job.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
@@ -133,6 +142,7 @@ class Service:
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
+            self._end_strangers(_STRANGERS)
             self._rounds.tick(now)
             self._monitor.tick(now)
             refuses = self._refusal and len(self._refused) < self.address.num_tasks
@@ -150,10 +160,9 @@ class Service:
             await asyncio.sleep(_TICK_SECONDS / 25)
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
-        if len(self._connections) >= 2 * self.address.num_tasks + _STRANGERS:
-            writer.close()
-            return
         self._connections.add(writer)
+        self._strangers[writer] = None
+        self._end_strangers(_CROWD)
         try:
             process = await asyncio.wait_for(self._shake(reader, writer), HANDSHAKE_SECONDS)
             if process.role != "observer":
@@ -165,7 +174,21 @@ class Service:
             pass  # a stranger, or a task that will connect again
         finally:
             self._connections.discard(writer)
+            self._strangers.pop(writer, None)
             writer.close()
+
+    def _end_strangers(self, most: int) -> None:
+        """Ends the oldest connections of strangers: all but `most`, and those of missing tasks.
+
+        Tasks are strangers until they have proved the secret.
+        """
+        proven = len(self._connections) - len(self._strangers)
+        most += max(0, self.address.num_tasks - proven)
+        while len(self._strangers) > most:
+            writer = next(iter(self._strangers))
+            del self._strangers[writer]
+            self._connections.discard(writer)
+            writer.transport.abort()
 
     async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Process:
         """Returns the process that connects, once it has proved the secret.
@@ -194,9 +217,11 @@ class Service:
             "grace": self.address.grace,
             "rank": self.address.rank,
         }
+        observes = process.role == "observer"
         refusal = self._refusal
         link = self._links.get(process[:2])
-        if link and link.writer and link.process.number != process.number:
+        is_new = link is None or link.process.number != process.number
+        if link and link.writer and is_new:
             refusal = refusal or (
                 f"rank {process.rank} is represented by process {link.process.pid}, which still "
                 f"runs; process {process.pid} is its child, or a second program in the task"
@@ -205,6 +230,10 @@ class Service:
             self._refused.add(process.rank)
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError
+        if writer not in self._strangers:  # it has been ended
+            raise ConnectionAbortedError
+        if not observes:
+            del self._strangers[writer]
         writer.write(encode(answer))
         return process
 
@@ -271,8 +300,10 @@ class Service:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    # Without free file descriptors, asyncio reports one of these each second.
-    if not isinstance(context.get("exception"), (OSError, ValueError)):
+    # Without free file descriptors, asyncio reports one of these each second; and in the end, that
+    # it has cancelled what serves strangers.
+    ignored = (OSError, ValueError, asyncio.CancelledError)
+    if not isinstance(context.get("exception"), ignored):
         loop.default_exception_handler(context)
 
 
@@ -280,7 +311,7 @@ def _allow_connections(address: ServiceAddress) -> str:
     """Raises this process's limit on open files; returns an error if it stays too low, else ''."""
     needed = address.num_tasks + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed), hard), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed + _CROWD), hard), hard))
     if hard >= needed:
         return ""
     return (

@@ -18,6 +18,7 @@ import hmac
 import json
 import secrets
 import socket
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Callable, NamedTuple
@@ -34,7 +35,7 @@ PROTOCOL = 1
 # The longest line that a task may send, and the longest of a handshake; asyncio buffers at most
 # twice as much for a connection.
 MOST_BYTES = 64 * 1024
-MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends later
+_MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends later
 HANDSHAKE_SECONDS = 5.0
 # What the proofs of a handshake cover, beside the service's challenge.
 PROVEN = ("challenge", "identity", "rank", "number", "role")
@@ -113,9 +114,9 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def read(lines: BinaryIO, most: int) -> Message:
+def read(lines: BinaryIO) -> Message:
     """Returns the next message; raises WireError if it is too long, OSError at the end."""
-    line = lines.readline(most)
+    line = lines.readline(_MOST_ANSWER_BYTES)
     if not line:
         raise ConnectionError("it closed the connection")
     return decode(line if line.endswith(b"\n") else b"")
@@ -138,13 +139,14 @@ def open_connection(
 ) -> tuple[socket.socket, BinaryIO, Message]:
     """Returns a connection, its lines, and the service's answer to the handshake.
 
-    Raises OSError, WireError or RendezvousError if the service does not answer as expected.
+    Raises OSError, WireError or RendezvousError if the service does not answer as expected, which
+    takes `HANDSHAKE_SECONDS` at most.
     """
+    until = time.monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.serves else address.host.strip("[]")
     sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
     try:
-        lines = sock.makefile("rb")
-        greeting = read(lines, MOST_BYTES)
+        greeting = _receive(sock, until)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise WireError("another program or another version of slurm_resolver answers there")
@@ -152,12 +154,28 @@ def open_connection(
         hello = {**hello, "identity": address.identity, "challenge": secrets.token_hex(16)}
         parts = [greeting.get("challenge"), *(hello[name] for name in PROVEN)]
         sock.sendall(encode({**hello, "proof": prove(key, "task", *parts)}))
-        answer = read(lines, MOST_BYTES)
+        answer = _receive(sock, until)
         if "other" in answer:
             raise WireError(f"a service answers there, but {answer['other']}")
         if not is_proof(answer.get("proof"), key, "service", *parts):
             raise WireError("what answers there does not know the step's secret")
-        return sock, lines, answer
+        sock.settimeout(HANDSHAKE_SECONDS)
+        return sock, sock.makefile("rb"), answer
     except BaseException:
         sock.close()
         raise
+
+
+def _receive(sock: socket.socket, until: float) -> Message:
+    """Returns the next message, and reads nothing beyond it.
+
+    Raises TimeoutError if it has not come by then, however its bytes come.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        sock.settimeout(max(until - time.monotonic(), 0.001))
+        byte = sock.recv(1)
+        if not byte:
+            raise ConnectionError("it closed the connection")
+        line += byte
+    return decode(line)

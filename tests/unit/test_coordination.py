@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple
@@ -19,7 +20,7 @@ from captured import Patch
 from kinds import Fields, Strings
 from munged import Munged, running_munged
 
-from slurm_resolver.coordination import secret, wire
+from slurm_resolver.coordination import ServiceAddress, client, secret, wire
 from slurm_resolver.errors import RendezvousError
 
 IDENTITY, KEY = "42.0 start 0", "a secret that nobody guesses"
@@ -78,6 +79,7 @@ class Step:
 
     def __init__(self, port: int, tasks: int = 3) -> None:
         self.port, self.num_tasks = port, tasks
+        self.secret = {secret.VARIABLE: KEY}
         self.tasks: list[Task] = []
 
     def start(self, rank: int, body: str, wait: bool = True) -> Task:
@@ -89,7 +91,7 @@ class Step:
             stdout=pipe,
             stderr=pipe,
             bufsize=0,  # `communicate` does not return buffered data
-            env={**os.environ, "SLURM_RESOLVER_SECRET": KEY},
+            env={**os.environ, **self.secret},
         )
         self.tasks.append(Task(process))
         if wait:
@@ -329,14 +331,21 @@ def odd_values(port: int) -> None:
         assert b"grace" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
 
 
-def many(port: int) -> None:
-    socks = [dial(port) for _ in range(500)]
-    for sock in socks[1:]:  # the first one is silent
-        with contextlib.suppress(OSError):
-            sock.sendall(b"x" * 60_000)
+def crowd(port: int) -> None:
+    """Many silent connections, which come again until the service ends."""
+
+    def stay() -> None:
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:
+                with contextlib.suppress(ConnectionResetError, TimeoutError), dial(port) as sock:
+                    while sock.recv(1000):
+                        pass
+
+    for _ in range(200):
+        threading.Thread(target=stay, daemon=True).start()
 
 
-@pytest.mark.parametrize("stranger", [garbage, replay, odd_values, many])
+@pytest.mark.parametrize("stranger", [garbage, replay, odd_values, crowd])
 def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather()")
@@ -345,3 +354,21 @@ def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -
     assert step.start(1, "gather()").says() == ["[0, 1]"]
     assert serving.ends() == (["[0, 1]"], [])
     assert serving.process.returncode == 0
+
+
+def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
+    port: int, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(client, "_PORT_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
+
+    def drip(holder: socket.socket) -> None:
+        with contextlib.suppress(OSError), holder.accept()[0] as sock:
+            while True:
+                sock.sendall(b" ")
+                time.sleep(0.1)
+
+    with socket.create_server(("", port)) as holder:
+        threading.Thread(target=drip, args=[holder], daemon=True).start()
+        with pytest.raises(RendezvousError, match=f"cannot listen at port {port} of this node"):
+            client.connect(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True))
