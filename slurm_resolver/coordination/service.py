@@ -226,6 +226,9 @@ class Service:
                 f"rank {process.rank} is represented by process {link.process.pid}, which still "
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
+        elif (process.rank, "program") in self._links and is_new and not key and not observes:
+            # Without a secret, it may be a stranger. The task's next program tries again.
+            raise ConnectionRefusedError
         if refusal:
             self._refused.add(process.rank)
             writer.write(encode({**answer, "refused": refusal}))

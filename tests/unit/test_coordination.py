@@ -356,6 +356,19 @@ def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -
     assert serving.process.returncode == 0
 
 
+def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step: Step) -> None:
+    step.secret = {secret.MUNGE_SOCKET_VARIABLE: "/nowhere"}
+    step.num_tasks = 2
+    tasks = [step.start(rank, "sys.stdin.readline(); gather()") for rank in range(2)]
+    for role in ("program", "launcher"):
+        stranger = shake(step.port, "", role=role)
+        assert b"grace" not in stranger["answer"] or b"refused" in stranger["answer"]
+        stranger["socket"].sendall(b'{"goodbye": "lost"}\n')
+    for task in tasks:
+        task.go()
+    assert [task.says() for task in tasks] == [["[0, 1]"]] * 2
+
+
 def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
     port: int, monkeypatch: Patch
 ) -> None:
