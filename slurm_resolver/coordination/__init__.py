@@ -26,6 +26,15 @@ class ServiceAddress(NamedTuple):
     grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
 
     @property
+    def patience(self) -> float:
+        """The seconds for which TensorFlow waits for a silent task.
+
+        After an outage of almost `grace`, TCP may take as long again to send what was lost, as its
+        pauses double. A heartbeat of TensorFlow may take half of the time that is given here.
+        """
+        return 4 * self.grace
+
+    @property
     def name(self) -> str:
         """The service as messages name it."""
         return f"the coordination service at {self.host}:{self.port} (local rank 0 on {self.node})"

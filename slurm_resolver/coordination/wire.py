@@ -14,13 +14,16 @@ Both challenges are random, so no proof is valid twice.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
+import os
 import secrets
 import socket
 import time
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
@@ -112,6 +115,19 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in options.items():
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def outlast_outages(port: int, seconds: float) -> None:
+    """Lets the kernel keep the TCP connections at a port of this process for `seconds` of silence.
+
+    A server of gRPC ends them after 20 s, and TensorFlow has no option for that.
+    """
+    milliseconds = int(seconds * 1000)
+    for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
+        # Another thread may close it.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
+            if sock.getsockname()[1:2] == (port,):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def read(lines: BinaryIO) -> Message:

@@ -290,6 +290,10 @@ TENSOR_PROTO = tensorflow.core.framework.tensor_pb2:TensorProto
 # Without it, a rank that ends first leaves a traceback in the others' logs.
 WATCH_KEY = tensorflow:
     distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)
+# Without it, TensorFlow ends a training if a task is silent for 5 to 10 s.
+CONFIGURE_HEARTBEATS = tensorflow.python.eager.context:
+    Context.configure_coordination_service(self, service_type, service_leader, enable_health_check,
+    cluster_register_timeout_in_ms, heartbeat_timeout_in_ms)
 # Without it, a resolver that comes too late to set the GPUs does not warn.
 PHYSICAL_DEVICES = tensorflow.python.eager.context:Context()._physical_devices
 # Without it, functions of atexit that are older than this package's do not run after a save.

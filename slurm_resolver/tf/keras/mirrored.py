@@ -94,6 +94,14 @@ class MultiWorkerMirroredStrategy(
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
+            configure = borrowed.CONFIGURE_HEARTBEATS
+            if client is not None and not configure.is_missing():
+                context = borrowed.CONTEXT.get()()
+                with_timeout = functools.partial(
+                    configure.of(context),
+                    heartbeat_timeout_in_ms=int(client.address.patience * 1000),
+                )
+                configure.set(context, with_timeout)
             super().__init__(
                 cluster_resolver,
                 choose_communication(communication_options, client, cluster_resolver, _JOBS),
