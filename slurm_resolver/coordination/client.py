@@ -210,9 +210,15 @@ class Client:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
-            with sock, lines, contextlib.suppress(OSError, ValueError, WireError):
-                self._attend(sock, lines, answer)
-            self._lost_at = None if self._has_ended else time.monotonic()
+            silent = 0.0
+            try:
+                with sock, lines:
+                    self._attend(sock, lines, answer)
+            except TimeoutError:
+                silent = self.address.grace / 2
+            except (OSError, ValueError, WireError):
+                pass
+            self._lost_at = None if self._has_ended else time.monotonic() - silent
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
             if self._has_ended:  # there may never be another service, nor a need for one

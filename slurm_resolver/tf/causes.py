@@ -1,4 +1,4 @@
-"""Says in one line why a computation of TensorFlow or Keras has failed."""
+"""Says in one line why a computation of TensorFlow or Keras has failed, and which task is lost."""
 
 from __future__ import annotations
 
@@ -21,6 +21,30 @@ _AROUND = re.compile(
 # What follows the reason: the nodes of a graph, or the arguments of a layer.
 _AFTER = re.compile(r"\s*(\[\[|Arguments received by )")
 _TRACEBACK = "Traceback (most recent call last)"
+# What TensorFlow raises when another task is silent or has ended.
+OF_PEERS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])")  # and not its devices
+_CALL_OF_LEADER = "/tensorflow.CoordinationService/"
+
+
+def lost_task(error: BaseException, own: str, leader: str) -> str:
+    """Returns the first other task that an error of TensorFlow reports as lost, or ''.
+
+    Tasks are named as "worker 3". The `leader` runs TensorFlow's coordination service: errors of
+    calls to it do not name it.
+    """
+    if not isinstance(error, OF_PEERS):
+        return ""
+    text = str(error)
+    tasks = [f"{job} {index}" for job, index in _TASK.findall(text)]
+    if _CALL_OF_LEADER in text:
+        tasks.append(leader)
+    return next((task for task in tasks if task != own), "")
 
 
 def cause_of(error: BaseException) -> str:

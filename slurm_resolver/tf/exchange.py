@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
@@ -13,12 +15,12 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.cluster.roles import ranks_of
-from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.client import Client, leave_all
 from slurm_resolver.coordination.job import TRAIN
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, KerasError, RendezvousError
-from slurm_resolver.log import warn
-from slurm_resolver.tf.causes import cause_of
+from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.wording import shorten
@@ -36,9 +38,9 @@ _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
 )
-# TensorFlow's errors if a peer is gone, and the seconds in which the service names the peer.
-_OF_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-_GONE_SECONDS = 4.0
+_GONE_SECONDS = 4.0  # in which the service names the task that is gone
+# In what another task says of its end: the task that has caused it.
+_CAUSE = re.compile(r"\w+ \d+ \(rank \d+ on \S+\) is gone.*")
 MARK = "slurm_resolver: "  # in the errors of collectives that this module ends
 
 
@@ -54,7 +56,7 @@ class Workers:
     _calls: int = 0
     _failure = ""  # of another worker, in the current call
     _failed = False  # whether this worker alone has failed in its last call
-    _loss = ""  # which worker is gone or has ended
+    loss = ""  # which worker is gone or has ended
     _is_in_step = False
     _is_unmade = False  # whether another worker cannot make the current variable
     _is_exchanging = False  # the worker that has failed then answers
@@ -65,6 +67,8 @@ class Workers:
     _awaited = (0, 0)
 
     def __init__(self, strategy: Any, client: Client | None) -> None:
+        global _newest
+        _newest = self
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
         # every worker's name, such as "worker 0"; none if the strategy trains alone
@@ -142,15 +146,15 @@ class Workers:
         within = self._is_in_step  # a step may make variables
         self._is_in_step = True
         try:
-            if self._loss:
-                raise FitError(self._failure or self._loss)
+            if self.loss:
+                raise FitError(self._failure or self.loss)
             yield
         except (tf.errors.OutOfRangeError, StopIteration):  # there was no data for a step
             self._steps -= 1
             raise
         except tf.errors.OpError as error:
-            reason = _reason_of(error)
-            if reason and not self.call:  # as in `train_on_batch`
+            reason = "" if self.call else self._reason_of(error)
+            if reason:  # as in `train_on_batch`
                 raise FitError(reason) from error
             raise
         finally:
@@ -176,7 +180,7 @@ class Workers:
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
-                if self._client is None or self._loss or not differ:
+                if self._client is None or self.loss or not differ:
                     raise
         value = kwargs["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value)
@@ -252,17 +256,12 @@ class Workers:
         try:
             yield
         except Exception as error:
-            if self._client is None:
-                raise
-            reason = _reason_of(error)
-            of_peers = isinstance(error, _OF_PEERS)
-            if of_peers and not reason:
-                self._client.wait_for(lambda: self._failure or self._loss, _GONE_SECONDS)
-                reason = self._failure or self._loss
+            reason = self._reason_of(error)
             if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
-            if not (of_peers or str(error).endswith(_IN_ALL)):
+            in_all = str(error).endswith(_IN_ALL) or isinstance(error, OF_PEERS)
+            if self._client is not None and not in_all:
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, cause_of(error))
                 if not self._client.all_tell(topic, self._ranks, _SECONDS):
@@ -273,6 +272,24 @@ class Workers:
         finally:
             self.call = ""
             self._failure = ""
+
+    def _reason_of(self, error: BaseException) -> str:
+        """Returns why another worker has ended what failed with an error, or ''."""
+        reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
+        if not reason and isinstance(error, OF_PEERS):
+            if self._client is not None:
+                self._client.wait_for(lambda: self._failure or self.loss, _GONE_SECONDS)
+            reason = self._failure or self.loss or self.lost_by(error)
+        return reason
+
+    def lost_by(self, error: BaseException) -> str:
+        """Returns which worker is gone if an error of TensorFlow says so, or ''."""
+        name = lost_task(error, self.names[self.index], self.names[0]) if self.names else ""
+        if name not in self.names:
+            return ""
+        if self._client is not None:
+            name = self._name_of(self._ranks[self.names.index(name)])
+        return _describe_loss(name, "it does not answer TensorFlow")
 
     def _take_failure(self, message: Message) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
@@ -287,37 +304,60 @@ class Workers:
 
     def _take_loss(self, message: Message) -> None:
         if message["gone"] in self._ranks or "service" in message:
-            # All workers take each step together: it was lost in the step that this one is in.
-            place = f"{self._name_of(message['gone'])} is gone {reporter.where()}".rstrip()
-            reason = f"{place}: {message['why']}"
-            warn("%s", reason)
-            self._loss = self._loss or reason
+            cause = _CAUSE.search(message["why"])
+            name = self._name_of(message["gone"])
+            reason = cause[0] if cause else _describe_loss(name, message["why"])
+            own = self._name_of(self._client.address.rank)
+            if reason.startswith(own):
+                reason = f"{own} was stopped or cut off, and the others have ended without it"
+            if not (cause and self.loss):
+                warn("%s", reason)
+            self.loss = self.loss or reason
             _abort_collectives(reason)
 
     def _take_goodbyes(self, message: Message) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
-        for rank in self._ranks:
-            if rank in message["left"]:
-                reason = f"{self._name_of(rank)} has ended, and takes no part in a step. {_IN_ALL}"
-                self._loss = self._loss or reason
-                if self._is_in_step:
-                    _abort_collectives(self._loss)
-                return
+        left = [rank for rank in self._ranks if rank in message["left"]]
+        if left:
+            name = self._name_of(left[0])
+            self.loss = self.loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
+            if self._is_in_step:
+                _abort_collectives(self.loss)
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
     return f"{name} {call}, and {other} {others_call}. {_IN_ALL}"
 
 
-def _reason_of(error: Exception) -> str:
-    """Returns why this module has ended the collectives that failed with an error, or ''."""
-    return str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
+def _describe_loss(name: str, why: str) -> str:
+    # All workers take each step together: it was lost in the step that this one is in.
+    return f"{name} is gone {reporter.where()}".rstrip() + f": {why}"
 
 
 def _abort_collectives(reason: str) -> None:
     """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
-    try:
-        # TensorFlow's strategies do the same when their own check finds a peer gone.
-        borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
-    except KerasError as error:  # in a loop of one's own; `fit` has raised it
-        warn("%s This step may wait without end: %s", error, reason)
+    missing = [name for name in (borrowed.CONTEXT, borrowed.ABORT) if name.is_missing()]
+    if missing:  # in a loop of one's own; `fit` has raised an error
+        warn("%s This step may wait without end: %s", borrowed.error_of(*missing), reason)
+        return
+    # TensorFlow's strategies do the same when their own check finds a peer gone.
+    borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
+
+
+def _leave() -> None:
+    """Tells the others which error ends this process. If a worker is lost, it ends at once.
+
+    TensorFlow would wait for the answer to a heartbeat, for up to a minute.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None or _newest is None:
+        return
+    lost = _newest.lost_by(error)
+    leave_all((lost or cause_of(error))[:500])
+    if lost or _newest.loss:
+        exit_at_once()
+
+
+_newest: Workers | None = None  # the workers of the newest strategy
+# After the functions that the program registers later.
+atexit.register(_leave)
