@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,12 @@ def test_the_command_that_exports_a_secret_works(tmp_path: Path) -> None:
     (command,) = of_kind("export", False)
     program = "from slurm_resolver.coordination.secret import find_means as f; print(f())"
     assert run(f'{command}; python -c "{program}"', tmp_path) == "variable\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.root
+@pytest.mark.tensorflow
+def test_the_table_of_outages() -> None:
+    """Writes the table; the status is 1 if a row of it is wrong."""
+    command = [sys.executable, str(ROOT / "docs" / "outages.py"), "--write"]
+    captured(command, status=0, timeout=3600)

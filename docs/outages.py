@@ -1,0 +1,242 @@
+"""Stops workers and cuts their nodes off, and writes what happens to docs/fault_tolerance.md.
+
+    python docs/outages.py            prints the table, which takes half an hour
+    python docs/outages.py --write    also writes it to the guide
+
+It needs root, TensorFlow and Slurm. Each row is a training on a real Slurm, with a node for each
+worker. The status is 1 if a fault of less than 30 s ends a training, or the wrong worker is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
+
+from slurm_cluster import Node, SlurmCluster  # noqa: E402
+
+GUIDE = DOCS / "fault_tolerance.md"
+MARKS = re.compile(r"(<!-- outages -->\n).*?(<!-- /outages -->)", re.S)
+GRACE = 30
+NODES = 8
+FOR_EVER = float("inf")
+START_SECONDS = 300.0
+END_SECONDS = 150.0  # after a fault
+STEPS_AGAIN = 20  # after which a training has survived
+NAMED = re.compile(r"^ *(\d+): \D.*?(\w+ \d+) \(rank (\d+) on \S+\) is gone")
+
+# A worker writes its process id, and then the number of each step.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+folder, rank = Path(sys.argv[1]), os.environ["SLURM_PROCID"]
+(folder / f"pid.{rank}").write_text(str(os.getpid()))
+import keras
+import numpy as np
+from slurm_resolver import MultiWorkerMirroredStrategy
+
+strategy = MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+def tell(batch, logs):
+    (folder / f"step.{rank}").write_text(str(batch))
+    time.sleep(0.1)
+
+ones = np.ones((160_000, 2))
+note = keras.callbacks.LambdaCallback(on_train_batch_end=tell)
+model.fit(ones, ones[:, :1], batch_size=16, verbose=0, callbacks=[note])
+"""
+
+
+class Fault(NamedTuple):
+    """What is done to one worker."""
+
+    kind: str  # "stopped" or "cut off"
+    seconds: float
+    rank: int
+    workers: int
+
+    def __str__(self) -> str:
+        lasts = "for ever" if self.seconds == FOR_EVER else f"for {self.seconds:g} s"
+        return f"{self.kind} {lasts}"
+
+
+FAULTS = [
+    Fault(kind, seconds, rank, workers)
+    for workers in (2, 4)
+    for kind, durations in {"stopped": (3, 8, 20), "cut off": (5, 20, 40, FOR_EVER)}.items()
+    for seconds in durations
+    for rank in (0, 1)
+]
+
+
+class Trial:
+    """A training with a fault."""
+
+    def __init__(self, slurm: SlurmCluster, fault: Fault, nodes: list[str], folder: Path) -> None:
+        self.slurm = slurm
+        self.fault = fault
+        self.nodes = nodes
+        self.folder = folder
+        self.began = time.monotonic()
+        # by rank of who has named it: the named rank, and after how many seconds
+        self.named: dict[int, tuple[int, float]] = {}
+
+    def run(self) -> str:
+        """Returns the row of the table."""
+        fault = self.fault
+        self.folder.mkdir()
+        (self.folder / "train.py").write_text(PROGRAM)
+        command = [
+            "srun",
+            "--label",
+            "--kill-on-bad-exit=0",
+            f"-N{fault.workers}",
+            f"-n{fault.workers}",
+            f"-w{','.join(self.nodes)}",
+            sys.executable,
+            str(self.folder / "train.py"),
+            str(self.folder),
+        ]
+        step = self.slurm.popen(command, env={"PYTHONPATH": str(DOCS.parent)})
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(self._read, step.stdout)
+            pool.submit(self._read, step.stderr)
+            try:
+                self._await(lambda: min(self._steps()) > 20, START_SECONDS)
+                survived = self._inject()
+            finally:
+                for rank in range(fault.workers):
+                    self._kill("KILL", rank)
+                time.sleep(2)
+                step.send_signal(signal.SIGKILL)
+        return self._row(survived)
+
+    def _inject(self) -> bool:
+        fault = self.fault
+        self.began = time.monotonic()
+        self._switch(False)
+        try:
+            if fault.seconds == FOR_EVER:
+                others = [rank for rank in range(fault.workers) if rank != fault.rank]
+                return not self._await(lambda: not any(map(self._runs, others)), END_SECONDS)
+            time.sleep(fault.seconds)
+        finally:
+            self._switch(True)
+        wanted = min(self._steps()) + STEPS_AGAIN
+        self._await(lambda: min(self._steps()) > wanted or not self._runs(), END_SECONDS)
+        return min(self._steps()) > wanted
+
+    def _switch(self, on: bool) -> None:
+        if self.fault.kind == "stopped":
+            self._kill("CONT" if on else "STOP", self.fault.rank)
+        else:
+            port = f"port{self.nodes[self.fault.rank][1:]}"
+            self.slurm.run(f"ip link set {port} {'up' if on else 'down'}")
+
+    def _kill(self, sign: str, rank: int) -> bool:
+        pid = self.folder / f"pid.{rank}"
+        command = f"kill -{sign} {pid.read_text()}"
+        return self.slurm.run_on(self.nodes[rank], command, check=False).returncode == 0
+
+    def _runs(self, rank: int | None = None) -> bool:
+        ranks = range(self.fault.workers) if rank is None else [rank]
+        return any(self._kill("0", one) for one in ranks)
+
+    def _steps(self) -> Iterator[int]:
+        for rank in range(self.fault.workers):
+            path = self.folder / f"step.{rank}"
+            yield int(path.read_text() or 0) if path.exists() else 0
+
+    def _await(self, predicate: Any, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not predicate():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _read(self, lines: Any) -> None:
+        for line in lines:
+            found = NAMED.match(line)
+            if found:
+                after = time.monotonic() - self.began
+                self.named.setdefault(int(found[1]), (int(found[3]), after))
+
+    def _row(self, survived: bool) -> str:
+        fault = self.fault
+        result = "continues" if survived else "ends"
+        names = "nobody"
+        first = min(self.named.items(), key=lambda one: one[1][1], default=None)
+        if first:
+            by, (named, after) = first
+            names = f"worker {named}, by worker {by}, after {after:.0f} s"
+            right = named == fault.rank and not survived
+        else:
+            right = survived
+        if not right or survived != (fault.seconds < GRACE):
+            result += " (wrong)"
+        return f"| {fault} | {fault.rank} | {fault.workers} | {result} | {names} |"
+
+
+def rows(slurm: SlurmCluster, folder: Path) -> Iterator[str]:
+    """Yields the rows; several trainings run at the same time."""
+    for workers in (2, 4):
+        faults = [fault for fault in FAULTS if fault.workers == workers]
+        places = NODES // workers
+        for begin in range(0, len(faults), places):
+            some = faults[begin : begin + places]
+            trials = [
+                Trial(
+                    slurm,
+                    fault,
+                    [f"n{place * workers + number + 1}" for number in range(workers)],
+                    folder / f"{workers}.{begin + place}",
+                )
+                for place, fault in enumerate(some)
+            ]
+            with ThreadPoolExecutor(places) as pool:
+                yield from pool.map(Trial.run, trials)
+
+
+def main() -> None:
+    """Prints the table, and writes it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help=f"write it to {GUIDE.name}")
+    args = parser.parse_args()
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    lines = [
+        "| a worker is | worker | workers | the training | first named |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    print(*lines, sep="\n", flush=True)
+    with TemporaryDirectory(dir="/tmp") as folder:
+        nodes = [Node(f"n{number + 1}") for number in range(NODES)]
+        with SlurmCluster(nodes, Path(folder, "slurm"), extra_conf=["SlurmdTimeout=600"]) as slurm:
+            for row in rows(slurm, Path(folder)):
+                print(row, flush=True)
+                lines.append(row)
+    if args.write:
+        table = "\n".join(lines)
+        text = GUIDE.read_text(encoding="utf-8")
+        GUIDE.write_text(MARKS.sub(rf"\1\n{table}\n\n\2", text), encoding="utf-8")
+    sys.exit(any("(wrong)" in line for line in lines))
+
+
+if __name__ == "__main__":
+    main()
