@@ -27,12 +27,12 @@ class ServiceAddress(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """The seconds for which TensorFlow waits for a silent task.
+        """The seconds for which TensorFlow waits for a silent task; its own default is 10.
 
         After an outage of almost `grace`, TCP may take as long again to send what was lost, as its
         pauses double. A heartbeat of TensorFlow may take half of the time that is given here.
         """
-        return 4 * self.grace
+        return max(10.0, 4 * self.grace)
 
     @property
     def name(self) -> str:
