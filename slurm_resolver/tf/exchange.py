@@ -284,12 +284,10 @@ class Workers:
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
-        name = lost_task(error, self.names[self.index], self.names[0]) if self.names else ""
-        if name not in self.names:
-            return ""
-        if self._client is not None:
+        name = lost_task(error, self.names, self.index)
+        if name and self._client is not None:
             name = self._name_of(self._ranks[self.names.index(name)])
-        return _describe_loss(name, "it does not answer TensorFlow")
+        return name and _describe_loss(name, "it does not answer TensorFlow")
 
     def _take_failure(self, message: Message) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""

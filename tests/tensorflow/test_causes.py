@@ -144,4 +144,4 @@ LOST = {
 def test_the_task_that_tensorflow_has_lost() -> None:
     for text, task in LOST.items():
         error = tf.errors.DeadlineExceededError(None, None, text)
-        assert lost_task(error, "worker 0", "chief 0") == task
+        assert lost_task(error, ["chief 0", "worker 0", "worker 1", "worker 12"], 1) == task
