@@ -104,7 +104,7 @@ kind = effect
 [task-unhealthy]
 cues = stopped sending heartbeats|heartbeat timeout
 cause = The task ended without disconnecting (crash, kill, sys.exit) or stopped responding;
-    TensorFlow calls all of these crashed. It notices after about 10 seconds.
+    TensorFlow calls all of these crashed. It notices after 10 to 120 seconds.
 remedy = Read the last lines of that task's log, and sacct -j JOBID -o JobID,State,ExitCode
 kind = effect
 

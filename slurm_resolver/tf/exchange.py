@@ -18,7 +18,7 @@ from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client, leave_all
 from slurm_resolver.coordination.job import TRAIN
 from slurm_resolver.coordination.wire import Message
-from slurm_resolver.errors import FitError, KerasError, RendezvousError
+from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
 from slurm_resolver.tf.keras import borrowed

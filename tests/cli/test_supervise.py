@@ -37,7 +37,7 @@ LOOKS = 'case "$*" in *batch-host*) exec sleep 600 ;; esac\n'  # the watcher's s
 FAILS = """\
 [ $(grep -vc batch-host srun.calls) -gt COUNT ] && { echo well; exit 0; }
 echo '1: Traceback (most recent call last):' >&2
-echo "1: no step $(grep -vc batch-host srun.calls)" >&2
+echo "1: RuntimeError: no step $(grep -vc batch-host srun.calls)" >&2
 echo 'srun: error: n2: task 1: Exited with exit code 3' >&2
 exit 3
 """
@@ -139,7 +139,7 @@ def test_restarts_are_used_up(folder: Path) -> None:
     assert status == 3
     assert said[1:] == [
         "not started again after 1 restart: --restarts 1 is used up",
-        "first failure: rank 1 on n2, exit status 3: no step 2",
+        "first failure: rank 1 on n2, exit status 3: RuntimeError: no step 2",
     ]
 
 
