@@ -67,7 +67,7 @@ def test_data(tmp_path: Path) -> None:
     """Both workers say why the second dataset of the page is not divided; the first one is."""
     (tmp_path / "train.py").write_text(blocks_of("data.md", ""))
     printed = run(tmp_path, *TWO_TASKS, "sh", "-c", "python train.py 2>&1")
-    assert printed.count("each worker reads all rows") == 2
+    assert printed.count("each worker produces all rows") == 2
 
 
 @pytest.mark.nightly
