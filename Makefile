@@ -44,12 +44,13 @@ quick: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow"
 
 docs: $(VENV)/docs pages
-	@echo "Open docs/_build/docs/index.html."
+	@echo "Open docs/_build/index.html."
 
 # The pages load nothing from the network, and can be read offline. TensorFlow is not needed.
 pages:
 	$(RUN) sphinx-build --quiet --builder html --fail-on-warning --keep-going --nitpicky \
 		-c docs . docs/_build
+	@echo '<meta http-equiv="refresh" content="0; url=docs/index.html">' > docs/_build/index.html
 
 # Also measures the processes that the tests start, which takes up to twice as long.
 coverage: $(VENV)/tools

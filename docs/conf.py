@@ -1,5 +1,7 @@
 """Configures Sphinx for `make docs`, which writes docs/_build/docs/index.html.
 
+docs/_build/index.html leads there.
+
 The source folder is the repository, so that relative links between docs/, examples/ and the top
 folder work both in the built pages and in the plain files.
 """

@@ -75,7 +75,8 @@ def run(command: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", False))
 def test_commands_run_here(command: str, checkout: Path) -> None:
-    assert run(command, checkout)
+    _, _, file = command.partition(" > ")
+    assert run(f"{command} && cat {file}" if file else command, checkout)
 
 
 @pytest.mark.nightly
@@ -128,6 +129,28 @@ def test_links_have_targets(page: Path) -> None:
             assert (file / "README.md").exists() or not page.is_relative_to(ROOT / "docs"), target
         if anchor:
             assert anchor in anchors(file), target
+
+
+def batch_files() -> dict[str, str]:
+    """Returns the batch files of examples, README and guides, by their names."""
+    found = {name_of(path): path.read_text() for path in ROOT.glob("examples/*/*.sbatch")}
+    for page in PAGES:
+        blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+        complete = [block for block in blocks if "#SBATCH --" in block]
+        found.update({f"{name_of(page)}-{number}": one for number, one in enumerate(complete)})
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), batch_files().items())
+def test_batch_files_pass_their_cpus_on_to_every_step(name: str, text: str) -> None:
+    """Slurm from 22.05 on does not do so by itself, and a task may then get one CPU."""
+    assert "#SBATCH --cpus-per-task=" in text
+    for step in re.findall(r"^(?:quiet |step=\()?srun .*$", text, re.M):
+        assert " --cpus-per-task=" in step, step
+    if name.endswith(".sbatch"):  # a complete file, which hides notes as a generated one does
+        (notes,) = re.findall(r"local notes=.*", text)
+        assert notes in (ROOT / "slurm_resolver" / "sbatch" / "script.py").read_text()
+        assert re.search(r"^quiet (srun|python) ", text, re.M)
 
 
 def test_every_guide_is_in_the_table_of_contents() -> None:

@@ -36,6 +36,15 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 
 
 @pytest.mark.tensorflow
+def test_first_block_of_readme(tmp_path: Path) -> None:
+    """It runs as it stands, and the index shows the same program."""
+    program = blocks_of("../README.md", "")
+    assert program == blocks_of("index.md", "")
+    (tmp_path / "train.py").write_text(program)
+    assert "loss" in run(tmp_path, *TWO_TASKS, "python", "train.py")
+
+
+@pytest.mark.tensorflow
 def test_many_nodes(tmp_path: Path) -> None:
     """The first block of the page is one program; the other blocks form a second one."""
     alone, first_change, others = blocks_of("many_nodes.md", "").partition(

@@ -37,8 +37,10 @@ def of_kind(*words: str) -> Strings:
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
-    # The test of pip below also covers how to create and activate an environment.
-    kinds = ("make", "python3", ".", "pip", "slurm-resolver", "python", "srun", "sbatch")
+    # The test of pip below also covers how to create and activate an environment. `git clone` and
+    # `cd` lead to the checkout in which the tests run.
+    kinds = ["git", "cd", "make", "python3", ".", "pip"]
+    kinds.extend(["slurm-resolver", "python", "srun", "sbatch"])
     assert sorted(COMMANDS) == sorted(of_kind(*kinds))
     assert {"make demo", ACTIVATE} <= set(COMMANDS)
 
