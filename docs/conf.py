@@ -47,7 +47,7 @@ myst_enable_extensions = ["colon_fence"]
 
 # The docstrings do not need these packages. They are mocked during the whole build, because the
 # package imports a module when one of its public names is first used.
-autodoc_mock_imports = ["keras", "numpy", "pynvml", "tensorflow", "tf_keras"]
+autodoc_mock_imports = ["keras", "numpy", "pynvml", "tensorflow", "tf_keras", "wrapt"]
 _mock = importlib.import_module("sphinx.ext.autodoc.mock")
 sys.meta_path.insert(0, _mock.MockFinder(autodoc_mock_imports))
 autodoc_typehints = "signature"
