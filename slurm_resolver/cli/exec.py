@@ -147,6 +147,7 @@ def main(args: Namespace) -> int:
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)
     except OSError as error:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe
         client.leave_all(f"its program cannot be started: {error.strerror}")
         raise _not_startable(command[0], error) from error
 

@@ -86,12 +86,11 @@ class Cluster(ClusterValues):
         if task is None:
             return None
         # Slurm's variables decide which task serves; the layout is used if they are missing.
-        place = SlurmStep(
-            node_name=task.node,
-            nodes=self.layout.nodes,
-            local_rank=task.local_rank,
-        )
-        step = place.replace(**vars(self.step))
+        step = self.step
+        if step.node_name is None or step.nodes is None:
+            step = step.replace(node_name=task.node, nodes=self.layout.nodes)
+        if step.local_rank is None:
+            step = step.replace(local_rank=task.local_rank)
         return find_service(step, self.num_tasks, self.ports.meeting_port, self.hosts)
 
     @property

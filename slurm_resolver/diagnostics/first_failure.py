@@ -171,9 +171,10 @@ class FailureReader(MessageReader):
                 reports[rank] = end._replace(
                     task=gone.task, line_number=min(gone.line_number, end.line_number)
                 )
+        failures = [report for rank, report in reports.items() if rank not in errors]
         # A task that has been cut off reports that the others are gone.
-        failures = [
-            report for rank, report in reports.items() if rank not in errors or errors[rank].follows
+        failures += [
+            report for rank, report in self._gone.items() if rank in errors and errors[rank].follows
         ]
         failures += [
             Failure("slurm-resolver check", number, f"{name}: {line.partition('failed   ')[2]}")
