@@ -41,7 +41,8 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         original(metric, *args, **kwargs)
         return
     rows = tf.get_static_value(step.rows)
-    if rows is not None and metric in borrowed.COMPILE_LOSS.of(step.model).metrics:
+    loss = borrowed.COMPILE_LOSS.of(step.model)  # None if the model is compiled without one
+    if rows is not None and loss is not None and metric in loss.metrics:
         # Keras weights the loss of an output by the rows of the batch, where it knows their number.
         kwargs["sample_weight"] = int(rows)
     factors: dict[int, Factor] | None = {}
