@@ -217,19 +217,24 @@ def _read_end(text: str) -> tuple[str, str, int]:
     return "task", words, status
 
 
-def held_steps(step: SlurmStep, srun: int) -> list[str]:
-    """Returns the ids of the steps that this process, an srun, has started and Slurm still holds.
+def end_held_steps(step: SlurmStep, srun: int, *, cancels: bool = True) -> bool:
+    """Ends what this process, an srun, has started and Slurm still holds; returns whether it does.
 
     Raises:
         OSError: if Slurm does not say it.
     """
     host = platform.node().partition(".")[0]
     _, job = scontrol.own_job(step)
-    return [
+    steps = [
         held["StepId"]
         for held in scontrol.show_steps(job)
         if held.get("SrunHost:Pid") == f"{host}:{srun}"
     ]
+    # Without a step, scancel would end whatever the user's SCANCEL_… variables name.
+    if steps and cancels:
+        with contextlib.suppress(OSError):  # they may have ended by now
+            scontrol.run("scancel", *steps)
+    return bool(steps)
 
 
 def run_step(command: Sequence[str], signals: Signals, step: SlurmStep) -> tuple[int, StepOutput]:
@@ -255,7 +260,7 @@ def run_step(command: Sequence[str], signals: Signals, step: SlurmStep) -> tuple
             seconds = float(scontrol.show_config()["KillWait"].split()[0])
         if not ended.wait(seconds + _REPORT_SECONDS):
             with contextlib.suppress(OSError):
-                scontrol.run("scancel", *held_steps(step, process.pid))
+                end_held_steps(step, process.pid)
         if not ended.wait(seconds + _REPORT_SECONDS):
             process.kill()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -27,7 +26,7 @@ from slurm_resolver.supervision.step import (
     Signals,
     StepFailure,
     StepOutput,
-    held_steps,
+    end_held_steps,
     run_step,
     say,
 )
@@ -237,15 +236,13 @@ class Supervisor:
         srun = self._signals.srun
         until = time.monotonic() + _HELD_SECONDS
         while srun and not self._signals.first:
-            steps = held_steps(self._step, srun.pid)
-            if not steps:
+            is_late = time.monotonic() > until
+            if not end_held_steps(self._step, srun.pid, cancels=not is_late):
                 return
-            if time.monotonic() > until:
+            if is_late:
                 self._holding.update(unended)
                 self._overlap = True
                 return
-            with contextlib.suppress(OSError):  # it may have ended by now
-                scontrol.run("scancel", *steps)
             self._signals.wait(_POLL_SECONDS)
 
     def _without(self, nodes: Fields, used: Sequence[str]) -> str:

@@ -137,6 +137,8 @@ def test_restarts_are_used_up(folder: Path) -> None:
     (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "9"))
     status, said = supervise(folder, "--restarts 1")
     assert status == 3
+    # No step is held; without a step, scancel obeys variables such as SCANCEL_USER.
+    assert not (folder / "scancel.calls").exists()
     assert said[1:] == [
         "not started again after 1 restart: --restarts 1 is used up",
         "first failure: rank 1 on n2, exit status 3: RuntimeError: no step 2",
