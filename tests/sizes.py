@@ -37,26 +37,24 @@ LIMITS = [
 def faults(limit: Limit) -> list[str]:
     """Prints the size of the folder, and returns what is above its limit."""
     nodes: dict[Path, int] = {}
-    densities: dict[Path, float] = {}
-    lines = 0
+    lines: dict[Path, int] = {}
     for path in (ROOT / limit.folder).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         nodes[path] = len(list(ast.walk(ast.parse(text))))
-        lines += len(text.splitlines())
-        densities[path] = nodes[path] / max(len(text.splitlines()), 1)
-    densest = max(densities, key=lambda path: densities[path])
-    found = [
-        (f"{limit.folder}: {{:,}} nodes", sum(nodes.values()), limit.nodes),
-        (f"{limit.folder}: {{:.2f}} nodes per line", sum(nodes.values()) / lines, limit.average),
-        (
-            f"{densest.relative_to(ROOT)}: {{:.2f}} nodes per line",
-            densities[densest],
+        lines[path] = max(len(text.splitlines()), 1)
+    densest = max(nodes, key=lambda path: nodes[path] / lines[path])
+    total = sum(nodes.values())
+    sizes = {
+        f"nodes in {limit.folder}": (total, limit.nodes),
+        f"nodes per line in {limit.folder}": (total / sum(lines.values()), limit.average),
+        f"nodes per line in {densest.relative_to(ROOT)}": (
+            nodes[densest] / lines[densest],
             limit.densest,
         ),
-    ]
-    told = [f"{text.format(size)}, at most {most:,}" for text, size, most in found]
-    print(*told, sep="\n")
-    return [line for line, (_, size, most) in zip(told, found) if size > most]
+    }
+    for what, (size, most) in sizes.items():
+        print(f"{size:,.2f} {what}, at most {most:,}")
+    return [what for what, (size, most) in sizes.items() if size > most]
 
 
 if __name__ == "__main__":

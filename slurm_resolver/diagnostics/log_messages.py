@@ -10,9 +10,7 @@ because the end of a start that was saved and continued later is not a failure.
 from __future__ import annotations
 
 import functools
-import io
 import re
-from collections.abc import Iterable
 from typing import Any, BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.diagnostics.known_messages import MESSAGES
@@ -117,39 +115,10 @@ class MessageReader:
         return findings
 
 
-def explain(lines: Iterable[str]) -> list[Finding]:
-    """Returns a finding for each known message and address in `lines`, in order of appearance.
-
-    The list is empty if all of them are messages that TensorFlow prints at the end of a good run,
-    or that a start leaves which was saved, and continued later.
-    """
-    return explain_file(io.BytesIO("\n".join(lines).encode("utf-8", "replace")))
-
-
-def explain_file(
-    stream: BinaryIO, reader: Callable[[str], None] = lambda text: None
-) -> list[Finding]:
-    """Does the same for an open file of any bytes.
-
-    `reader` also gets the text of each line, or the first piece of a long line.
-    """
-    starts = read_starts(stream, MessageReader, reader)
-    return [
-        finding
-        for start in starts
-        if start is starts[-1] or not start.continues
-        for finding in start.findings()
-    ]
-
-
-def read_starts(
-    stream: BinaryIO,
-    make: Callable[[], Any],
-    reader: Callable[[str], None] = lambda text: None,
-) -> list[Any]:
+def read_starts(stream: BinaryIO, make: Callable[[], Any]) -> list[Any]:
     """Reads a log, and returns the readers of the job's starts, which `make` makes.
 
-    They are MessageReaders; `reader` is as in `explain_file`.
+    They are MessageReaders. The list has one if nothing says that the job started again.
     """
     starts = [make()]
     following: Any = None  # has read what follows the last end
@@ -161,7 +130,6 @@ def read_starts(
             MessageReader.read(starts[-1], line, number)
         else:
             number += 1
-            reader(line)
             if following and _BEGIN.search(line):
                 starts.append(following)
                 following = None

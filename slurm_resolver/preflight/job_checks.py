@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from slurm_resolver.cluster.alone import advise_on_lonely_step as advise_on_lonely_step
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep

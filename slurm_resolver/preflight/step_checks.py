@@ -14,11 +14,12 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from slurm_resolver.cluster.addresses import Task
+from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
-from slurm_resolver.preflight.job_checks import advise_on_lonely_step, check_job
+from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.keras_version import check_versions
 from slurm_resolver.preflight.probe import ask_rank, listening, tell_rank
 from slurm_resolver.preflight.ready import agreement_facts, find_disagreement

@@ -19,12 +19,11 @@ from pathlib import Path
 
 import pytest
 from bare_state import BareState, other_user, shell_commands
+from explained import explained
 from folders import ROOT
 from kinds import Strings
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import PATH, Installation
-
-from slurm_resolver.diagnostics.log_messages import explain
 
 COMMANDS = shell_commands(ROOT / "README.md")
 ACTIVATE = ". .venv/bin/activate"
@@ -157,7 +156,7 @@ def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> s
     assert done.returncode == 0, output
     assert len(re.findall(TRAINED, output, re.M)) == 1
     assert re.findall(r"^\d: (\w+) +(warning|failed)  ", output, re.M) == []
-    assert explain(output.splitlines()) == []
+    assert explained(output.splitlines()) == []
     return output
 
 

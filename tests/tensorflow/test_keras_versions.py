@@ -48,7 +48,6 @@ NAMES = [
     "loss_masked_sequences",
     "loss_function_sum",
     "loss_two_outputs",
-    "loss_two_means",
     "optimizer_accumulated",
     "optimizer_loss_scale",
     "step_own",

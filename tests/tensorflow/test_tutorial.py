@@ -7,13 +7,12 @@ import shlex
 import sys
 
 import pytest
+from explained import explained
 from folders import EXAMPLES, ROOT
 from keras_marks import KERAS_3_ON_SLURM
 from kinds import Completed
 from local_run import COMMAND
 from slurm_cluster import SlurmCluster
-
-from slurm_resolver.diagnostics.log_messages import explain
 
 pytestmark = KERAS_3_ON_SLURM
 
@@ -38,5 +37,5 @@ def test_with_this_strategy_in_its_place(real_slurm: SlurmCluster) -> None:
 def test_without_it_the_log_is_explained(real_slurm: SlurmCluster) -> None:
     done = run(real_slurm)
     assert done.returncode != 0
-    found = {finding.id: finding.remedy for finding in explain(done.stderr.splitlines())}
+    found = {finding.id: finding.remedy for finding in explained(done.stderr.splitlines())}
     assert "exec --replace-strategy" in found["keras-3-fit"]

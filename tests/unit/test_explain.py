@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from explained import explained
 from folders import DATA
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from kinds import Strings
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file
+from slurm_resolver.diagnostics.log_messages import Finding, read_starts
 
 LOGS = DATA / "logs"
 NAMES = sorted(path.stem for path in LOGS.glob("*.log"))
@@ -40,16 +41,14 @@ def short(findings: list[Finding]) -> Strings:
 def test_logs_of_real_runs(name: str) -> None:
     """Each message is found with its count and task, and so is the task that failed first."""
     data = (LOGS / f"{name}.log").read_bytes()
-    reader = FailureReader()
-    findings = explain_file(io.BytesIO(data), reader.read)
+    findings = explained(data)
     found = short(findings)
-    failure = reader.first()
+    failure = read_starts(io.BytesIO(data), FailureReader)[0].first()
     if failure is not None and not failure.follows:
         found.append(
             f"first {failure.task}, line {failure.line_number}: {failure.line[:60]}".rstrip()
         )
     assert found == EXPECTED[name]
-    assert findings == explain(data.decode().splitlines())
     for finding in findings:
         assert finding.line.strip("… ")[:30] in data.decode().split("\n")[finding.line_number - 1]
         assert len(finding.line) <= 204
@@ -72,7 +71,7 @@ def test_logs_without_tensorflows_notes_and_warnings(name: str) -> None:
     """With TF_CPP_MIN_LOG_LEVEL=2, the same messages still explain the failure."""
     lines = (LOGS / f"{name}.log").read_text(encoding="utf-8").splitlines()
     hidden = re.compile(r"(\d+: )?([IW]\d{4} |[\d-]{10} [\d:.]{15}: [IW] )")
-    found = {one.id for one in explain(line for line in lines if not hidden.match(line))}
+    found = {one.id for one in explained([line for line in lines if not hidden.match(line)])}
     assert found <= {line.split(" ")[0] for line in EXPECTED[name]}
     assert found or name in ("gpu-libraries-missing", "session-waits", "tasks-missing")
 
@@ -81,14 +80,14 @@ def test_logs_without_tensorflows_notes_and_warnings(name: str) -> None:
 def test_the_logs_of_good_runs_have_none(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) > 10
-    assert explain(lines) == []
+    assert explained(lines) == []
 
 
 def test_the_end_of_the_first_task_is_told_where_it_aborts_something() -> None:
     """Lines that are harmless at a good end count once another line says what they aborted."""
     lines = (LOGS / "good" / "leader-ends-first.log").read_text().splitlines()
     aborted = "1: Collective ops is aborted by: Failed to send RPC to coordination service."
-    assert {one.id for one in explain([*lines, aborted])} == {"leader-lost", "peer-ended"}
+    assert {one.id for one in explained([*lines, aborted])} == {"leader-lost", "peer-ended"}
 
 
 WAITING = "coordination_service.cc:502] Waiting for {}/2 tasks to connect."
@@ -115,14 +114,12 @@ REFUSED = "failed to connect to all addresses; ipv4:10.0.0.1:9: Connection refus
     ],
 )
 def test_lines(lines: Strings, told: Strings) -> None:
-    assert short(explain(lines)) == told
+    assert short(explained(lines)) == told
 
 
 def test_numbers_count_lines_not_carriage_returns() -> None:
-    (finding,) = explain_file(
-        io.BytesIO(
-            b"ok\r\n" + b"1/9\r2/9\rsrun: error: n9: task 0: Exited with exit code 1\r\nok\r\n" * 2
-        )
+    (finding,) = explained(
+        b"ok\r\n" + b"1/9\r2/9\rsrun: error: n9: task 0: Exited with exit code 1\r\nok\r\n" * 2
     )
     assert (finding.line_number, finding.count) == (2, 2)
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
@@ -135,9 +132,9 @@ PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
 
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=50)))
 def test_any_bytes(parts: list[bytes]) -> None:
-    reader = FailureReader()
-    found = explain_file(io.BytesIO(b"".join(parts)), reader.read)
-    failure = reader.first()
-    assert failure is None or failure.line
+    data = b"".join(parts)
+    found = explained(data)
+    for start in read_starts(io.BytesIO(data), FailureReader):
+        assert start.first() is None or start.first().line
     assert all(finding.count >= 1 for finding in found)
     assert [one.line_number for one in found] == sorted(one.line_number for one in found)

@@ -6,7 +6,7 @@ import pytest
 from kinds import Texts
 from task_variables import TASK
 
-from slurm_resolver.preflight.job_checks import advise_on_lonely_step
+from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
 
 ALONE = {**TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n9"}

@@ -150,8 +150,9 @@ def _joined(strategy: Any, sparse: bool) -> Any:
 
 @registered("data")
 def dict_inputs(strategy: Any) -> Outcome:
-    inputs = {"left": X[:, :3], "right": X[:, 3:]}
-    return fitted(_joined(strategy, sparse=False), data(inputs, (Y, BINARY)), predict=True)
+    rows = data({"left": X[:, :3], "right": X[:, 3:]}, (Y, BINARY)).unbatch()
+    batches = rows.map(lambda x, y: (x, y)).batch(8)  # the workers divide the rows before the map
+    return fitted(_joined(strategy, sparse=False), batches, predict=True)
 
 
 @registered("data")

@@ -176,30 +176,20 @@ def added_mean(strategy: Any) -> Outcome:
     return {"logs": numbers(logs), **fitted(model, data())}
 
 
-def _two_outputs(strategy: Any, train: Any, **of_number: Any) -> Outcome:
+@program("loss")
+def two_outputs(strategy: Any) -> Outcome:
+    """The loss of one output is a mean, and the loss of the other has a value for each row."""
+
     def make() -> Any:
         inputs = keras.Input((COLUMNS,))
         hidden = layers.Dense(6, activation="relu")(inputs)
         label, number = layers.Dense(3, name="label"), layers.Dense(1, name="number")
         return keras.Model(inputs, {"label": label(hidden), "number": number(hidden)})
 
-    losses = {"label": crossentropy, "number": lambda: kl.MeanSquaredError(**of_number)}
+    losses = {"label": crossentropy, "number": lambda: kl.MeanSquaredError(reduction=None)}
     weights = {"label": 1.0, "number": 0.3}
     how = {"loss": losses, "loss_weights": weights, "metrics": {"label": ["acc"]}}
-    return fitted(ready(strategy, make, **how), train)
-
-
-@program("loss")
-def two_outputs(strategy: Any) -> Outcome:
-    """The loss of one output is a mean, and the loss of the other has a value for each row."""
-    return _two_outputs(strategy, data(X, {"label": Y, "number": NUMBER}), reduction=None)
-
-
-@program("loss")
-def two_means(strategy: Any) -> Outcome:
-    """Keras 3.16 weights the loss of each output in the logs by the rows of the batch."""
-    rows = tf.data.Dataset.from_tensor_slices((X[:41], {"label": Y[:41], "number": NUMBER[:41]}))
-    return _two_outputs(strategy, rows.map(lambda x, y: (x + 0.0, y)).batch(16))
+    return fitted(ready(strategy, make, **how), data(X, {"label": Y, "number": NUMBER}))
 
 
 OPTIMIZERS: dict[str, Action] = {
