@@ -150,9 +150,10 @@ def _joined(strategy: Any, sparse: bool) -> Any:
 
 @registered("data")
 def dict_inputs(strategy: Any) -> Outcome:
-    rows = data({"left": X[:, :3], "right": X[:, 3:]}, (Y, BINARY)).unbatch()
-    batches = rows.map(lambda x, y: (x, y)).batch(8)  # the workers divide the rows before the map
-    return fitted(_joined(strategy, sparse=False), batches, predict=True)
+    columns = {"left": X[:33, :3], "right": X[:33, 3:]}, (Y[:33], BINARY[:33])
+    # The workers divide the rows before the map.
+    rows = tf.data.Dataset.from_tensor_slices(columns).map(lambda x, y: (x, y))
+    return fitted(_joined(strategy, sparse=False), rows.batch(8), predict=True)
 
 
 @registered("data")
