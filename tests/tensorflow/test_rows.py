@@ -87,6 +87,8 @@ x + x[::-1]                                                            -> refute
 tf.split(doubled(x), 2)[1]                                             -> by row
 doubled(x)[:tf.shape(x)[0]]                                            -> by row
 tf.reduce_mean(doubled(x))                                             -> a mean
+tf.broadcast_to(tf.reduce_mean(x) * count(x), [])                      -> a sum
+tf.reduce_mean(x) * tf.broadcast_to(count(x), [])                      -> a sum
 tf.concat([tf.tile(TABLE[:1, None], [tf.shape(x)[0], 1, 3]), x[:, None]], 1) -> by row
 x + tf.random.normal(tf.shape(x))                                      -> by row
 x * tf.random.normal([])                                               -> no rule

@@ -468,6 +468,12 @@ def _einsum(operation: Any, values: Values) -> Value:
 # --- What has a given shape ----------------------------------------------------------------------
 
 
+def _keeps_shape(operation: Any) -> bool:
+    """Whether the first input has the shape of the result, and both are known."""
+    shape = operation.inputs[0].shape
+    return shape.is_fully_defined() and shape == operation.outputs[0].shape
+
+
 def _of_shape(operation: Any, values: Values) -> Value:
     """Rule for what has a shape with rows, and is random or the same everywhere.
 
@@ -476,6 +482,8 @@ def _of_shape(operation: Any, values: Values) -> Value:
     place = int(operation.type in operations.MOVING)
     if values[0].kind is Kind.ROWS:
         return _moved(operation, values)  # type: ignore[return-value]
+    if operation.type == "BroadcastTo" and _keeps_shape(operation):
+        return values[0]
     if not all(value.is_plain for value in (*values[:place], *values[place + 1 :])):
         raise refuted("other entries for each row")
     if values[place].kind is not Kind.NUMBERS or values[place].is_plain:

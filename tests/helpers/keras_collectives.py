@@ -1,0 +1,42 @@
+"""Trains one epoch on two workers; worker 0 prints the collectives of a step.
+
+They are counted in the graph that `fit` runs, since each of them takes a round trip between nodes.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
+
+import slurm_resolver as sr
+
+COLLECTIVE = "CollectiveReduceV2"
+
+call = AtomicFunction.call_flat
+counts: list[int] = []
+
+
+def count_and_call(function: AtomicFunction, *values: object) -> object:
+    """Counts the collectives of a function that is called, and calls it."""
+    graph = function.graph.as_graph_def()
+    bodies = [graph.node, *(inner.node_def for inner in graph.library.function)]
+    counts.append(sum(node.op == COLLECTIVE for nodes in bodies for node in nodes))
+    return call(function, *values)
+
+
+strategy = sr.MultiWorkerMirroredStrategy()
+rows = tf.random.stateless_uniform((64, 8), seed=(1, 2))
+labels = tf.range(64) % 4
+with strategy.scope():
+    layers = [
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(4, activation="softmax"),
+    ]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+AtomicFunction.call_flat = count_and_call
+model.fit(rows, labels, batch_size=16, epochs=1, verbose=0)
+if strategy.cluster_resolver.task_id == 0:
+    print("collectives of a step:", counts[-1])
