@@ -108,7 +108,7 @@ def tensorflow(session: nox.Session, tensorflow: str) -> None:
 def two_workers_with_keras(session: nox.Session, version: str, env: dict[str, str]) -> None:
     """Compares two workers with one process, with the first Keras on the path."""
     env = {**env, "KERAS_VERSION": version}
-    run_tests(session, "tests/tensorflow/test_keras_versions.py", env=env)
+    run_tests(session, "tests/tf/keras/test_versions.py", env=env)
 
 
 def keras_folder(session: nox.Session, requirement: str) -> Path:
@@ -141,12 +141,12 @@ def keras_nightly(session: nox.Session) -> None:
     """
     install(session, "tensorflow-cpu")
     env = {"PYTHONPATH": str(keras_folder(session, "keras-nightly"))}
-    run_tests(session, "tests/tensorflow/test_borrowed.py", env=env)
+    run_tests(session, "tests/tf/keras/test_borrowed.py", env=env)
     two_workers_with_keras(session, "installed", env)
-    programs = ["tests/tensorflow/test_keras_fit.py", "--slurm", "newest", "-m", "not nightly"]
+    programs = ["tests/tf/keras/test_fit.py", "--slurm", "newest", "-m", "not nightly"]
     run_tests(session, *programs, env=env)
     env["KERAS_SOURCES"] = str(keras_folder(session, f"keras=={KERAS_WITH_TESTS}"))
-    run_tests(session, "tests/tensorflow/test_keras_own_tests.py", env=env)
+    run_tests(session, "tests/tf/keras/test_keras_own_tests.py", env=env)
 
 
 @nox.session(python=FOUND[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from free_ports import free_port
@@ -93,6 +94,14 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
 def _warned_of_nothing() -> None:
     """Lets each test see the warnings that a process logs only once."""
     log.warned.clear()
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """The folder to which the tasks of a real step write their records."""
+    folder = tmp_path / "output"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """`slurm-resolver requeue` with stand-ins for Slurm's commands.
 
-tests/slurm/test_requeue.py runs batch files that call this command on a real Slurm.
+tests/preemption/test_requeue_on_slurm.py runs batch files that call this command on a real Slurm.
 """
 
 from __future__ import annotations

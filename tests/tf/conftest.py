@@ -13,7 +13,7 @@ NODES = "t02n13,t02n41,t02n43"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks every test in this folder."""
+    """Marks every test below this folder."""
     item.add_marker("tensorflow")
 
 

@@ -39,6 +39,7 @@ def test_sbatch_accepts(
 
 
 @pytest.mark.newest
+@pytest.mark.slurm
 @pytest.mark.needs("shellcheck")
 def test_shellcheck_accepts(tmp_path: Path, capsys: Captured) -> None:
     files = [tmp_path / "guide.sbatch"]
