@@ -72,7 +72,7 @@ def add_arguments(add: Options) -> None:
 def main(args: Namespace) -> int:
     """Runs and restarts the step, and returns the exit status."""
     from slurm_resolver.slurm.step import SlurmStep
-    from slurm_resolver.supervision.step import Signals
+    from slurm_resolver.supervision.step import SignalRelay
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
     command = command_of(args)
@@ -94,7 +94,7 @@ def main(args: Namespace) -> int:
     values = {**values_of(args, SupervisorOptions), "command": command}
     values["check"] = _check_command(command) if args.check else ()
     options = SupervisorOptions(**values)
-    return Supervisor(options, step, Signals()).run()
+    return Supervisor(options, step, SignalRelay()).run()
 
 
 def _check_command(command: Sequence[str]) -> list[str]:

@@ -161,8 +161,7 @@ def requeue_job(
 
 def _slurm_requeues(job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
     """Whether Slurm itself requeues this job (`show_job`) because it preempts it."""
-    may_be = job.get("Requeue") == job.get("BatchFlag") == "1"
-    if not may_be or not scontrol.is_preempted(job):
+    if job.get("Requeue") != "1" or job.get("BatchFlag") != "1" or not scontrol.is_preempted(job):
         return False
     config = scontrol.show_config(seconds_left())
     # the controller's version; the commands may be those of another one

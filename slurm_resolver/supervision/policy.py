@@ -20,9 +20,21 @@ PROGRESS_SECONDS = 600.0
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
 # means that the node does not respond.
 _UNHEALTHY = re.compile(
-    "^$|(^|[+])(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER)"
+    "^$"
+    "|(^|[+])("
+    "DOWN"
+    "|DRAIN"
+    "|FAIL"
+    "|ERROR"
+    "|UNKNOWN"
+    "|FUTURE"
+    "|NOT_RESPONDING"
+    "|INVALID_REG"
+    "|REBOOT_ISSUED"
+    "|POWER"
+    ")"
     "|[*]([+]|$)",
-    re.I,
+    re.IGNORECASE,
 )
 HOLDS_STEP = "holds the former step"  # in place of the state that Slurm gives
 
