@@ -70,13 +70,13 @@ def main(args: Namespace) -> int:
             continue
         named = _JOB.match(path)
         logs.append((named[1] or named[2] if named else starts[-1].slurm_job, written, starts))
-    jobs = {job for job, _, _ in logs if job}
+    jobs = {slurm_job for slurm_job, _, _ in logs if slurm_job}
     only_job = "".join(jobs) if len(jobs) == 1 else ""
     parts = defaultdict(list)  # of the logs, by how many starts follow in the log, and the job
-    for job, written, starts in logs:
+    for slurm_job, written, starts in logs:
         for later, reader in enumerate(reversed(starts)):
             if not later or not reader.continues:
-                parts[later, job or only_job].append((written, reader))
+                parts[later, slurm_job or only_job].append((written, reader))
     found = {start: _explain(parts[start]) for start in sorted(parts)}
     found = {start: findings for start, findings in found.items() if findings}
     if args.json:
@@ -142,8 +142,8 @@ def _print(found: Mapping[tuple[int, str], list[Finding]]) -> None:
         break_on_hyphens=False,
     )
     printed = set()  # the causes and remedies
-    for (later, job), findings in found.items():
-        title = f"job {job}" if job else "a job"
+    for (later, slurm_job), findings in found.items():
+        title = f"job {slurm_job}" if slurm_job else "a job"
         if later:
             title += f", {counted(later, 'start')} before the last"
         if later or len(found) > 1:

@@ -94,8 +94,8 @@ def main(args: Namespace) -> int:
     if not job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     try:
-        job = show_job(job_id)
-        addresses = list(_addresses(job, step_id, own, args.port))
+        slurm_job = show_job(job_id)
+        addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     reason = ""
@@ -108,7 +108,7 @@ def main(args: Namespace) -> int:
         except (OSError, WireError) as error:
             reason = reason or f" ({address.host}:{address.port}: {error})"
     else:
-        text = describe_job(job_id, job) or (
+        text = describe_job(job_id, slurm_job) or (
             f"no coordination service answers in a step of job {job_id}"
             f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
             "it sets port_base, add --port with that number plus the most tasks on one node."
@@ -167,11 +167,11 @@ def advise(workers: list[Worker]) -> str:
     return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
 
 
-def describe_job(job_id: str, job: Fields) -> str:
+def describe_job(job_id: str, slurm_job: Fields) -> str:
     """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
-    state = job.get("JobState", "")
-    reason = job.get("Reason", "None")
-    start = job.get("StartTime", "Unknown")
+    state = slurm_job.get("JobState", "")
+    reason = slurm_job.get("Reason", "None")
+    start = slurm_job.get("StartTime", "Unknown")
     if state == "PENDING":
         state += f" ({reason})"
         known = "" if start == "Unknown" else "Slurm expects it to start at {2}"
@@ -180,12 +180,12 @@ def describe_job(job_id: str, job: Fields) -> str:
         meaning = _STATES.get(state, "it has ended, with exit status {3}")
         if state in RUNNING_STATES and state not in _STATES:
             return ""
-    meaning = meaning.format(job_id, job.get("NodeList"), start, job.get("ExitCode"))
+    meaning = meaning.format(job_id, slurm_job.get("NodeList"), start, slurm_job.get("ExitCode"))
     return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 
 def _addresses(
-    job: Fields, step_id: str, own: SlurmStep, given_port: int | None
+    slurm_job: Fields, step_id: str, own: SlurmStep, given_port: int | None
 ) -> Iterator[ServiceAddress]:
     """Yields the addresses where the service of a step may listen, newest step first.
 
@@ -193,9 +193,9 @@ def _addresses(
         OSError: if Slurm does not answer.
     """
     cluster = own.cluster_name or show_config().get("ClusterName")
-    job_id = job.get("HetJobId", job["JobId"])
+    job_id = slurm_job.get("HetJobId", slurm_job["JobId"])
     numbered = defaultdict(list)
-    for fields in show_steps(job):
+    for fields in show_steps(slurm_job):
         name = fields.get("StepId", "").rpartition(".")[2]
         if name.isdigit() and step_id in ("", name):
             numbered[int(name)].append(fields)
@@ -206,11 +206,11 @@ def _addresses(
             cluster_name=cluster,
             job_id=job_id,
             step_id=str(number),
-            restart_count=int(job.get("Restarts") or 0),
+            restart_count=int(slurm_job.get("Restarts") or 0),
         )
         nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
         ports = [given_port or derive_meeting_port(step)]
-        if "HetJobId" not in job:
+        if "HetJobId" not in slurm_job:
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not
             # known here. Heterogeneous steps do not use reserved ports.

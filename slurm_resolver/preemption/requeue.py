@@ -124,33 +124,32 @@ def requeue_job(
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, asks)
     try:
-        ref, job = scontrol.own_job(step, seconds_left())
-        job_id = ref
-        is_running = job["JobState"] in scontrol.RUNNING_STATES
+        ref, slurm_job = scontrol.own_job(step, seconds_left())
+        is_running = slurm_job["JobState"] in scontrol.RUNNING_STATES
     except (OSError, KeyError) as error:
         return ExitPlan(REQUEUE_STATUS, f"the job's state is unknown ({error}); {asks}")
-    seen = job.get("Restarts", "")
+    seen = slurm_job.get("Restarts", "")
     if seen.isdecimal() and int(seen) > restarts:
-        return ExitPlan(REQUEUE_STATUS, f"job {job_id} has been requeued already")
-    if not is_running and job.get("Reason") != "TimeLimit":
-        return ExitPlan(TERMINATED_STATUS, f"job {job_id} is being cancelled: not requeued")
+        return ExitPlan(REQUEUE_STATUS, f"job {ref} has been requeued already")
+    if not is_running and slurm_job.get("Reason") != "TimeLimit":
+        return ExitPlan(TERMINATED_STATUS, f"job {ref} is being cancelled: not requeued")
     others = (step.num_tasks or 1) - saved
-    if not announced and others > 0 and is_running and not scontrol.is_preempted(job):
+    if not announced and others > 0 and is_running and not scontrol.is_preempted(slurm_job):
         return ExitPlan(
             TERMINATED_STATUS,
-            f"job {job_id} not requeued: SIGTERM has come, but Slurm neither preempts nor ends the "
+            f"job {ref} not requeued: SIGTERM has come, but Slurm neither preempts nor ends the "
             f"job, and {others} of its step's {step.num_tasks} tasks did not save, one of which "
             "may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
             "--signal=USR1@120)",
         )
     try:
-        if not _slurm_requeues(job, seconds_left):
+        if not _slurm_requeues(slurm_job, seconds_left):
             scontrol.run_on(ref, "scontrol", "requeue", timeout=seconds_left())
-            message = f"job {job_id} requeued, restart {restarts + 1}"
+            message = f"job {ref} requeued, restart {restarts + 1}"
             return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
     except OSError as error:
         return ExitPlan(REQUEUE_STATUS, f"not requeued ({error}); {asks}")
-    message = f"job {job_id} is preempted, and Slurm requeues it, restart {restarts + 1}"
+    message = f"job {ref} is preempted, and Slurm requeues it, restart {restarts + 1}"
     try:  # ends the shell of the batch file; the status does not ask it for another requeue
         scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
     except OSError as error:
@@ -159,9 +158,13 @@ def requeue_job(
     return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
 
 
-def _slurm_requeues(job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
+def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
     """Whether Slurm itself requeues this job (`show_job`) because it preempts it."""
-    if job.get("Requeue") != "1" or job.get("BatchFlag") != "1" or not scontrol.is_preempted(job):
+    if (
+        slurm_job.get("Requeue") != "1"
+        or slurm_job.get("BatchFlag") != "1"
+        or not scontrol.is_preempted(slurm_job)
+    ):
         return False
     config = scontrol.show_config(seconds_left())
     # the controller's version; the commands may be those of another one
@@ -169,9 +172,9 @@ def _slurm_requeues(job: scontrol.Fields, seconds_left: Callable[[], float]) -> 
     if version < _FIRST_THAT_REQUEUES:
         return False
     if config.get("PreemptType") == "preempt/qos":
-        what = ["assoc_mgr", f"qos={job.get('QOS', '')}", "flags=qos"]
+        what = ["assoc_mgr", f"qos={slurm_job.get('QOS', '')}", "flags=qos"]
     else:
-        what = ["partition", job.get("Partition", "")]
+        what = ["partition", slurm_job.get("Partition", "")]
     chosen = scontrol.show(*what, timeout=seconds_left())[0]
     mode = chosen.get("PreemptMode", "OFF")
     if mode == "OFF":  # the cluster's counts

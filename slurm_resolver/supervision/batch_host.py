@@ -44,7 +44,7 @@ _RETRY_SECONDS = 5.0
 @contextlib.contextmanager
 def watched(
     step: SlurmStep,
-    job: JobRef,
+    job_ref: JobRef,
     nodes: Sequence[str],
     requeue: bool,
     every: float,
@@ -85,7 +85,7 @@ def watched(
                     "-m",
                     __name__,
                     f"{watches:g}",
-                    job,
+                    job_ref,
                     *end,
                 ],
                 env=environ,
@@ -126,17 +126,17 @@ def main(every: float, job_id: str, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
     while not every:  # this step is there for signals only
         signal.pause()
-    job = {"BatchHost": "", "StdOut": ""}
-    while not is_lost(job):
+    slurm_job = {"BatchHost": "", "StdOut": ""}
+    while not is_lost(slurm_job):
         time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
-            job = scontrol.show_job(job_id, timeout=60.0)
+            slurm_job = scontrol.show_job(job_id, timeout=60.0)
     done = "requeued" if "requeue" in end else "cancelled"
     # The job's output file, to which the lost node wrote before.
-    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+    with contextlib.suppress(OSError), open(slurm_job.get("StdOut", ""), "a") as stream:
         stream.write(
-            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
-            f"the job is {done}\n"
+            f"slurm-resolver supervise: {slurm_job['BatchHost']} has failed, "
+            f"the node of the batch file: the job is {done}\n"
         )
     while True:
         with contextlib.suppress(OSError):

@@ -117,8 +117,8 @@ class StepFailure(NamedTuple):
     text: str
     error: str
     seconds: float
-    node: str | None = None
-    progress: str | None = None
+    node: str | None
+    progress: str | None
 
 
 class StepOutput(FailureReader):
@@ -197,13 +197,13 @@ class StepOutput(FailureReader):
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
         return StepFailure(
-            kind,
-            status,
-            f"{end.task} at {when}, {why}",
-            why if line else f"{end.task}: {end.line}",
-            time.monotonic() - self._begun,
-            end.node,
-            self._progress,
+            kind=kind,
+            status=status,
+            text=f"{end.task} at {when}, {why}",
+            error=why if line else f"{end.task}: {end.line}",
+            seconds=time.monotonic() - self._begun,
+            node=end.node,
+            progress=self._progress,
         )
 
 
@@ -225,10 +225,10 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
         OSError: if Slurm does not say it.
     """
     host = platform.node().partition(".")[0]
-    _, job = scontrol.own_job(step)
+    _, slurm_job = scontrol.own_job(step)
     steps = [
         held["StepId"]
-        for held in scontrol.show_steps(job)
+        for held in scontrol.show_steps(slurm_job)
         if held.get("SrunHost:Pid") == f"{host}:{srun}"
     ]
     # Without a step, scancel would end whatever the user's SCANCEL_… variables name.

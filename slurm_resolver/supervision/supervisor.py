@@ -101,7 +101,9 @@ class Supervisor:
         wanted = options.nodes or len(nodes)
         least = options.min_nodes or wanted or 1
         healthy = healthy_nodes(nodes)
-        with watched(self._step, self._job, healthy, options.requeue, options.watch, self._relay):
+        with watched(
+            self._step, self._job_ref, healthy, options.requeue, options.watch, self._relay
+        ):
             while True:
                 if options.check:
                     nodes = self._check(nodes, least)
@@ -202,12 +204,15 @@ class Supervisor:
         while not relay.received:
             try:
                 self._end_former_step(unended)
-                self._job, job = scontrol.own_job(self._step, _ANSWER_SECONDS)
+                self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
                 stop = None
                 announced = relay.announced
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
-                        job, self._step.restart_count or 0, self._options.least_time, time.time()
+                        slurm_job,
+                        self._step.restart_count or 0,
+                        self._options.least_time,
+                        time.time(),
                     )
                 if stop and (stop.requeue or not announced or time.monotonic() > until):
                     raise stop
@@ -216,7 +221,7 @@ class Supervisor:
                     continue
                 if announced:  # the last checkpoint is all that a requeue needs
                     raise NoRestartError(f"{announced.name} has come", requeue=True)
-                states = scontrol.show_nodes("State", job["NodeList"], _ANSWER_SECONDS)
+                states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
                 held = dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)
                 return {**states, **held}
             except OSError as error:
