@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from types import FrameType
-from typing import Callable
+from typing import Any
 
 # The signals that a launcher passes on to what it starts, or ends it by.
 PASSED_ON = (
@@ -22,11 +21,8 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 CAUGHT_BY_BATCH_FILE = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
 
 
-def handle(
-    numbers: Iterable[int],
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
-) -> None:
-    """Installs a handler, or one of `signal.Handlers`, for each of the signals."""
+def handle(numbers: Iterable[int], handler: Any) -> None:
+    """Installs a function, or one of `signal.Handlers`, for each of the signals."""
     for number in numbers:
         signal.signal(number, handler)
 

@@ -55,18 +55,19 @@ _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
 
-# What Slurm's states of a job mean, and its reasons why a job is pending.
+# What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
+# other fields are those of `scontrol show job`.
 _STATES = {
     "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
     "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
     "CONFIGURING": "Slurm prepares its nodes",
-    "COMPLETING": "it has ended, and Slurm waits for its last processes on {1}",
+    "COMPLETING": "it has ended, and Slurm waits for its last processes on {NodeList}",
     "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
     "JobHeldUser": "it is held; scontrol release {0} lets it start",
     "JobHeldAdmin": "an administrator holds it",
     "Dependency": "it waits for another job; squeue -o %E -j {0} shows which",
     "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
-    "BeginTime": "it may start at {2}, as jobs do that ask for it, or that were requeued",
+    "BeginTime": "it may start at {StartTime}, as jobs do that ask for it, or that were requeued",
 }
 
 
@@ -115,13 +116,14 @@ def main(args: Namespace) -> int:
         )
         print(f"slurm-resolver status: {text}", file=sys.stderr)
         return 1
-    _print(workers, args.json)
     with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
-        while args.watch and not reader_has_ended():
+        while True:
+            _print(workers, args.json)
+            if not args.watch or reader_has_ended():
+                break
             time.sleep(_WATCH_SECONDS)
             workers = _ask(address)["workers"]
             print(_CLEAR if sys.stdout.isatty() and not args.json else "", end="")
-            _print(workers, args.json)
     return 0
 
 
@@ -171,16 +173,17 @@ def describe_job(job_id: str, slurm_job: Fields) -> str:
     """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
     state = slurm_job.get("JobState", "")
     reason = slurm_job.get("Reason", "None")
-    start = slurm_job.get("StartTime", "Unknown")
     if state == "PENDING":
         state += f" ({reason})"
-        known = "" if start == "Unknown" else "Slurm expects it to start at {2}"
+        known = ""
+        if slurm_job.get("StartTime", "Unknown") != "Unknown":
+            known = "Slurm expects it to start at {StartTime}"
         meaning = _STATES.get(reason, known)
     else:
-        meaning = _STATES.get(state, "it has ended, with exit status {3}")
+        meaning = _STATES.get(state, "it has ended, with exit status {ExitCode}")
         if state in RUNNING_STATES and state not in _STATES:
             return ""
-    meaning = meaning.format(job_id, slurm_job.get("NodeList"), start, slurm_job.get("ExitCode"))
+    meaning = meaning.format(job_id, **slurm_job)
     return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 

@@ -25,7 +25,7 @@ happens if its batch file ends then (live on 22.05, 24.11 and 26.05, and from sl
 from __future__ import annotations
 
 import contextlib
-import re
+import math
 import time
 from typing import Callable, NamedTuple
 
@@ -36,7 +36,7 @@ from slurm_resolver.slurm.step import SlurmStep
 REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again later
 TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
 MAX_RESTARTS_STATUS = 1
-_FIRST_THAT_REQUEUES = [24, 5]  # the version of slurmctld
+_FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months have two digits
 
 # For all commands together: scontrol would wait 60 s for each answer of a busy controller. Slurm's
 # KillWait is 30 s by default, and a signal before the time limit may leave less.
@@ -96,10 +96,8 @@ def requeue_job(
     restarts = step.restart_count or 0
     job_id = step.job_name
     # All commands together may take a quarter of the time until the job's end.
-    seconds = _MOST_SECONDS
-    if step.job_end_time is not None:
-        seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
-    until = time.monotonic() + seconds
+    quarter = ((step.job_end_time or math.inf) - time.time()) / 4
+    until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
 
     def seconds_left() -> float:
         return until - time.monotonic()
@@ -150,12 +148,13 @@ def requeue_job(
     except OSError as error:
         return ExitPlan(REQUEUE_STATUS, f"not requeued ({error}); {asks}")
     message = f"job {ref} is preempted, and Slurm requeues it, restart {restarts + 1}"
+    wait = _BATCH_END_SECONDS
     try:  # ends the shell of the batch file; the status does not ask it for another requeue
         scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
     except OSError as error:
         message += f", when its batch file ends, which has to be now ({error})"
-        return ExitPlan(TERMINATED_STATUS, message)
-    return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
+        wait = 0.0
+    return ExitPlan(TERMINATED_STATUS, message, wait)
 
 
 def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
@@ -168,8 +167,7 @@ def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float
         return False
     config = scontrol.show_config(seconds_left())
     # the controller's version; the commands may be those of another one
-    version = [int(part) for part in re.findall(r"\d+", config.get("SLURM_VERSION", ""))[:2]]
-    if version < _FIRST_THAT_REQUEUES:
+    if config.get("SLURM_VERSION", "") < _FIRST_THAT_REQUEUES:
         return False
     if config.get("PreemptType") == "preempt/qos":
         what = ["assoc_mgr", f"qos={slurm_job.get('QOS', '')}", "flags=qos"]

@@ -115,5 +115,7 @@ def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: in
     few nodes without them.
     """
     trusted = [name for name in healthy if name not in suspects]
-    pool = trusted if len(trusted) >= least else healthy
-    return pool[:wanted] if len(pool) >= least else []
+    for pool in (trusted, healthy):
+        if len(pool) >= least:
+            return pool[:wanted]
+    return []

@@ -48,10 +48,8 @@ _BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
 
 def _write(data: bytes) -> None:
     """Writes to standard error; a full disk must not end a training."""
-    view = memoryview(data)
-    with contextlib.suppress(OSError):
-        while view:
-            view = view[os.write(2, view) :]
+    with contextlib.suppress(OSError), open(2, "wb", closefd=False) as stream:
+        stream.write(data)
 
 
 def say(line: str) -> None:

@@ -50,7 +50,7 @@ class SupervisorOptions(NamedTuple):
     pause: float
     least_time: float
     watch: float
-    check: Sequence[str] = ()  # srun and its options, for the check of the nodes; () for none
+    check: Sequence[str]  # srun and its options, for the check of the nodes; () for none
 
 
 class Supervisor:
@@ -63,7 +63,7 @@ class Supervisor:
         self._failures: list[StepFailure] = []  # one for each start
         self._suspects: dict[str, str] = {}  # the reason, by node
         self._holding: set[str] = set()  # nodes on which a former step has not ended
-        self._overlap = False  # whether a former step holds anything
+        self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
         self._all: list[str] = []  # the nodes of the job when this began
 
     def run(self) -> int:
@@ -143,7 +143,7 @@ class Supervisor:
             f"--ntasks={len(nodes) * each}",
             f"--ntasks-per-node={each}",
             f"--nodelist={compress_hostlist(nodes)}",
-            *(["--overlap"] if self._overlap else []),
+            *self._sharing,
             *command[1:],
         ]
         return run_step(full, self._relay, self._step)
@@ -239,14 +239,16 @@ class Supervisor:
         while relay.srun and not relay.first and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)
-                self._overlap = True
+                self._sharing = ["--overlap"]
                 return
             relay.wait(_POLL_SECONDS)
 
     def _without(self, nodes: Fields, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
-        reasons = {name: nodes.get(name, "no longer the job's") for name in self._all}
-        for name in healthy_nodes(nodes):
-            reasons[name] = self._suspects.get(name, "")
+        reasons = {
+            **dict.fromkeys(self._all, "no longer the job's"),
+            **nodes,
+            **{name: self._suspects.get(name, "") for name in healthy_nodes(nodes)},
+        }
         out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
         return f", without {', '.join(out)}" if out else ""
