@@ -117,17 +117,20 @@ def _explain(parts: list[tuple[float, FailureReader]]) -> list[Finding]:
         # How a task has ended is not why.
         if first.is_end and findings and MESSAGES[findings[0].id].kind == "cause":
             line += f", after: {findings[0].line}"
-        failure = Finding(
-            file=readers[0].file,
-            id="first-failure",
-            line_number=first.line_number,
-            line=line,
-            cause="This task failed first. Errors of other tasks may be effects of its failure.",
-            remedy="Correct this error. The lines before it in the log tell more.",
-            address=first.task or None,
-            count=1,
+        findings.insert(
+            0,
+            Finding(
+                file=readers[0].file,
+                id="first-failure",
+                line_number=first.line_number,
+                line=line,
+                cause="This task failed first. "
+                "Errors of other tasks may be effects of its failure.",
+                remedy="Correct this error. The lines before it in the log tell more.",
+                address=first.task or None,
+                count=1,
+            ),
         )
-        findings.insert(0, failure)
     for reader in readers[1:]:
         findings += reader.findings()
     return findings

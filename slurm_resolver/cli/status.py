@@ -148,7 +148,7 @@ def _print(workers: list[Worker], as_json: bool) -> None:
 def describe_epoch(worker: Worker) -> str:
     """Returns what a worker has spent its last whole epoch with; '' before its end."""
     spent = sorted(worker["seconds"].items(), key=lambda item: -item[1])
-    total = sum(seconds for _, seconds in spent)
+    total = sum(worker["seconds"].values())
     if not total:
         return ""
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)

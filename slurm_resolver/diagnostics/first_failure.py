@@ -157,8 +157,9 @@ class FailureReader(MessageReader):
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
-            failure = Failure(_place(rank, node), number, why, follows=follows_another(why))
-            self._gone.setdefault(rank, failure)
+            self._gone.setdefault(
+                rank, Failure(_place(rank, node), number, why, follows=follows_another(why))
+            )
         rank, text = _LABELLED.findall(text)[0]
         # A progress bar may end without a line's end.
         self._tasks.setdefault(rank, _Task()).read(text.rpartition("\r")[2], number)
@@ -175,8 +176,9 @@ class FailureReader(MessageReader):
             self.ended_on.add(nodes or "")
             if not self.all_end:
                 how = how[:_LONGEST]
-                failure = Failure(_place(rank, node), number, how, node=node, is_end=True)
-                self.ends.setdefault(rank, failure)
+                self.ends.setdefault(
+                    rank, Failure(_place(rank, node), number, how, node=node, is_end=True)
+                )
 
     def error_of(self, rank: str) -> Failure | None:
         """Returns the error that this rank has printed, or any task in a log without labels."""
@@ -204,8 +206,8 @@ class FailureReader(MessageReader):
                 failures.append(self._gone[rank])
         for (id, name), (number, line) in self.found.items():
             if id == "check-failed":
-                told = line.partition("failed   ")[2]
-                failures.append(Failure("slurm-resolver check", number, f"{name}: {told}"))
+                what = f"{name}: {line.partition('failed   ')[2]}"
+                failures.append(Failure("slurm-resolver check", number, what))
         for rank, error in errors.items():
             if self._tasks[rank].lines_after <= _MOST_LINES_AFTER:
                 if not rank and len(self.ends) == 1:

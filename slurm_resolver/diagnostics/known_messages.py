@@ -697,4 +697,3 @@ def _message(id: str) -> KnownMessage:
 
 
 MESSAGES = {id: _message(id) for id in _SECTIONS.sections()}
-KNOWN_MESSAGES = [known for known in MESSAGES.values() if known.cues and known.kind != "hidden"]

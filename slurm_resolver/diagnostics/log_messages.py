@@ -99,17 +99,18 @@ class MessageReader:
             known = meanings[id]
             if known.id not in hidden and known.kind not in hidden:
                 is_significant = is_significant or id in self._significant
-                finding = Finding(
-                    file=self.file,
-                    id=known.id,
-                    line_number=number,
-                    line=line,
-                    cause=known.cause,
-                    remedy=known.remedy,
-                    address=address,
-                    count=self._counts[id, address],
+                findings.append(
+                    Finding(
+                        file=self.file,
+                        id=known.id,
+                        line_number=number,
+                        line=line,
+                        cause=known.cause,
+                        remedy=known.remedy,
+                        address=address,
+                        count=self._counts[id, address],
+                    )
                 )
-                findings.append(finding)
         return findings if is_significant else []
 
 
@@ -141,8 +142,7 @@ def _named_task(match: re.Match[str]) -> str | None:
         found = before[-1]
     if found["job"]:
         return f"/job:{found['job']}/replica:0/task:{found['task']}"
-    host = found["peer"] or found["target"]
-    return host.replace("%5B", "[").replace("%5D", "]")
+    return (found["peer"] or found["target"]).replace("%5B", "[").replace("%5D", "]")
 
 
 def _shorten(text: str, start: int) -> str:

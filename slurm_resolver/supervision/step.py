@@ -171,7 +171,6 @@ class StepOutput(FailureReader):
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
-        when = time.strftime("%Y-%m-%dT%H:%M:%S")
         line = ""
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
@@ -197,7 +196,7 @@ class StepOutput(FailureReader):
         return StepFailure(
             kind=kind,
             status=status,
-            text=f"{end.task} at {when}, {why}",
+            text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
             error=why if line else f"{end.task}: {end.line}",
             seconds=time.monotonic() - self._begun,
             node=end.node,

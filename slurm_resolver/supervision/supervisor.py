@@ -178,8 +178,10 @@ class Supervisor:
         if failure.kind == "cancelled":
             raise NoRestartError("the step was cancelled, by Slurm or by a user")
         if failure.kind == "saved":
-            saved = "the training was ended by a signal, or has saved and asks for a requeue"
-            raise NoRestartError(f"exit status {failure.status}: {saved}")
+            raise NoRestartError(
+                f"exit status {failure.status}: the training was ended by a signal, or has saved "
+                "and asks for a requeue"
+            )
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
             again = ", and it was the same each time" if same else ""
@@ -188,8 +190,8 @@ class Supervisor:
         if node and failure.kind == "node":
             self._suspects[node] = FAILED
         elif same:
-            before = self._failures[-2].node
-            if node is None or node in self._suspects or node != before or not spare:
+            is_other = node != self._failures[-2].node
+            if node is None or node in self._suspects or is_other or not spare:
                 raise NoRestartError("it was the same each time, without any progress in between")
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
@@ -222,8 +224,7 @@ class Supervisor:
                 if announced:  # the last checkpoint is all that a requeue needs
                     raise NoRestartError(f"{announced.name} has come", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
-                held = dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)
-                return {**states, **held}
+                return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
             except OSError as error:
                 if "Invalid job id" in str(error):
                     raise NoRestartError(f"Slurm does not know job {self._step.job_name}") from None

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Strings
 
-from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES
+from slurm_resolver.diagnostics.known_messages import MESSAGES
 from slurm_resolver.diagnostics.log_messages import Finding
 from slurm_resolver.diagnostics.log_starts import read_starts
 
 LOGS = DATA / "logs"
+KNOWN_MESSAGES = [known for known in MESSAGES.values() if known.cues and known.kind != "hidden"]
 NAMES = sorted(path.stem for path in LOGS.glob("*.log"))
 
 
