@@ -110,7 +110,7 @@ def watched(
     try:
         yield
     finally:
-        ended = process is None or process.poll() is not None
+        ended = process and process.poll() is not None
         closed.set()
         relay.paused.set()  # ends a wait
         if process:
@@ -118,7 +118,7 @@ def watched(
         thread.join(10.0)
         if process:
             process.kill()
-        if ended and words and not relay.first:
+        if ended and words and not relay.final_signal:
             say(f"the step that watches this node had ended: {words}")
 
 

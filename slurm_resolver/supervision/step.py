@@ -84,14 +84,14 @@ class SignalRelay:
             self.srun.send_signal(number)
 
     @property
-    def first(self) -> signal.Signals | None:
+    def final_signal(self) -> signal.Signals | None:
         """A signal after which the step is not started again."""
         return self.received or self.announced
 
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while not self.first and time.monotonic() < until:
+        while not self.final_signal and time.monotonic() < until:
             time.sleep(min(_POLL_SECONDS, seconds))
 
 

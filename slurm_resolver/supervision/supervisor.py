@@ -237,7 +237,7 @@ class Supervisor:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
         until = time.monotonic() + _HELD_SECONDS
-        while relay.srun and not relay.first and end_held_steps(self._step, relay.srun.pid):
+        while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)
                 self._sharing = ["--overlap"]
