@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from operator import itemgetter
 
 from slurm_resolver.cli.options import Options
 from slurm_resolver.diagnostics.first_failure import FailureReader
@@ -76,9 +77,16 @@ def main(args: Namespace) -> int:
     for slurm_job, written, starts in logs:
         for later, reader in enumerate(reversed(starts)):
             if not later or not reader.continues:
-                parts[later, slurm_job or only_job].append((written, reader))
-    found = {start: _explain(parts[start]) for start in sorted(parts)}
-    found = {start: findings for start, findings in found.items() if findings}
+                first = reader.first()
+                # The other tasks end after the one that failed first, and so do their logs.
+                order = first is None or first.follows, written
+                parts[later, slurm_job or only_job].append((order, reader))
+    found = {}
+    for start in sorted(parts):
+        ordered = sorted(parts[start], key=itemgetter(0))
+        findings = _explain([reader for _, reader in ordered])
+        if findings:
+            found[start] = findings
     if args.json:
         print(json.dumps([asdict(one) for findings in found.values() for one in findings]))
     else:
@@ -90,19 +98,8 @@ def main(args: Namespace) -> int:
     return int(bool(found))
 
 
-def _explain(parts: list[tuple[float, FailureReader]]) -> list[Finding]:
-    """Returns what explains one start of a job, the first failure first.
-
-    The parts of its logs come with the time when the log was last written to.
-    """
-
-    def order(part: tuple[float, FailureReader]) -> tuple[bool, float]:
-        # The other tasks end after the one that failed first, and so do their logs.
-        written, reader = part
-        first = reader.first()
-        return first is None or first.follows, written
-
-    readers = [reader for _, reader in sorted(parts, key=order)]
+def _explain(readers: list[FailureReader]) -> list[Finding]:
+    """Returns what explains one start of a job; the first of `readers` has the first failure."""
     first = readers[0].first()
     findings = readers[0].findings()
     if first and not first.follows:
