@@ -107,7 +107,8 @@ def requeue_job(
     if max_restarts is not None and restarts >= max_restarts:
         if job_id is not None and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
-                scontrol.forbid_requeue(scontrol.own_job(step)[0], seconds_left())
+                job_ref, _ = scontrol.own_job(step, seconds_left())
+                scontrol.forbid_requeue(job_ref, seconds_left())
         return ExitPlan(
             MAX_RESTARTS_STATUS,
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached "
