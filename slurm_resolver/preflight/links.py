@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.preflight.probe import call, listening
+from slurm_resolver.start.probe import call, listening
 
 _SECONDS = 0.3  # of a measurement
 _NEIGHBOURS = (1, -1, 1, -1, 1, -1)  # of which the fastest counts: another program may disturb

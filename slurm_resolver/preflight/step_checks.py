@@ -19,14 +19,15 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
+from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
 from slurm_resolver.preflight.job_checks import check_job
-from slurm_resolver.preflight.keras_version import check_versions
-from slurm_resolver.preflight.probe import ask_rank, listening, tell_rank
-from slurm_resolver.preflight.ready import agreement_facts, find_disagreement
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
-from slurm_resolver.preflight.transport import TaskDevices, check_driver, check_gpus, task_devices
+from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.start.probe import ask_rank, listening, tell_rank
+from slurm_resolver.start.ready import agreement_facts, find_disagreement
+from slurm_resolver.start.transport import TaskDevices, task_devices
 from slurm_resolver.wording import counted
 
 # In a step of at most so many tasks each asks all others; in a larger one it asks the ranks at the

@@ -13,9 +13,9 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
-from slurm_resolver.preflight.probe import listening, tell_rank
-from slurm_resolver.preflight.ready import wait_until_ready
-from slurm_resolver.preflight.transport import (
+from slurm_resolver.start.probe import listening, tell_rank
+from slurm_resolver.start.ready import wait_until_ready
+from slurm_resolver.start.transport import (
     TaskDevices,
     find_transport,
     task_devices,

@@ -27,7 +27,7 @@ fail() {
 """
 RESOLVE = """\
 import slurm_resolver
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 cluster = slurm_resolver.resolve()
 wait_until_ready(cluster, 60)
 print("ready", cluster.task.address, *sorted({task.node for task in cluster.tasks}))"""

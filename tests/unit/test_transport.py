@@ -10,10 +10,10 @@ from kinds import Texts
 
 from slurm_resolver import resolve
 from slurm_resolver.cluster.addresses import Task
-from slurm_resolver.preflight import transport
-from slurm_resolver.preflight.transport import (
+from slurm_resolver.preflight.gpu_check import check_gpus
+from slurm_resolver.start import transport
+from slurm_resolver.start.transport import (
     TaskDevices,
-    check_gpus,
     find_transport,
     task_devices,
     why_no_gpu,

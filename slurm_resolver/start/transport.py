@@ -13,16 +13,13 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import NameOf
-from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
-from slurm_resolver.slurm.gpu_variables import count_driver_gpus, numbered
+from slurm_resolver.slurm.gpu_variables import numbered
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
 _BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
@@ -122,49 +119,6 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
             "then takes its share",
         )
     return Transport(True, "gradients go by NCCL")
-
-
-def check_driver(cluster: Cluster) -> Result:
-    """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
-    decision = cluster.gpu_decision
-    if decision and decision.conflict:
-        return Result("gpus", WARNING, decision.conflict)
-    driver = count_driver_gpus()
-    shown = decision.visible_before if decision and decision.devices else None
-    lost = 0 if shown is None or driver is None else len(shown) - driver
-    if cluster.task is None or lost <= 0:
-        return Result("gpus", OK, "the driver knows all")
-    return Result(
-        "gpus",
-        WARNING,
-        f"the driver does not know {lost} of the GPUs that Slurm shows: leave out the node (sbatch "
-        f"--exclude={cluster.task.node}), and tell its administrators",
-    )
-
-
-def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
-    """Returns the result for the tasks that use GPUs, by rank.
-
-    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
-    """
-    if not devices:
-        return Result("gpus", SKIPPED, "no task has any, according to its variables")
-    users = Counter(
-        (node, name)
-        for rank, (node, gpus, number, *_) in devices.items()
-        # GPUs without common names are taken to be the task's own.
-        for name in gpus or [f"{index} of rank {rank}" for index in range(number)]
-    )
-    shared = sum(number > 1 for number in users.values())
-    how = f"{shared} of them shared by tasks" if shared else "each used by one task"
-    use = f"{len(users)}, {how}"
-    training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
-    if len(training) < 2 or any(task.job == "ps" for task in tasks):
-        return Result("gpus", OK, use)
-    _, sentence, remedy = find_transport(training, "rank {}".format)
-    if remedy:
-        return Result("gpus", WARNING, f"{sentence}: {remedy}")
-    return Result("gpus", OK, f"{use}; {sentence}")
 
 
 def why_no_gpu(cuda: bool, rocm: bool) -> str:
