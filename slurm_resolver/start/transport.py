@@ -50,19 +50,21 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     task = cluster.task
     decision = cluster.gpu_decision
     assert task is not None
-    if decision is None or decision.devices is None:
-        return TaskDevices(task.node, None, usable)
+    told = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
+    if decision is None or decision.devices is None or not decision.visible_before:
+        return told
     step = cluster.step
-    shown = decision.visible_before or ()
+    shown = decision.visible_before
     slurms = step.step_gpus.split(",") if step.step_gpus else shown
+    hides_others = len(shown) < (step.gpus_on_node or 0)
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == numbered(shown) and len(shown) == len(slurms)
-    if len(shown) >= (step.gpus_on_node or 0) or not from_zero:
-        return TaskDevices(task.node, decision.devices, usable)
+    if not hides_others or not from_zero:
+        return told
     names = None
     if _BOUND_APART.search(step.tres_bind or ""):
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
-    return TaskDevices(task.node, names, usable, True, slurms[0])
+    return told._replace(gpus=names, confined=True, slurms=slurms[0])
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:

@@ -96,6 +96,7 @@ BIND = "SLURMD_TRES_BIND"
     ("variables", "gpus"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),  # a program that computes on CPUs
         # a confined task's GPUs are numbered from 0, and the other task's GPUs may differ
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
