@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
+from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.start.transport import TaskDevices, find_transport
 
@@ -15,19 +15,18 @@ from slurm_resolver.start.transport import TaskDevices, find_transport
 def check_driver(cluster: Cluster) -> Result:
     """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
     decision = cluster.gpu_decision
-    if decision and decision.conflict:
-        return Result("gpus", WARNING, decision.conflict)
+    assert cluster.task is not None
+    assert decision is not None
+    problem = decision.conflict
     driver = count_driver_gpus()
-    shown = decision.visible_before if decision and decision.devices else None
-    lost = 0 if shown is None or driver is None else len(shown) - driver
-    if cluster.task is None or lost <= 0:
-        return Result("gpus", OK, "the driver knows all")
-    return Result(
-        "gpus",
-        WARNING,
-        f"the driver does not know {lost} of the GPUs that Slurm shows: leave out the node (sbatch "
-        f"--exclude={cluster.task.node}), and tell its administrators",
-    )
+    if not problem and driver is not None and decision.devices and decision.visible_before:
+        lost = len(decision.visible_before) - driver
+        if lost > 0:
+            problem = (
+                f"the driver does not know {lost} of the GPUs that Slurm shows: leave out the node "
+                f"(sbatch --exclude={cluster.task.node}), and tell its administrators"
+            )
+    return result_of("gpus", [problem], "the driver knows all", WARNING)
 
 
 def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
@@ -38,10 +37,10 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     if not devices:
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
     users = Counter(
-        (node, name)
-        for rank, (node, gpus, number, *_) in devices.items()
+        (task.node, name)
+        for rank, task in devices.items()
         # GPUs without common names are taken to be the task's own.
-        for name in gpus or [f"{index} of rank {rank}" for index in range(number)]
+        for name in task.gpus or [f"{index} of rank {rank}" for index in range(task.usable)]
     )
     shared = sum(number > 1 for number in users.values())
     how = f"{shared} of them shared by tasks" if shared else "each used by one task"
@@ -49,7 +48,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
         return Result("gpus", OK, use)
-    _, sentence, remedy = find_transport(training, "rank {}".format)
-    if remedy:
-        return Result("gpus", WARNING, f"{sentence}: {remedy}")
-    return Result("gpus", OK, f"{use}; {sentence}")
+    transport = find_transport(training, "rank {}".format)
+    if transport.remedy:
+        return Result("gpus", WARNING, f"{transport.sentence}: {transport.remedy}")
+    return Result("gpus", OK, f"{use}; {transport.sentence}")

@@ -29,19 +29,15 @@ def measure_links(cluster: Cluster) -> float | None:
     own = cluster.task
     if len(ends) < 2 or own is None or cluster.service is None:
         return None
+    client = connect(cluster.service, cluster.name_of)
     rates = []
-    with listening(own.address, _count):
+    with listening(own, _count):
         for neighbour in _NEIGHBOURS:
-            _meet(cluster)
+            client.gather("the links", None, _MEET_SECONDS)
             if own in ends:
                 rates.append(_rate(ends[(ends.index(own) + neighbour) % len(ends)].address))
-        _meet(cluster)
+        client.gather("the links", None, _MEET_SECONDS)
     return max(rates, default=None)
-
-
-def _meet(cluster: Cluster) -> None:
-    assert cluster.service
-    connect(cluster.service, cluster.name_of).gather("the links", None, _MEET_SECONDS)
 
 
 def _count(connection: socket.socket) -> None:

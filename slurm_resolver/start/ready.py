@@ -15,7 +15,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.keras_version import find_tensorflow_version
-from slurm_resolver.start.probe import listening, tell_rank
+from slurm_resolver.start.probe import listening
 from slurm_resolver.version import __version__
 from slurm_resolver.wording import shorten
 
@@ -90,7 +90,7 @@ def _connect(cluster: Cluster) -> Client | None:
 def _note(cluster: Cluster) -> Note:
     """Returns what this task sends to the others: its cluster, and why it cannot listen."""
     assert cluster.task is not None
-    with listening(cluster.task.address, tell_rank(cluster.task.rank)) as problem:
+    with listening(cluster.task) as problem:
         return {**agreement_facts(cluster), "port_taken": problem}
 
 

@@ -80,32 +80,34 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
     hidden = ""
     first_on: dict[str, int] = {}  # the first task of each node
     owners: dict[tuple[str, str], int] = {}  # by node and GPU
-    for rank, (node, gpus, usable, confined, slurms) in tasks.items():
+    for rank, task in tasks.items():
         name = name_of(rank)
-        first = first_on.setdefault(node, rank)
-        both = f"{name_of(first)} and {name}"
-        if confined and tasks[first].confined and tasks[first].slurms != slurms:
+        first_rank = first_on.setdefault(task.node, rank)
+        first = tasks[first_rank]
+        both = f"{name_of(first_rank)} and {name}"
+        if task.confined and first.confined and task.slurms != first.slurms:
             return slow(
-                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {tasks[first].slurms} and {slurms}: "
+                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
                 "something sets CUDA_VISIBLE_DEVICES after srun",
                 "remove that line of the program or script",
             )
         if not computes:
             continue
-        if not usable:
+        if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name}")
-        if any(gpu.startswith("MIG-") for gpu in gpus or ()):
+        gpus = task.gpus or ()
+        if any(gpu.startswith("MIG-") for gpu in gpus):
             return slow(f"{name} has a MIG slice")
-        if first != rank:
-            if gpus is None or tasks[first].gpus is None:
+        if first_rank != rank:
+            if task.gpus is None or first.gpus is None:
                 return slow(
                     f"{both} may share a GPU",
                     "start with srun --gpus-per-node and without --gpu-bind",
                 )
-            if confined and not hidden:
+            if task.confined and not hidden:
                 hidden = f"{both} cannot open each other's GPUs"
-        for gpu in gpus or ():
-            owner = owners.setdefault((node, gpu), rank)
+        for gpu in gpus:
+            owner = owners.setdefault((task.node, gpu), rank)
             if owner != rank:
                 return slow(
                     f"{name_of(owner)} shares GPU {gpu} with {name}",

@@ -13,7 +13,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
-from slurm_resolver.start.probe import listening, tell_rank
+from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
     TaskDevices,
@@ -80,7 +80,7 @@ def _refuse_second(cluster: Cluster) -> None:
             "the other."
         )
     if len(cluster.tasks) == 1:
-        with listening(own.address, tell_rank(own.rank)) as problem:
+        with listening(own) as problem:
             if problem:
                 raise RendezvousError(
                     f"{cluster.name_of(own.rank)}, the only task of its step, cannot listen at "
