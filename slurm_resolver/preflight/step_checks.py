@@ -74,7 +74,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         result_of(
             "presence",
             [advise_on_lonely_step(cluster.step)],
-            f"all {len(tasks)} tasks have come" if len(tasks) > 1 else "the only task has come",
+            f"all {len(tasks)} tasks are present" if len(tasks) > 1 else "the only task is present",
             WARNING,
         ),
         result_of(

@@ -1,7 +1,7 @@
 """Whether TensorFlow can use a task's GPUs, and which library reduces the gradients.
 
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
-of GPUs go by gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
+of GPUs use gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
 that belong to one process only, and supports no MIG slices.
 
 NCCL copies directly between two GPUs of a node where a process may open both, even if
@@ -38,10 +38,10 @@ class TaskDevices(NamedTuple):
 
 
 class Transport(NamedTuple):
-    """Which way the gradients go."""
+    """The library that reduces the gradients."""
 
     nccl: bool
-    sentence: str  # which way, and why
+    sentence: str  # which library, and why
     remedy: str = ""  # what to do for a faster way; "" if nothing can be done
 
 
@@ -68,13 +68,13 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:
-    """Returns which way the gradients go.
+    """Returns which library reduces the gradients.
 
     `tasks` are all that train together, by rank, so that all compute the same result.
     """
 
     def slow(why: str, remedy: str = "") -> Transport:
-        return Transport(False, f"gradients go by gRPC, slow: {why}", remedy)
+        return Transport(False, f"gradients use gRPC (slow), because {why}", remedy)
 
     computes = any(task.usable for task in tasks.values())
     hidden = ""
@@ -114,15 +114,15 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
                     "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
                 )
     if not computes:
-        return Transport(False, "gradients go by gRPC: no task computes on a GPU")
+        return Transport(False, "gradients use gRPC: no task computes on a GPU")
     if hidden:
         return Transport(
             True,
-            f"gradients go by NCCL, through the host's memory: {hidden}",
+            f"gradients use NCCL through the host's memory, because {hidden}",
             "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each task "
             "then takes its share",
         )
-    return Transport(True, "gradients go by NCCL")
+    return Transport(True, "gradients use NCCL")
 
 
 def why_no_gpu(cuda: bool, rocm: bool) -> str:

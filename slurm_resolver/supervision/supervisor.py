@@ -174,7 +174,7 @@ class Supervisor:
         """Raises NoRestartError if a restart after the last failure would not help."""
         failure = self._failures[-1]
         if self._signals.received:
-            raise NoRestartError(f"{self._signals.received.name} has come")
+            raise NoRestartError(f"received {self._signals.received.name}")
         if failure.kind == "cancelled":
             raise NoRestartError("the step was cancelled, by Slurm or by a user")
         if failure.kind == "saved":
@@ -217,7 +217,7 @@ class Supervisor:
                     time.sleep(_POLL_SECONDS)
                     continue
                 if announced:  # the last checkpoint is all that a requeue needs
-                    raise NoRestartError(f"{announced.name} has come", requeue=True)
+                    raise NoRestartError(f"received {announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", job["NodeList"], _ANSWER_SECONDS)
                 return {
                     name: HOLDS_STEP if name in self._holding else state
@@ -229,7 +229,7 @@ class Supervisor:
                 if time.monotonic() > until:
                     raise NoRestartError(f"Slurm does not answer ({error})") from None
             signals.wait(5.0)
-        raise NoRestartError(f"{signals.received.name} has come", requeue=True)
+        raise NoRestartError(f"received {signals.received.name}", requeue=True)
 
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""

@@ -76,8 +76,8 @@ def _refuse_second(cluster: Cluster) -> None:
         raise RendezvousError(
             f"this process has a strategy already, whose server listens at {own.address}, and "
             "TensorFlow starts only one in a process. Make the strategy once, before any loop, and "
-            "each new model in its scope; or train each model in a process of its own, one after "
-            "the other."
+            "each new model in its scope; or train each model in its own process, one after the "
+            "other."
         )
     if len(cluster.tasks) == 1:
         with listening(own) as problem:
