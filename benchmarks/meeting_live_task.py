@@ -9,7 +9,7 @@ import sys
 import time
 
 import slurm_resolver as sr
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 
 
 def main() -> None:

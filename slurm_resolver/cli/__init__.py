@@ -31,8 +31,8 @@ COMMANDS = {
 }
 
 _EPILOG = """\
-exit status: 0 for success, 1 for a finding, 2 if usage or environment are wrong; exec, run and
-supervise return the program's own. COMMAND --help has details and examples."""
+exit status: 0 for success, 1 if it found a problem, 2 if usage or environment are wrong; exec,
+run and supervise return the program's own. COMMAND --help has details and examples."""
 
 
 class _Parser(ArgumentParser):

@@ -97,9 +97,10 @@ def main(args: Namespace) -> int:
     elif printing:
         for result in results:
             if args.verbose or result.is_bad:
+                # `explain` and `supervise` read these columns.
                 print(f"{result.id:10}  {result.status:7}  {result.detail}")
         summary = ", ".join(f"{number} {name}" for name, number in counts.items())
-        print(f"check: {summary}" + ("" if args.verbose else " (--verbose prints all)"))
+        print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
     if args.collective and not status:
         leave_all()
         sys.stdout.flush()

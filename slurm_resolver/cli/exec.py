@@ -110,7 +110,7 @@ def main(args: Namespace) -> int:
         if args.wait is not None and cluster.tasks:
             import shutil
 
-            from slurm_resolver.preflight.ready import wait_until_ready
+            from slurm_resolver.start.ready import wait_until_ready
 
             # Checked before the others start, because they would wait for this task.
             if shutil.which(command[0]) is None:

@@ -31,7 +31,7 @@ the task that the message names, and the remedy. The first line names the task t
 Logs of several jobs, and of several starts of a job, are told apart; the last start comes first."""
 
 EPILOG = """\
-exit status: 0 if nothing was found, 1 if something was, 2 if a file cannot be read.
+exit status: 0 if it found no known message, 1 if it found one, 2 if a file cannot be read.
 
 examples:
   slurm-resolver explain slurm-1234.out

@@ -43,7 +43,7 @@ def add_cluster_options(add: Options) -> None:
     )
     add(
         "--worker-order",
-        "ring: TensorFlow's ring leaves each node once (default); rank: by rank",
+        "ring: all-reduce enters and leaves each node only once (default); rank: by rank",
         choices=WORKER_ORDERS,
         default="ring",
     )

@@ -35,9 +35,9 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned
 
 DESCRIPTION = """\
-Shows for each worker of a running step: epoch, step, what it does, milliseconds for each step, and
-the shares of time spent waiting for data and between steps. Below, it says where the time of an
-epoch goes. Run it on a node of the job. Of a job without such a step, it says what Slurm knows."""
+Shows for each worker of a running step: epoch, step, what it does, milliseconds per step, and the
+shares of time spent waiting for data and between steps. Below, it says where the time of an epoch
+goes. Run it on a node of the job. For a job without such a step, it says what Slurm knows."""
 
 EPILOG = """\
 exit status: 0; 1 if no coordination service answers; 2 if usage or environment are wrong.
@@ -80,10 +80,10 @@ def add_arguments(add: Options) -> None:
         help="default: this job, and its newest step that answers",
     )
     add("--json", "print JSON")
-    add("--watch", "print it again every 5 s until the step ends, in a terminal in place")
+    add("--watch", "print it every 5 s until the step ends; a terminal shows it in place")
     add(
         "--port PORT",
-        "where the program sets port_base: that number plus the most tasks on one node",
+        "needed if the program sets port_base: port_base plus the largest task count on any node",
         type=int,
     )
 
@@ -112,7 +112,7 @@ def main(args: Namespace) -> int:
         text = describe_job(job_id, slurm_job) or (
             f"no coordination service answers in a step of job {job_id}"
             f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
-            "it sets port_base, add --port with that number plus the most tasks on one node."
+            "it sets port_base, add --port with port_base plus the largest task count on any node."
         )
         print(f"slurm-resolver status: {text}", file=sys.stderr)
         return 1
@@ -153,7 +153,7 @@ def describe_epoch(worker: Worker) -> str:
         return ""
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
     return (
-        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms a step: {shares}"
+        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
         f" ({worker['name']})"
     )
 
@@ -261,7 +261,7 @@ def _outside_of_steps(worker: Worker) -> float:
 
 def table(workers: list[Worker]) -> str:
     """Returns a line for each worker, below the headings."""
-    rows = [("worker", "epoch", "step", "doing", "ms a step", "data", "between")]
+    rows = [("worker", "epoch", "step", "doing", "ms per step", "data", "between")]
     for worker in workers:
         doing = "idle" if worker["phase"] == IDLE else str(worker["phase"])
         if worker["stage"] not in ("", "training") and worker["stage"] not in doing:

@@ -46,7 +46,7 @@ def add_arguments(add: Options) -> None:
     add("--requeue", "end with status 75, for a requeue, if nodes or time do not suffice")
     add(
         "--pause SECONDS",
-        "from the end of a step to the next start (2)",
+        "seconds to wait before restarting (default 2)",
         type=seconds,
         default=2.0,
     )
@@ -64,7 +64,7 @@ def add_arguments(add: Options) -> None:
     )
     add(
         "--check",
-        "before each start, leave out nodes that fail or are slow in the check --collective",
+        "before each start, leave out nodes that fail or are slow in check --collective",
     )
     add_command(add, "srun [OPTION …] PROGRAM")
 

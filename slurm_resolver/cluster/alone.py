@@ -61,8 +61,8 @@ def _check_outside(step: SlurmStep, options: ClusterOptions) -> None:
     if known.is_in_step:
         name = f"step {known.job_id}.{known.step_id}" if known.job_id else "a step"
         raise NotInStepError(
-            f"Slurm started this process as a task of {name}, but none of its variables is set any "
-            "more: whether there are other tasks is not known. Keep the variables SLURM_… and "
+            f"Slurm started this process as a task of {name}, but its Slurm variables were "
+            "removed, so it cannot tell whether other tasks exist. Keep the variables SLURM_… and "
             "SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
             f"apptainer --cleanenv), or make it pass them on. {_OFF_HINT}"
         )

@@ -207,7 +207,7 @@ class Cluster(ClusterValues):
         )
 
     def __str__(self) -> str:
-        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
+        """Returns the cluster as `print` shows it: a line per task, of 100 tasks at most."""
         return describe_cluster(self, most_tasks=100)
 
 
@@ -257,7 +257,7 @@ def describe_own_task(cluster: Cluster) -> str:
 def describe_cluster(
     cluster: Cluster, most_tasks: int | None = None, gpus: Sequence[str] = ()
 ) -> str:
-    """Returns the whole cluster, a line a task, and the reason for this task's GPUs.
+    """Returns the whole cluster, a line per task, and the reason for this task's GPUs.
 
     Args:
         cluster: any; for an empty one the text says that this process trains alone.

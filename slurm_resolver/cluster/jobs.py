@@ -44,8 +44,8 @@ def job_counts(
         # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
             raise JobsError(
-                f"{given}: TensorFlow takes no job {name!r}; expected a letter, and then letters, "
-                "digits and underscores."
+                f"{given}: TensorFlow does not accept the job name {name!r}; expected a letter, "
+                "and then letters, digits and underscores."
             )
         if isinstance(count, bool) or not isinstance(count, Integral) or count < -1:
             raise JobsError(
@@ -71,8 +71,8 @@ def job_counts(
     for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:
             raise JobsError(
-                f"{given}: {counts[name]} tasks of job {name}; TensorFlow takes at most one. Make "
-                "the others workers."
+                f"{given}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
+                "Make the others workers."
             )
     for misspelt in _misspelt(counts):
         warn_once(misspelt)

@@ -169,7 +169,7 @@ class Job:
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the job if the leader or a server has not come in time."""
-        why = f"did not come within {timeout:g} s"
+        why = f"did not start within {timeout:g} s"
         needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
         if needed:
             self._end(f"{self._names(needed)} {why}")

@@ -138,7 +138,7 @@ class Rounds:
                 else:
                     count, names = self._describe_missing(current)
                     waited = now - current.began
-                    notice = f"waiting for {count} since {waited:.0f} s: {names}"
+                    notice = f"has waited {waited:.0f} s for {count}: {names}"
                     self._send([min(waiting)], {"notice": notice})
 
     def _expire(self, current: Round, timeout: float) -> None:
@@ -146,7 +146,7 @@ class Rounds:
             current.is_expired = True
             count, names = self._describe_missing(current)
             error = (
-                f"{count} did not come to {current.purpose} within {brief(timeout)} s: {names}. "
+                f"{count} did not reach {current.purpose} within {brief(timeout)} s: {names}. "
                 "Look at their output, and check that all tasks run the same program."
             )
             self._end(current, {"error": error})

@@ -74,10 +74,10 @@ pattern = (?P<address>[a-z_]{1,40} \d{1,6}) \(rank \d{1,6} on \S{1,255}\) is gon
 kind = effect
 
 [task-not-started]
-cues = did not come to | did not come within
+cues = did not reach | did not start within
 cause = The task that the message names has not started, or ended before it met the others.
 remedy = Read its output, and compare the step's nodes: srun --label …, squeue --steps, sinfo -R
-pattern = [ ]did not come (?:to|within)[ ]
+pattern = [ ]did not (?:reach .{1,80}|start) within[ ]
 kind = effect
 
 [second-strategy]

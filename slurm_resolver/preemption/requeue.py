@@ -136,9 +136,9 @@ def requeue_job(
     if not announced and others > 0 and is_running and not scontrol.is_preempted(slurm_job):
         return ExitPlan(
             TERMINATED_STATUS,
-            f"job {ref} not requeued: SIGTERM has come, but Slurm neither preempts nor ends the "
-            f"job, and {others} of its step's {step.num_tasks} tasks did not save, one of which "
-            "may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
+            f"job {ref} not requeued: this step received SIGTERM, but Slurm neither preempts "
+            f"nor ends the job, and {others} of its step's {step.num_tasks} tasks did not save, "
+            "one of which may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
             "--signal=USR1@120)",
         )
     try:

@@ -25,27 +25,32 @@ class CpuFacts(NamedTuple):
     per_task: int = 0  # SLURM_CPUS_PER_TASK; 0 if it is not set
     uses_gpus: bool = False
 
+    @property
+    def cpus(self) -> list[int]:
+        """The CPUs that the task may use."""
+        return [cpu for cpu in range(self.mask.bit_length()) if self.mask >> cpu & 1]
+
 
 def cpu_facts(step: SlurmStep, rank: int, uses_gpus: bool) -> CpuFacts:
     """Returns what this task sends to the others about its CPUs."""
     own = os.sched_getaffinity(0)
-    granted, per_task = (
-        int(text) if text and text.isdecimal() else 0
-        for text in (step.cpus_on_node, step.cpus_per_task)
-    )
     return CpuFacts(
-        rank,
-        sum(1 << cpu for cpu in own),
-        max(os.cpu_count() or 1, len(own)),
-        granted,
-        per_task,
-        uses_gpus,
+        rank=rank,
+        mask=sum(1 << cpu for cpu in own),
+        machine=max(os.cpu_count() or 1, len(own)),
+        granted=_number(step.cpus_on_node),
+        per_task=_number(step.cpus_per_task),
+        uses_gpus=uses_gpus,
     )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
 
 
 def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
     """Returns the result for the tasks of all nodes."""
-    least = min(len(_cpus(task.mask)) for tasks in by_node.values() for task in tasks)
+    least = min(len(task.cpus) for tasks in by_node.values() for task in tasks)
     return result_of(
         "cpus",
         [_find_problem(node, tasks) for node, tasks in by_node.items()],
@@ -57,7 +62,7 @@ def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
 def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     """Returns what slows down the tasks of a node, and what to do about it; or ''."""
     first = tasks[0]
-    usable = {cpu for task in tasks for cpu in _cpus(task.mask)}
+    usable = {cpu for task in tasks for cpu in task.cpus}
     granted = max(first.granted, first.per_task * len(tasks))
     if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
         remedy = (
@@ -74,17 +79,13 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
             f"{_named('CPU', usable)}, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises "
             f"{granted}: {remedy}"
         )
-    starving = [task.rank for task in tasks if task.uses_gpus and len(_cpus(task.mask)) == 1]
+    starving = [task.rank for task in tasks if task.uses_gpus and len(task.cpus) == 1]
     if starving and first.machine > 1:
         return (
             f"{_named('rank', starving)} on {node} may use 1 CPU of the node's {first.machine}, "
             "too few to feed a GPU: ask for more, sbatch --cpus-per-task=N"
         )
     return ""
-
-
-def _cpus(mask: int) -> list[int]:
-    return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
 
 
 def _named(noun: str, numbers: Collection[int]) -> str:

@@ -29,7 +29,7 @@ def check_job(step: SlurmStep) -> list[Result]:
                 )
     except OSError as error:
         reason = str(error)
-    return [Result("requeue", SKIPPED, reason), Result("signal", SKIPPED, reason)]
+    return [Result(id, SKIPPED, reason) for id in ("requeue", "signal")]
 
 
 def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[Result]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.preflight.probe import call, listening
+from slurm_resolver.start.probe import call, listening
 
 _SECONDS = 0.3  # of a measurement
 _NEIGHBOURS = (1, -1, 1, -1, 1, -1)  # of which the fastest counts: another program may disturb
@@ -29,19 +29,15 @@ def measure_links(cluster: Cluster) -> float | None:
     own = cluster.task
     if len(ends) < 2 or own is None or cluster.service is None:
         return None
+    client = connect(cluster.service, cluster.name_of)
     rates = []
-    with listening(own.address, _count):
+    with listening(own, _count):
         for neighbour in _NEIGHBOURS:
-            _meet(cluster)
+            client.gather("the links", None, _MEET_SECONDS)
             if own in ends:
                 rates.append(_rate(ends[(ends.index(own) + neighbour) % len(ends)].address))
-        _meet(cluster)
+        client.gather("the links", None, _MEET_SECONDS)
     return max(rates, default=None)
-
-
-def _meet(cluster: Cluster) -> None:
-    assert cluster.service
-    connect(cluster.service, cluster.name_of).gather("the links", None, _MEET_SECONDS)
 
 
 def _count(connection: socket.socket) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.wording import shorten
+from slurm_resolver.start.ready import named
 
 OK = "ok"
 WARNING = "warning"
@@ -56,17 +55,3 @@ def merge(own: Result, notes: Mapping[int, Any], cluster: Cluster) -> Result:
         own.detail,
         FAILED if any(one.status == FAILED for one in bad.values()) else WARNING,
     )
-
-
-def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
-    """Returns each of the texts, by rank, once, after the names of the tasks that gave it.
-
-    The text of the fewest tasks comes first, as it is most likely the wrong one.
-    """
-    tasks = defaultdict(list)
-    for rank, text in sorted(texts.items()):
-        tasks[text].append(cluster.name_of(rank))
-    return [
-        f"{shorten(names, 3)}: {text}"
-        for text, names in sorted(tasks.items(), key=lambda item: len(item[1]))
-    ]

@@ -19,14 +19,15 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
+from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
 from slurm_resolver.preflight.job_checks import check_job
-from slurm_resolver.preflight.keras_version import check_versions
-from slurm_resolver.preflight.probe import ask_rank, listening, tell_rank
-from slurm_resolver.preflight.ready import agreement_facts, find_disagreement
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
-from slurm_resolver.preflight.transport import TaskDevices, check_driver, check_gpus, task_devices
+from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.start.probe import ask_rank, listening
+from slurm_resolver.start.ready import agreement_facts, find_disagreement
+from slurm_resolver.start.transport import TaskDevices, task_devices
 from slurm_resolver.wording import counted
 
 # In a step of at most so many tasks each asks all others; in a larger one it asks the ranks at the
@@ -50,13 +51,14 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     assert task is not None
     assert cluster.service is not None
     client = connect(cluster.service, cluster.name_of)
-    with listening(task.address, tell_rank(task.rank)) as port_taken:
+    with listening(task) as port_taken:
         client.gather("check: presence", None, timeout)
         own = _check_alone(cluster, task.rank, port_taken)
+        driver = check_driver(cluster)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
         note = {
             **agreement_facts(cluster),
-            "bad": {one.id: one for one in own if one.is_bad},
+            "bad": {one.id: one for one in (*own, driver) if one.is_bad},
             "cpus": cpu_facts(cluster.step, task.rank, gpus is not None),
             "gpus": gpus,
             # One task asks: a thousand would burden Slurm's controller.
@@ -67,13 +69,12 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     for rank, note in notes.items():
         cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-    merged = [merge(one, notes, cluster) for one in own]
-    driver = merged.pop()
+    driver = merge(driver, notes, cluster)
     return [
         result_of(
             "presence",
             [advise_on_lonely_step(cluster.step)],
-            f"all {len(tasks)} tasks have come" if len(tasks) > 1 else "the only task has come",
+            f"all {len(tasks)} tasks are present" if len(tasks) > 1 else "the only task is present",
             WARNING,
         ),
         result_of(
@@ -81,7 +82,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             find_disagreement(notes, cluster),
             "same cluster, same versions in every task",
         ),
-        *merged,
+        *(merge(one, notes, cluster) for one in own),
         check_cpus(cpus),
         driver if driver.is_bad else check_gpus(devices, tasks),
         *(Result(*result) for result in notes[0]["job"]),
@@ -111,17 +112,19 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
     """Returns the results of the checks that the task with this rank makes alone."""
     layout = cluster.layout
     tasks = cluster.tasks
-    distances = [*range(len(tasks))]
-    if len(tasks) > _MAX_ASKED:
-        distances = [0, *(1 << power for power in range((len(tasks) - 1).bit_length()))]
-    asked = [tasks[(rank + distance) % len(tasks)] for distance in distances]
+    asks_all = len(tasks) <= _MAX_ASKED
+    asked = [
+        tasks[(rank + distance) % len(tasks)]
+        for distance in range(len(tasks))
+        if asks_all or not distance & (distance - 1)  # 0 or a power of two
+    ]
     hosts = {task.address.rpartition(":")[0] for task in asked}
     unresolved = set()
     unreached = []
 
     def ask(task: Task) -> None:
         try:
-            ask_rank(task.address, task.rank)
+            ask_rank(task)
         except socket.gaierror as error:
             unresolved.add(f"{task.address.rpartition(':')[0]}: {error}")
         except OSError as error:
@@ -152,7 +155,6 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
         *_check_memlock(),
-        check_driver(cluster),
     ]
 
 
@@ -173,11 +175,10 @@ def _check_memlock() -> list[Result]:
 def _check_proxies() -> Result:
     given = {name.lower() for name, value in os.environ.items() if value}
     names = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in given]
-    if not names or given & {"no_grpc_proxy", "no_proxy"}:
-        return Result("proxies", OK, "none that gRPC would use")
-    return Result(
-        "proxies",
-        WARNING,
-        f"{', '.join(names)} set, which gRPC would use between the tasks; unset them, or name the "
-        "nodes in no_proxy",
-    )
+    problem = ""
+    if names and not given & {"no_grpc_proxy", "no_proxy"}:
+        problem = (
+            f"{', '.join(names)} set, which gRPC would use between the tasks; unset them, or name "
+            "the nodes in no_proxy"
+        )
+    return result_of("proxies", [problem], "none that gRPC would use", WARNING)

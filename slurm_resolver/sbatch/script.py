@@ -137,7 +137,7 @@ script |
 script |# Under ParameterServerStrategy nothing saves at the signal: the training continues from
 script |# the last save of BackupAndResume. So only this script gets it, and requeues the job.
 script |end_job() {  # with the exit status of a step
-script |    trap : <signal_name>  # one that comes now changes nothing any more
+script |    trap : <signal_name>  # another one changes nothing from now on
 script |    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
 script |    exit "$?"
 script |}

@@ -174,7 +174,7 @@ class Supervisor:
         """Raises NoRestartError if a restart after the last failure would not help."""
         failure = self._failures[-1]
         if self._relay.received:
-            raise NoRestartError(f"{self._relay.received.name} has come")
+            raise NoRestartError(f"received {self._relay.received.name}")
         if failure.kind == "cancelled":
             raise NoRestartError("the step was cancelled, by Slurm or by a user")
         if failure.kind == "saved":
@@ -222,7 +222,7 @@ class Supervisor:
                     time.sleep(_POLL_SECONDS)
                     continue
                 if announced:  # the last checkpoint is all that a requeue needs
-                    raise NoRestartError(f"{announced.name} has come", requeue=True)
+                    raise NoRestartError(f"received {announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
                 return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
             except OSError as error:
@@ -231,7 +231,7 @@ class Supervisor:
                 if time.monotonic() > until:
                     raise NoRestartError(f"Slurm does not answer ({error})") from None
             relay.wait(5.0)
-        raise NoRestartError(f"{relay.received.name} has come", requeue=True)
+        raise NoRestartError(f"received {relay.received.name}", requeue=True)
 
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""

@@ -28,6 +28,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.preflight.links import measure_links
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
+from slurm_resolver.wording import aligned
 
 Row = dict[str, Any]  # what a task has measured
 
@@ -40,8 +41,15 @@ _FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
 _NUMBERS = ("step_ms", "all_reduce_ms", "gb_per_s")
-_HEADER = "rank  device  step ms  all-reduce ms   GB/s  by"
-_LINE = "{rank:<4}  {device:6}  {step_ms:7.2f}  {all_reduce_ms:13.1f}  {gb_per_s:5.2f}  {transport}"
+# The columns of the table, and what each has of a row.
+_COLUMNS = {
+    "rank": "{rank}",
+    "device": "{device}",
+    "step ms": "{step_ms:.2f}",
+    "all-reduce ms": "{all_reduce_ms:.1f}",
+    "GB/s": "{gb_per_s:.2f}",
+    "by": "{transport}",
+}
 
 
 def main() -> int:
@@ -180,7 +188,8 @@ def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
     """Returns a table by rank, the medians, and the warnings."""
     medians = {name: statistics.median(row[name] for row in rows) for name in _NUMBERS}
     rows = [*rows, {"rank": "all", "device": "median", "transport": "", **medians}]
-    lines = [_HEADER, *(_LINE.format(**row).rstrip() for row in rows)]
+    cells = [[cell.format(**row) for cell in _COLUMNS.values()] for row in rows]
+    lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3, 4))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings)])
 
 

@@ -80,7 +80,7 @@ class ResolverHooks:
                 if len(nodes) != len(names):
                     raise LayoutError(
                         f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes "
-                        "of SLURM_STEP_NODELIST; expected one a node, in the same order."
+                        "of SLURM_STEP_NODELIST; expected one per node, in the same order."
                     )
                 name_of = dict(zip(nodes, names))
                 layout = layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))

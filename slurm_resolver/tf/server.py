@@ -23,8 +23,8 @@ from slurm_resolver.coordination.job import TRAIN, JobResult, announcement
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
-from slurm_resolver.preflight.probe import answers
-from slurm_resolver.preflight.ready import offer_readiness
+from slurm_resolver.start.probe import answers
+from slurm_resolver.start.ready import offer_readiness
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.start import START_TIMEOUT
 

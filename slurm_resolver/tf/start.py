@@ -13,9 +13,9 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
-from slurm_resolver.preflight.probe import listening, tell_rank
-from slurm_resolver.preflight.ready import wait_until_ready
-from slurm_resolver.preflight.transport import (
+from slurm_resolver.start.probe import listening
+from slurm_resolver.start.ready import wait_until_ready
+from slurm_resolver.start.transport import (
     TaskDevices,
     find_transport,
     task_devices,
@@ -76,11 +76,11 @@ def _refuse_second(cluster: Cluster) -> None:
         raise RendezvousError(
             f"this process has a strategy already, whose server listens at {own.address}, and "
             "TensorFlow starts only one in a process. Make the strategy once, before any loop, and "
-            "each new model in its scope; or train each model in a process of its own, one after "
-            "the other."
+            "each new model in its scope; or train each model in its own process, one after the "
+            "other."
         )
     if len(cluster.tasks) == 1:
-        with listening(own.address, tell_rank(own.rank)) as problem:
+        with listening(own) as problem:
             if problem:
                 raise RendezvousError(
                     f"{cluster.name_of(own.rank)}, the only task of its step, cannot listen at "

@@ -36,7 +36,7 @@ def test_a_good_step_is_one_line() -> None:
     assert run(*COMMAND, "check") == f"{told} (--verbose prints all)\n"
     *checks, last = run(*COMMAND, "check", "--verbose").splitlines()
     assert (len(checks), last) == (14, told)
-    assert checks[0] == "presence    ok       all 2 tasks have come"
+    assert checks[0] == "presence    ok       all 2 tasks are present"
 
 
 PROXY = "proxies     warning  {}: https_proxy set, which gRPC would use between the tasks"
@@ -71,7 +71,7 @@ def test_a_task_that_does_not_come_is_named() -> None:
     ).splitlines()
     (presence,) = json.loads(line)["checks"]
     assert presence["status"] == "failed"
-    assert "1 of 2 tasks did not come to " in presence["detail"]
+    assert "1 of 2 tasks did not reach " in presence["detail"]
     assert ONE in presence["detail"]
 
 

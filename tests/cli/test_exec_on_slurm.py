@@ -74,4 +74,4 @@ def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_pa
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
     assert "'no-such' is not a program that can be started here" in done.stderr
-    assert done.stderr.count("1 of 4 tasks did not come") == 3
+    assert done.stderr.count("1 of 4 tasks did not reach") == 3

@@ -47,7 +47,7 @@ IN_BATCH = IN_STEP._replace(step_id="batch")
         # another task's variables
         ({**TASK, "node_name": "n10", "task_pid": None}, None, None, None),
         ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n 2"),
-        ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but none of its"),
+        ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
         ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         (

@@ -113,10 +113,10 @@ CASES: dict[str, tuple[Strings, str, JobResult | None, str]] = {
     "a server ends too early": (P, "all come, ps 1 leaves",
         JobResult(1, PS_LOST + "its process ended before those that it serves"), ""),
     "a server does not come": (P, "worker 0 comes, ps 0 comes, ps 0 hurries",
-        JobResult(1, "ps 1 (rank 3 on n3) did not come within 0.3 s"), ""),
+        JobResult(1, "ps 1 (rank 3 on n3) did not start within 0.3 s"), ""),
     "another worker does not come": (
         W, "worker 0 comes, ps 0 comes, ps 0 hurries, worker 0 leaves",
-        JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not come within 0.3 s"), ""),
+        JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not start within 0.3 s"), ""),
     "a program is lost under its launcher": (
         W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
         None, ""),

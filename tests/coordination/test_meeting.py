@@ -116,7 +116,7 @@ CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
 
 def missing(seconds: str, ending: str = "") -> str:
     return (
-        f"1 of 3 tasks did not come to the start within {seconds}: rank 2{ending}. Look at their "
+        f"1 of 3 tasks did not reach the start within {seconds}: rank 2{ending}. Look at their "
         "output, and check that all tasks run the same program."
     )
 
@@ -177,7 +177,7 @@ def test_the_missing_are_reported_while_others_wait(step: Step) -> None:
     second = step.start(1, "sys.stdin.readline(); gather(3)")
     first.go()
     second.go()
-    assert first.ends()[1] == ["waiting for 1 of 3 tasks since 1 s: rank 2"]
+    assert first.ends()[1] == ["has waited 1 s for 1 of 3 tasks: rank 2"]
     assert second.ends()[1] == []
 
 

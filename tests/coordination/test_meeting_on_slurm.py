@@ -58,7 +58,7 @@ def kill(rank: int) -> Act:
 
 
 def missing(*ranks: int) -> str:
-    count = f"{len(ranks)} of 4 tasks did not come to the start within "
+    count = f"{len(ranks)} of 4 tasks did not reach the start within "
     return f"{count}.*s: {', '.join(NAMES[rank] for rank in ranks)}. Look at their output"
 
 

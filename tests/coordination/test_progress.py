@@ -118,7 +118,7 @@ def test_the_table_of_status() -> None:
         shown(2, silent=40.0),
     ]
     assert [" ".join(line.split()) for line in table(workers).splitlines()] == [
-        "worker epoch step doing ms a step data between",
+        "worker epoch step doing ms per step data between",
         "worker 0 (rank 0 on n0) 3 812 in the step 51.2 1% 0%",
         "worker 1 (rank 1 on n0) 3 1 validation: waiting for data - 34% 10%",
         "worker 2 (rank 2 on n1) - - idle; no report for 40 s - 0% 0%",
@@ -134,7 +134,7 @@ def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
         shown(rank, waiting=0.3, steps=8, seconds={"data": 1, "steps": 3}) for rank in (0, 1)
     ]
     assert describe_epoch(workers[0]) == (
-        "last epoch: 4.0 s, 500.0 ms a step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
+        "last epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
     )
     assert describe_epoch(shown(0)) == ""
     assert "wait for it 30% of the time: end the dataset with prefetch" in advise(workers)

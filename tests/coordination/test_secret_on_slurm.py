@@ -50,7 +50,7 @@ def test_a_task_without_the_secret_is_told_why(real_slurm: SlurmCluster, tmp_pat
         SECRET,
         "[ $SLURM_PROCID = 0 ] || unset SLURM_RESOLVER_SECRET; ",
     )
-    assert "1 of 2 tasks did not come to the start" in str(first)
+    assert "1 of 2 tasks did not reach the start" in str(first)
     assert "uses SLURM_RESOLVER_SECRET as its secret, but this task has no secret" in str(second)
     first, second = errors(
         real_slurm,
@@ -58,5 +58,5 @@ def test_a_task_without_the_secret_is_told_why(real_slurm: SlurmCluster, tmp_pat
         SECRET,
         "[ $SLURM_PROCID = 0 ] || export SLURM_RESOLVER_SECRET=another-secret-of-this; ",
     )
-    assert "1 of 2 tasks did not come to the start" in str(first)
+    assert "1 of 2 tasks did not reach the start" in str(first)
     assert second is not None

@@ -94,7 +94,7 @@ def test_the_end_of_the_first_task_is_told_where_it_aborts_something() -> None:
 WAITING = "coordination_service.cc:502] Waiting for {}/2 tasks to connect."
 MEMORY = "Allocator ran out of memory trying to allocate 1GiB. This is {}a failure"
 GONE = "WARNING:slurm_resolver:worker 1 (rank 1 on n9) is gone: its process has ended"
-ABSENT = "RendezvousError: 1 of 2 tasks did not come to the cluster within 9 s: worker 1"
+ABSENT = "RendezvousError: 1 of 2 tasks did not reach the cluster within 9 s: worker 1"
 REFUSED = "failed to connect to all addresses; ipv4:10.0.0.1:9: Connection refused"
 
 

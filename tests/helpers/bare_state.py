@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from folders import ROOT
 from kinds import Strings, Texts
+from page_blocks import texts_of
 
 # PATH for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,8 +39,8 @@ _NOT_IN_A_CLONE = shutil.ignore_patterns(
 
 def shell_commands(page: Path) -> Strings:
     """Returns the commands in the sh blocks of a page, in order."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
+    text = "".join(texts_of(page, "sh")).replace("\\\n", " ")
+    return [line for line in text.splitlines() if line]
 
 
 class OtherUser(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from kinds import Fields
 
 import slurm_resolver as sr
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import slurm_resolver as sr
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 
 
 def start_together(folder: Path, rank: int, late: dict[str, float | None]) -> None:

@@ -24,7 +24,7 @@ from kinds import Fields, Strings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.options import LayoutChoice
-from slurm_resolver.preflight.transport import task_devices
+from slurm_resolver.start.transport import task_devices
 
 
 def account(jobs: Any, layout: LayoutChoice, node_address: str | None) -> Fields:

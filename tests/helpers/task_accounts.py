@@ -16,7 +16,7 @@ from kinds import Records, Strings, Texts
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
-from slurm_resolver.preflight.transport import TaskDevices, find_transport
+from slurm_resolver.start.transport import TaskDevices, find_transport
 
 TASK = shlex.join(helper("slurm_task.py"))
 

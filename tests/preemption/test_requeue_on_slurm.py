@@ -207,4 +207,4 @@ def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
         wait_for(lambda: shown_jobs(slurm)[job][0]["JobState"] in ENDS)
         fields = shown_jobs(slurm)[job][0]
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "0"), read(output)
-    assert f"after SIGTERM: job {job} not requeued: SIGTERM has come" in read(output)
+    assert f"after SIGTERM: job {job} not requeued: this step received SIGTERM" in read(output)

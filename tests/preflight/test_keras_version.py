@@ -12,7 +12,8 @@ from captured import Logged, Patch
 
 from slurm_resolver import log
 from slurm_resolver.errors import KerasError
-from slurm_resolver.preflight import keras_version
+from slurm_resolver.preflight.version_check import check_versions
+from slurm_resolver.start import keras_version
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_what_check_says(installed: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     for result, told in zip(
-        keras_version.check_versions("GPUs" in installed),
+        check_versions("GPUs" in installed),
         INSTALLED[installed],
     ):
         assert f"{result.status} {result.detail}".startswith(told)

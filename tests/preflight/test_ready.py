@@ -9,7 +9,7 @@ import pytest
 from free_ports import free_ports
 
 import slurm_resolver as sr
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 
 TASKS = 3
 

@@ -160,7 +160,7 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
 
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
 # Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
-ALONE = "each used by one task; gradients go by NCCL"
+ALONE = "each used by one task; gradients use NCCL"
 
 
 @pytest.mark.newest

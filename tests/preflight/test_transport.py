@@ -10,10 +10,10 @@ from kinds import Texts
 
 from slurm_resolver import resolve
 from slurm_resolver.cluster.addresses import Task
-from slurm_resolver.preflight import transport
-from slurm_resolver.preflight.transport import (
+from slurm_resolver.preflight.gpu_check import check_gpus
+from slurm_resolver.start import transport
+from slurm_resolver.start.transport import (
     TaskDevices,
-    check_gpus,
     find_transport,
     task_devices,
     why_no_gpu,
@@ -32,16 +32,16 @@ def devices(
     )
 
 
-NCCL = "gradients go by NCCL"
-SLOW = "gradients go by gRPC, slow: "
+NCCL = "gradients use NCCL"
+SLOW = "gradients use gRPC (slow), because "
 OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1)]
 EQUAL = [one._replace(slurms=str(rank)) for rank, one in enumerate(OWN)]
 SHARE = [devices("n1", "3")] * 2
 TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     ([devices("n1", "0"), devices("n2", "0")], NCCL),
     ([devices("n1", "?"), devices("n2", "?")], NCCL),  # one task on each node
-    (OWN, f"{NCCL}, through the host's memory: worker 0 and worker 1 cannot open each"),
-    ([devices("n1", usable=0)] * 2, "gradients go by gRPC: no task computes on a GPU"),
+    (OWN, f"{NCCL} through the host's memory, because worker 0 and worker 1 cannot open each"),
+    ([devices("n1", usable=0)] * 2, "gradients use gRPC: no task computes on a GPU"),
     ([devices("n1", "0"), devices("n2", "0", usable=0)], f"{SLOW}TensorFlow finds no GPU in wor"),
     (EQUAL, f"{SLOW}worker 0 and worker 1 see a GPU 0, but SLURM_STEP_GPUS has 0 and 1"),
     (SHARE, f"{SLOW}worker 0 shares GPU 3 with worker 1"),
@@ -67,7 +67,12 @@ TWO = "worker worker"
         ([], "", "skipped", "no task has any"),
         ([devices("n1", "0"), devices("n1", "1")], TWO, "ok", f"{ALONE}; {NCCL}"),
         (SHARE, TWO, "warning", f"{SLOW}rank 0 shares GPU 3 with rank 1: start one task for each"),
-        (OWN, TWO, "warning", f"{NCCL}, through the host's memory: rank 0 and rank 1 cannot open"),
+        (
+            OWN,
+            TWO,
+            "warning",
+            f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot",
+        ),
         (SHARE, "worker evaluator", "ok", "1, 1 of them shared by tasks"),
         (OWN, "worker evaluator", "ok", ALONE),
     ],
@@ -96,6 +101,7 @@ BIND = "SLURMD_TRES_BIND"
     ("variables", "gpus"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),  # a program that computes on CPUs
         # a confined task's GPUs are numbered from 0, and the other task's GPUs may differ
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),

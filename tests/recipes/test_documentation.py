@@ -17,6 +17,7 @@ from example_runs import ENVIRONMENT
 from folders import ROOT
 from kinds import Strings
 from local_run import captured
+from page_blocks import blocks_of, texts_of
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.cli import COMMANDS
@@ -135,8 +136,7 @@ def batch_files() -> dict[str, str]:
     """Returns the batch files of examples, README and guides, by their names."""
     found = {name_of(path): path.read_text() for path in ROOT.glob("examples/*/*.sbatch")}
     for page in PAGES:
-        blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
-        complete = [block for block in blocks if "#SBATCH --" in block]
+        complete = [text for text in texts_of(page, "bash") if "#SBATCH --" in text]
         found.update({f"{name_of(page)}-{number}": one for number, one in enumerate(complete)})
     return found
 
@@ -168,10 +168,40 @@ def test_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_in_pages_is_python(page: Path) -> None:
-    for block in re.findall(
-        r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
-    ):
-        ast.parse(block)
+    for text in texts_of(page, "python"):
+        ast.parse(text)
+
+
+# How many blocks of a page no test runs: they are for maintainers, or need a container's image or
+# another shell. Tests of the commands cover what they do.
+NOT_RUN = {
+    "CONTRIBUTING.md": 4,
+    "docs/command_line.md": 1,
+    "docs/containers.md": 4,
+    "docs/unchanged_programs.md": 2,
+}
+COMMAND = re.compile(r"^(?:\w+=\S+ )?(?:eval|pip|python|sbatch|slurm-resolver|srun) [^:\n]*$", re.M)
+PROGRAMS = "".join(
+    (ROOT / "tests" / "recipes" / f"test_guide_{kind}.py").read_text(encoding="utf-8")
+    for kind in ("programs", "snippets")
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_runs_in_a_test(page: Path) -> None:
+    """Other blocks than these are what a command prints, or a directive of Sphinx."""
+    not_run = []
+    for language, text in blocks_of(page):
+        if language in ("python", "bash"):
+            assert f'{page.name}"' in PROGRAMS, text
+        elif language == "sh":
+            if page.name == "CONTRIBUTING.md":
+                not_run.append(text)
+        elif COMMAND.search(text) and language != "diff":
+            not_run.append(text)
+        else:
+            assert language in ("", "diff", "text") or language.startswith("{"), language
+    assert len(not_run) == NOT_RUN.get(name_of(page), 0), not_run
 
 
 def test_every_command_line_is_described() -> None:

@@ -27,7 +27,7 @@ fail() {
 """
 RESOLVE = """\
 import slurm_resolver
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 cluster = slurm_resolver.resolve()
 wait_until_ready(cluster, 60)
 print("ready", cluster.task.address, *sorted({task.node for task in cluster.tasks}))"""
@@ -116,7 +116,7 @@ CASES = {
         2,
         "--nodes 2 --pause 600",
         KILLED,
-        ("not started again: SIGTERM has come", "first failure: rank 3 on B .*"),
+        ("not started again: received SIGTERM", "first failure: rank 3 on B .*"),
         ("AB",),
         "touch go-1; until grep -q 'task 3: Killed' out; do sleep 0.1; done; scancel JOB",
         "CANCELLED 0:15",
@@ -125,7 +125,7 @@ CASES = {
         2,
         "--nodes 2",
         "trap 'exit 75' USR1; touch trapped-$SLURM_PROCID; sleep 600 & wait\n",
-        ("not started again: SIGUSR1 has come", "first failure: .*, exit status 75"),
+        ("not started again: received SIGUSR1", "first failure: .*, exit status 75"),
         ("AB",),
         "for rank in 0 1 2 3; do until [ -e trapped-$rank ]; do sleep 0.1; done; done\n"
         "scancel --batch --signal=USR1 JOB",
@@ -137,7 +137,7 @@ CASES = {
         "--nodes 2 --pause 600 --requeue --watch 30",
         KILLED,
         (
-            "not started again: SIGUSR1 has come; exit status 75 asks .*",
+            "not started again: received SIGUSR1; exit status 75 asks .*",
             "first failure: rank 3 on B .*",
         ),
         ("AB",),

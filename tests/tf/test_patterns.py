@@ -38,7 +38,7 @@ def test_copies_are_alike(slurm: Any, copied: Any) -> None:
 EVALUATOR = """
 import glob, time
 from slurm_resolver import SlurmClusterResolver
-from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.start.ready import wait_until_ready
 resolver = SlurmClusterResolver({"evaluator": 1, "worker": -1})
 if resolver.task_type == "worker":
     wait_until_ready(resolver.cluster, 60, ["worker"])  # as their strategy does

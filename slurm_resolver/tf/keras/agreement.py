@@ -11,7 +11,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions

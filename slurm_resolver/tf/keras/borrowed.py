@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from slurm_resolver.errors import KerasError, ResumeError
-from slurm_resolver.preflight.keras_version import older_keras
+from slurm_resolver.start.keras_version import older_keras
 
 # Who needs a name, as messages say it, and whether anybody misses it: without an optional name,
 # an old fault of Keras or TensorFlow is back, or one warning less is given.

@@ -26,7 +26,7 @@ _REMEDY = (
     "Expected the same global batches in the same order in every worker, of which each takes its "
     "rows. Seed whatever shuffles or generates the data alike in all workers, such as "
     "keras.utils.set_random_seed(1) and numpy.random.default_rng(1), and sort the names of files. "
-    "Data that each worker has of its own needs AutoShardPolicy.OFF."
+    "Data that differs between workers needs AutoShardPolicy.OFF."
 )
 
 

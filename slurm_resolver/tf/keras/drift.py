@@ -135,7 +135,7 @@ def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> No
         raise FitError(
             f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
             "Expected the same program in every worker, with the same data, of which each takes "
-            "its share. Data that each worker has of its own (AutoShardPolicy.OFF) needs "
+            "its share. Data that differs between workers (AutoShardPolicy.OFF) needs "
             "steps_per_epoch."
         )
 

@@ -18,7 +18,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.errors import JobsError, KerasError
-from slurm_resolver.preflight.keras_version import keras_takes_batches
+from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.functions import as_tensor, compiled

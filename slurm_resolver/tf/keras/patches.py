@@ -18,7 +18,7 @@ import tensorflow as tf
 import wrapt
 
 from slurm_resolver.errors import FitError, KerasError
-from slurm_resolver.preflight.keras_version import keras_problem
+from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics, strategies
 from slurm_resolver.tf.keras.agreement import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function

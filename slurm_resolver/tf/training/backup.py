@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of

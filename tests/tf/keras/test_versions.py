@@ -17,7 +17,7 @@ from kinds import Fields, Strings
 from local_run import COMMAND, captured
 from outcomes import flat
 
-from slurm_resolver.preflight.keras_version import keras_problem
+from slurm_resolver.start.keras_version import keras_problem
 
 GIVEN = os.environ.get("KERAS_VERSION", "")
 pytestmark = pytest.mark.skipif(not GIVEN, reason="nox --session keras-versions")

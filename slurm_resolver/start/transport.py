@@ -1,7 +1,7 @@
 """Whether TensorFlow can use a task's GPUs, and which library reduces the gradients.
 
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
-of GPUs go by gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
+of GPUs use gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
 that belong to one process only, and supports no MIG slices.
 
 NCCL copies directly between two GPUs of a node where a process may open both, even if
@@ -13,16 +13,13 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import NameOf
-from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
-from slurm_resolver.slurm.gpu_variables import count_driver_gpus, numbered
+from slurm_resolver.slurm.gpu_variables import numbered
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
 _BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
@@ -41,10 +38,10 @@ class TaskDevices(NamedTuple):
 
 
 class Transport(NamedTuple):
-    """Which way the gradients go."""
+    """The library that reduces the gradients."""
 
     nccl: bool
-    sentence: str  # which way, and why
+    sentence: str  # which library, and why
     remedy: str = ""  # what to do for a faster way; "" if nothing can be done
 
 
@@ -53,118 +50,79 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     task = cluster.task
     decision = cluster.gpu_decision
     assert task is not None
-    if decision is None or decision.devices is None:
-        return TaskDevices(task.node, None, usable)
+    told = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
+    if decision is None or decision.devices is None or not decision.visible_before:
+        return told
     step = cluster.step
-    shown = decision.visible_before or ()
+    shown = decision.visible_before
     slurms = step.step_gpus.split(",") if step.step_gpus else shown
+    hides_others = len(shown) < (step.gpus_on_node or 0)
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == numbered(shown) and len(shown) == len(slurms)
-    if len(shown) >= (step.gpus_on_node or 0) or not from_zero:
-        return TaskDevices(task.node, decision.devices, usable)
+    if not hides_others or not from_zero:
+        return told
     names = None
     if _BOUND_APART.search(step.tres_bind or ""):
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
-    return TaskDevices(task.node, names, usable, True, slurms[0])
+    return told._replace(gpus=names, confined=True, slurms=slurms[0])
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:
-    """Returns which way the gradients go.
+    """Returns which library reduces the gradients.
 
     `tasks` are all that train together, by rank, so that all compute the same result.
     """
 
     def slow(why: str, remedy: str = "") -> Transport:
-        return Transport(False, f"gradients go by gRPC, slow: {why}", remedy)
+        return Transport(False, f"gradients use gRPC (slow), because {why}", remedy)
 
     computes = any(task.usable for task in tasks.values())
     hidden = ""
     first_on: dict[str, int] = {}  # the first task of each node
     owners: dict[tuple[str, str], int] = {}  # by node and GPU
-    for rank, (node, gpus, usable, confined, slurms) in tasks.items():
+    for rank, task in tasks.items():
         name = name_of(rank)
-        first = first_on.setdefault(node, rank)
-        both = f"{name_of(first)} and {name}"
-        if confined and tasks[first].confined and tasks[first].slurms != slurms:
+        first_rank = first_on.setdefault(task.node, rank)
+        first = tasks[first_rank]
+        both = f"{name_of(first_rank)} and {name}"
+        if task.confined and first.confined and task.slurms != first.slurms:
             return slow(
-                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {tasks[first].slurms} and {slurms}: "
+                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
                 "something sets CUDA_VISIBLE_DEVICES after srun",
                 "remove that line of the program or script",
             )
         if not computes:
             continue
-        if not usable:
+        if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name}")
-        if any(gpu.startswith("MIG-") for gpu in gpus or ()):
+        gpus = task.gpus or ()
+        if any(gpu.startswith("MIG-") for gpu in gpus):
             return slow(f"{name} has a MIG slice")
-        if first != rank:
-            if gpus is None or tasks[first].gpus is None:
+        if first_rank != rank:
+            if task.gpus is None or first.gpus is None:
                 return slow(
                     f"{both} may share a GPU",
                     "start with srun --gpus-per-node and without --gpu-bind",
                 )
-            if confined and not hidden:
+            if task.confined and not hidden:
                 hidden = f"{both} cannot open each other's GPUs"
-        for gpu in gpus or ():
-            owner = owners.setdefault((node, gpu), rank)
+        for gpu in gpus:
+            owner = owners.setdefault((task.node, gpu), rank)
             if owner != rank:
                 return slow(
                     f"{name_of(owner)} shares GPU {gpu} with {name}",
                     "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
                 )
     if not computes:
-        return Transport(False, "gradients go by gRPC: no task computes on a GPU")
+        return Transport(False, "gradients use gRPC: no task computes on a GPU")
     if hidden:
         return Transport(
             True,
-            f"gradients go by NCCL, through the host's memory: {hidden}",
+            f"gradients use NCCL through the host's memory, because {hidden}",
             "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each task "
             "then takes its share",
         )
-    return Transport(True, "gradients go by NCCL")
-
-
-def check_driver(cluster: Cluster) -> Result:
-    """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
-    decision = cluster.gpu_decision
-    if decision and decision.conflict:
-        return Result("gpus", WARNING, decision.conflict)
-    driver = count_driver_gpus()
-    shown = decision.visible_before if decision and decision.devices else None
-    lost = 0 if shown is None or driver is None else len(shown) - driver
-    if cluster.task is None or lost <= 0:
-        return Result("gpus", OK, "the driver knows all")
-    return Result(
-        "gpus",
-        WARNING,
-        f"the driver does not know {lost} of the GPUs that Slurm shows: leave out the node (sbatch "
-        f"--exclude={cluster.task.node}), and tell its administrators",
-    )
-
-
-def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
-    """Returns the result for the tasks that use GPUs, by rank.
-
-    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
-    """
-    if not devices:
-        return Result("gpus", SKIPPED, "no task has any, according to its variables")
-    users = Counter(
-        (node, name)
-        for rank, (node, gpus, number, *_) in devices.items()
-        # GPUs without common names are taken to be the task's own.
-        for name in gpus or [f"{index} of rank {rank}" for index in range(number)]
-    )
-    shared = sum(number > 1 for number in users.values())
-    how = f"{shared} of them shared by tasks" if shared else "each used by one task"
-    use = f"{len(users)}, {how}"
-    training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
-    if len(training) < 2 or any(task.job == "ps" for task in tasks):
-        return Result("gpus", OK, use)
-    _, sentence, remedy = find_transport(training, "rank {}".format)
-    if remedy:
-        return Result("gpus", WARNING, f"{sentence}: {remedy}")
-    return Result("gpus", OK, f"{use}; {sentence}")
+    return Transport(True, "gradients use NCCL")
 
 
 def why_no_gpu(cuda: bool, rocm: bool) -> str:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
-from slurm_resolver.preflight.keras_version import find_tensorflow_version
-from slurm_resolver.preflight.probe import listening, tell_rank
-from slurm_resolver.preflight.result import named
+from slurm_resolver.start.keras_version import find_tensorflow_version
+from slurm_resolver.start.probe import listening
 from slurm_resolver.version import __version__
+from slurm_resolver.wording import shorten
 
 Note = dict[str, Any]
 
@@ -89,7 +90,7 @@ def _connect(cluster: Cluster) -> Client | None:
 def _note(cluster: Cluster) -> Note:
     """Returns what this task sends to the others: its cluster, and why it cannot listen."""
     assert cluster.task is not None
-    with listening(cluster.task.address, tell_rank(cluster.task.rank)) as problem:
+    with listening(cluster.task) as problem:
         return {**agreement_facts(cluster), "port_taken": problem}
 
 
@@ -116,3 +117,17 @@ def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:
         if len({*values.values()}) > 1:
             return [f"the tasks disagree on {what}: {'; '.join(named(values, cluster)[:4])}"]
     return []
+
+
+def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
+    """Returns each of the texts, by rank, once, after the names of the tasks that gave it.
+
+    The text of the fewest tasks comes first, as it is most likely the wrong one.
+    """
+    tasks = defaultdict(list)
+    for rank, text in sorted(texts.items()):
+        tasks[text].append(cluster.name_of(rank))
+    return [
+        f"{shorten(names, 3)}: {text}"
+        for text, names in sorted(tasks.items(), key=lambda item: len(item[1]))
+    ]

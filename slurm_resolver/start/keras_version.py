@@ -7,12 +7,10 @@ are wrong, up to 3.7 the weights as well.
 from __future__ import annotations
 
 import sys
-from importlib import metadata, util
+from importlib import metadata
 
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import warn_once
-from slurm_resolver.preflight.result import FAILED, OK, WARNING, Result, result_of
-from slurm_resolver.preflight.transport import CUDA_REMEDY
 
 _PACKAGES = (
     "tensorflow",
@@ -78,44 +76,12 @@ def _minor(version: str) -> tuple[int, ...]:
 def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
     loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    return str(loaded or next(filter(None, map(_installed, _PACKAGES)), ""))
+    return str(loaded or next(filter(None, map(installed_version, _PACKAGES)), ""))
 
 
-def _installed(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Returns the version of an installed package; '' without it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def check_versions(uses_gpus: bool = False) -> list[Result]:
-    """Returns the results of the checks `tensorflow` and `keras` for this task.
-
-    An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.
-    """
-    version = find_tensorflow_version()
-    tensorflow = Result("tensorflow", OK, version or "of another build")
-    if not version and util.find_spec("tensorflow") is None:
-        tensorflow = Result(
-            "tensorflow",
-            FAILED,
-            "not installed: load your site's module, or pip install 'tensorflow>=2.15' (without "
-            "GPUs tensorflow-cpu)",
-        )
-    elif uses_gpus and _installed("tensorflow-cpu") and not _installed("tensorflow"):
-        tensorflow = Result(
-            "tensorflow",
-            WARNING,
-            f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}",
-        )
-    keras = _installed("keras") or _installed("keras-nightly")
-    tf_keras = _installed("tf_keras")
-    found = []
-    problem = ""
-    if keras:
-        found.append(f"Keras {keras}")
-        problem = keras_problem(keras)
-    if tf_keras:
-        found.append(f"tf_keras {tf_keras}")
-        problem = ""
-    return [tensorflow, result_of("keras", [problem], ", ".join(found), WARNING)]

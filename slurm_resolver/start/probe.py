@@ -11,15 +11,22 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Callable
 
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination.wire import connect_to
+
+Answer = Callable[[socket.socket], object]
 
 _CONNECT_SECONDS = 5.0
 
 
 @contextmanager
-def listening(address: str, answer: Callable[[socket.socket], object]) -> Iterator[str]:
-    """Answers each connection to the address, in a thread; yields why it cannot listen, or ''."""
-    port = int(address.rpartition(":")[2])
+def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
+    """Answers each connection to this task's port, in a thread; yields why it cannot, or ''.
+
+    `answer` writes to the connection; by default what `ask_rank` of another task expects.
+    """
+    port = int(task.address.rpartition(":")[2])
+    respond = answer or (lambda connection: connection.sendall(b"%d\n" % task.rank))
     dual = socket.has_dualstack_ipv6()
     try:
         server = socket.create_server(
@@ -38,7 +45,7 @@ def listening(address: str, answer: Callable[[socket.socket], object]) -> Iterat
                 connection, _ = server.accept()
                 with connection, suppress(OSError):
                     connection.settimeout(_CONNECT_SECONDS)
-                    answer(connection)
+                    respond(connection)
 
     Thread(target=accept, daemon=True).start()
     try:
@@ -75,11 +82,6 @@ def call(address: str) -> socket.socket:
     return connect_to(str(first), int(port), _CONNECT_SECONDS)
 
 
-def tell_rank(rank: int) -> Callable[[socket.socket], object]:
-    """Returns the answer that `ask_rank` expects."""
-    return lambda connection: connection.sendall(b"%d\n" % rank)
-
-
 def answers(address: str) -> bool:
     """Whether a process listens at an address."""
     with suppress(OSError), call(address):
@@ -87,9 +89,9 @@ def answers(address: str) -> bool:
     return False
 
 
-def ask_rank(address: str, rank: int) -> None:
-    """Raises OSError unless the task of this rank answers at this address."""
-    with call(address) as sock:
+def ask_rank(task: Task) -> None:
+    """Raises OSError unless this task answers at its address, with its rank."""
+    with call(task.address) as sock:
         answer = sock.makefile("rb").readline(100).strip()
-    if answer != b"%d" % rank:
+    if answer != b"%d" % task.rank:
         raise OSError(f"another process answers there: {answer!r}")

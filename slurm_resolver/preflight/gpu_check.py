@@ -1,0 +1,54 @@
+"""Whether the driver knows a task's GPUs, and how the tasks share GPUs and reduce gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from slurm_resolver.cluster.addresses import Task
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, result_of
+from slurm_resolver.slurm.gpu_variables import count_driver_gpus
+from slurm_resolver.start.transport import TaskDevices, find_transport
+
+
+def check_driver(cluster: Cluster) -> Result:
+    """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
+    decision = cluster.gpu_decision
+    assert cluster.task is not None
+    assert decision is not None
+    problem = decision.conflict
+    driver = count_driver_gpus()
+    if not problem and driver is not None and decision.devices and decision.visible_before:
+        lost = len(decision.visible_before) - driver
+        if lost > 0:
+            problem = (
+                f"the driver does not know {lost} of the GPUs that Slurm shows: leave out the node "
+                f"(sbatch --exclude={cluster.task.node}), and tell its administrators"
+            )
+    return result_of("gpus", [problem], "the driver knows all", WARNING)
+
+
+def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
+    """Returns the result for the tasks that use GPUs, by rank.
+
+    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
+    """
+    if not devices:
+        return Result("gpus", SKIPPED, "no task has any, according to its variables")
+    users = Counter(
+        (task.node, name)
+        for rank, task in devices.items()
+        # GPUs without common names are taken to be the task's own.
+        for name in task.gpus or [f"{index} of rank {rank}" for index in range(task.usable)]
+    )
+    shared = sum(number > 1 for number in users.values())
+    how = f"{shared} of them shared by tasks" if shared else "each used by one task"
+    use = f"{len(users)}, {how}"
+    training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
+    if len(training) < 2 or any(task.job == "ps" for task in tasks):
+        return Result("gpus", OK, use)
+    transport = find_transport(training, "rank {}".format)
+    if transport.remedy:
+        return Result("gpus", WARNING, f"{transport.sentence}: {transport.remedy}")
+    return Result("gpus", OK, f"{use}; {transport.sentence}")

@@ -1,0 +1,46 @@
+"""Whether TensorFlow is there and uses the GPUs, and whether its Keras trains correctly."""
+
+from __future__ import annotations
+
+from importlib import util
+
+from slurm_resolver.preflight.result import FAILED, OK, WARNING, Result, result_of
+from slurm_resolver.start.keras_version import (
+    find_tensorflow_version,
+    installed_version,
+    keras_problem,
+)
+from slurm_resolver.start.transport import CUDA_REMEDY
+
+
+def check_versions(uses_gpus: bool = False) -> list[Result]:
+    """Returns the results of the checks `tensorflow` and `keras` for this task.
+
+    An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.
+    """
+    version = find_tensorflow_version()
+    tensorflow = Result("tensorflow", OK, version or "of another build")
+    if not version and util.find_spec("tensorflow") is None:
+        tensorflow = Result(
+            "tensorflow",
+            FAILED,
+            "not installed: load your site's module, or pip install 'tensorflow>=2.15' (without "
+            "GPUs tensorflow-cpu)",
+        )
+    elif uses_gpus and installed_version("tensorflow-cpu") and not installed_version("tensorflow"):
+        tensorflow = Result(
+            "tensorflow",
+            WARNING,
+            f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}",
+        )
+    keras = installed_version("keras") or installed_version("keras-nightly")
+    tf_keras = installed_version("tf_keras")
+    found = []
+    problem = ""
+    if keras:
+        found.append(f"Keras {keras}")
+        problem = keras_problem(keras)
+    if tf_keras:
+        found.append(f"tf_keras {tf_keras}")
+        problem = ""
+    return [tensorflow, result_of("keras", [problem], ", ".join(found), WARNING)]
