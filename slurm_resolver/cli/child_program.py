@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import START_SECONDS, JobResult, announcement
 from slurm_resolver.coordination.member import Member
+from slurm_resolver.coordination.serving import START_SECONDS, JobResult, announcement
 from slurm_resolver.local.child_process import SIGNALS, end_with_this
 from slurm_resolver.log import print_line
 

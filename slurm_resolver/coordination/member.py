@@ -1,4 +1,4 @@
-"""The part of a task's process in a job of tasks that serve and tasks that train: see `job`."""
+"""The part of a task's process in a job of tasks that serve and tasks that train: see `serving`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import Callable
 
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.job import JobResult
+from slurm_resolver.coordination.serving import JobResult
 from slurm_resolver.coordination.wire import Message
 
 

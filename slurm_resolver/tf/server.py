@@ -1,7 +1,7 @@
 """Tasks that serve others: parameter servers, and workers beside a coordinator.
 
 The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
-service says that the job is over: see `coordination.job`.
+service says that the job is over: see `coordination.serving`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tensorflow as tf
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import TRAIN, JobResult, announcement
 from slurm_resolver.coordination.member import Member
+from slurm_resolver.coordination.serving import TRAIN, JobResult, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.probe import answers

@@ -24,7 +24,7 @@ from slurm_resolver import training_reports
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import TRAIN
+from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
