@@ -24,7 +24,7 @@ from slurm_resolver.cluster.cluster import Cluster, placeholders
 from slurm_resolver.cluster.contracts import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.coordination import client
+from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -101,8 +101,7 @@ def main(args: Namespace) -> int:
     """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
     command = command_of(args)
     # The program may connect to the other tasks as well.
-    client.default_role = "launcher"
-    options = cluster_options(args)
+    options = cluster_options(args)._replace(role="launcher")
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
     try:
@@ -115,7 +114,7 @@ def main(args: Namespace) -> int:
             # Checked before the others start, because they would wait for this task.
             if shutil.which(command[0]) is None:
                 raise _not_startable(command[0], OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
-            wait_until_ready(cluster, options.meeting_seconds)
+            wait_until_ready(cluster, options.meeting_seconds, role=options.role)
     except SlurmResolverError as error:
         if find_rendezvous_error(error) is None:
             raise
@@ -142,13 +141,13 @@ def main(args: Namespace) -> int:
             from slurm_resolver.cli.child_program import run_child
 
             run_child(cluster, servers, command, environ)
-        client.leave_all()  # the program represents the task
+        leave_all()  # the program represents the task
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe
-        client.leave_all(f"its program cannot be started: {error.strerror}")
+        leave_all(f"its program cannot be started: {error.strerror}")
         raise _not_startable(command[0], error) from error
 
 

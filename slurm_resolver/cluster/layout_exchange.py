@@ -44,7 +44,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
         hosts = find_hosts(step, nodes, sum(counts), options)
         service = find_service(step, sum(counts), port, hosts)
         try:
-            places = connect(service).gather(
+            places = connect(service, role=options.role).gather(
                 "the exchange of the layout",
                 (step.node_name, step.node_id),
                 options.meeting_seconds,

@@ -24,7 +24,7 @@ class ClusterOptions(NamedTuple):
     """The options of a cluster, which `SlurmClusterResolver` explains.
 
     `until` is the time of `time.monotonic` by which the tasks must have exchanged the layout; None
-    allows `MEETING_SECONDS`.
+    allows `MEETING_SECONDS`. `role` is how this process represents its task in that.
     """
 
     jobs: Mapping[str, int] | None = None
@@ -39,6 +39,7 @@ class ClusterOptions(NamedTuple):
     gpus_per_task: int | None = None
     local: bool = False
     until: float | None = None
+    role: str = "program"
 
     @property
     def meeting_seconds(self) -> float:

@@ -21,11 +21,13 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
+from slurm_resolver.coordination.tcp import detect_dead_peers
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
+    Gather,
     Message,
+    Process,
     WireError,
-    detect_dead_peers,
     encode,
     open_connection,
     read,
@@ -59,18 +61,18 @@ class Client:
         # why the service could not be reached the last time, and why it does not admit this process
         self.problem = "it has not started, or has failed: look at the output of its task"
         self.refusal = ""
-        self._hello = {
-            "rank": address.rank,
-            "role": role,
-            "pid": os.getpid(),
-            "number": secrets.token_hex(8),
-        }
+        self._process = Process(
+            rank=address.rank,
+            role=role,
+            number=secrets.token_hex(8),
+            pid=os.getpid(),
+        )
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
         self._gathers = Counter[str]()  # by purpose
-        self._answers: dict[str, Message] = {}  # by gather
+        self._answers: dict[Gather, Message] = {}
         self._told: dict[str, set[int]] = defaultdict(set)  # which ranks, by topic
-        self._standing: dict[str, Message] = {}  # sent again after a reconnection
+        self._standing: dict[object, Message] = {}  # sent again after a reconnection
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
         self._closed = False
         self._service_rank = 0  # known once it has been reached
@@ -100,33 +102,37 @@ class Client:
         seconds = math.inf if timeout is None else timeout
         until = time.monotonic() + seconds
         with self._changed:
-            name = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
-            for more in (seconds, _ANSWER_SECONDS):
-                self.wait_for(lambda: name in self._answers or self.refusal, more)
-                if self._socket is None:  # nobody will answer
-                    break
-            del self._standing[name]
-            answer = self._answers.pop(name, None)
+            gather = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
+
+            def has_ended() -> object:
+                return gather in self._answers or self.refusal
+
+            self.wait_for(has_ended, seconds)
+            if self._socket:  # the service will say that the time is up
+                self.wait_for(has_ended, _ANSWER_SECONDS)
+            del self._standing[gather]
+            answer = self._answers.pop(gather, None)
         if self.service:
             self.service.flush()
         if answer is None:
-            silent = (
-                f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}."
+            raise RendezvousError(
+                self.refusal
+                or f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}.",
+                unreached=True,
             )
-            raise RendezvousError(self.refusal or silent, unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])
         return unpack(answer["values"])
 
-    def offer(self, purpose: str, value: Any, **options: Any) -> str:
-        """Gives this task's value for a gather, and returns the gather's name without waiting."""
+    def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
+        """Gives this task's value for a gather, and returns the gather without waiting for it."""
         self._gathers[purpose] += 1
-        name = f"{purpose} {self._gathers[purpose]}"
-        message = {"gather": name, "value": json.dumps(value), **options}
+        gather = Gather(purpose, self._gathers[purpose])
+        message = {"gather": gather, "value": json.dumps(value), **options}
         if len(encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
-        self.say(name, **message)
-        return name
+        self.say(gather, **message)
+        return gather
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
@@ -136,7 +142,7 @@ class Client:
         """Waits until these tasks have told something; returns whether they do in this time."""
         return self.wait_for(lambda: self._told[topic].issuperset(ranks), timeout)
 
-    def say(self, key: str, **message: Any) -> None:
+    def say(self, key: object, **message: Any) -> None:
         """Tells the service something, also after a reconnection unless `key` is said again."""
         with self._changed:
             self._standing[key] = message
@@ -189,7 +195,7 @@ class Client:
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, WireError):
-                    open_connection(self.address, self._hello)[0].close()
+                    open_connection(self.address, self._process)[0].close()
                     return
                 if time.monotonic() > until:
                     raise RendezvousError(
@@ -203,7 +209,7 @@ class Client:
         pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
-                sock, lines, answer = open_connection(self.address, self._hello)
+                sock, lines, answer = open_connection(self.address, self._process)
             except (OSError, WireError, RendezvousError) as error:
                 self._take_failure(error)
                 self.wait_for(lambda: self._closed, pause)
@@ -250,33 +256,36 @@ class Client:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
         now = time.monotonic()
-        pending = [key for key, message in [*self._standing.items()] if "gather" in message]
+        pending = [key for key in [*self._standing] if isinstance(key, Gather)]
         if self._lost_at is None:
             reports = self.address.rank <= 1 and now > self._notice_at  # one task does
             if reports and (pending or not self._has_ended):
                 self._notice_at = now + 2 * _NOTICE_SECONDS
                 warn("waiting for %s: %s", self.address.name, self.problem)
             return
-        why = "its process has ended"
-        if not isinstance(error, ConnectionRefusedError):
-            if now - self._lost_at <= self.address.grace:
-                return
-            why = f"its node has not answered for {self.address.grace:g} s"
-            if isinstance(error, (ConnectionError, WireError)):  # something answers
-                why = f"it has not been reached for {self.address.grace:g} s: {self.problem}"
+        grace = self.address.grace
+        if isinstance(error, ConnectionRefusedError):
+            why = "its process has ended"
+        elif now - self._lost_at <= grace:
+            return
+        elif isinstance(error, (ConnectionError, WireError)):  # something answers
+            why = f"it has not been reached for {grace:g} s: {self.problem}"
+        else:
+            why = f"its node has not answered for {grace:g} s"
         self._lost_at = None
         self._has_ended = True
-        for name in pending:
-            part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
-            self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
+        for gather in pending:
+            part = f"takes no part in {gather.purpose}: {why}"
+            self._answers[gather] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
         if self._closed:
             return
         if "gathered" in message:
-            self._send({"received": message["gathered"]})
-            self._answers[message["gathered"]] = message
+            gather = Gather(*message["gathered"])
+            self._send({"received": gather})
+            self._answers[gather] = message
         elif "told" in message:
             self._told[message["told"]].add(message["rank"])
         elif "notice" in message:
@@ -296,22 +305,27 @@ class Client:
                 self._socket.sendall(encode(message))
 
 
-default_role = "program"  # how this process represents its task: see `wire.Process`
 _clients: dict[ServiceAddress, Client] = {}
 _of_parents: list[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()
 
 
-def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
+def connect(
+    address: ServiceAddress, name_of: NameOf | None = None, role: str = "program"
+) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
-    `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if
-    the service cannot be started in this process.
+    Args:
+        name_of: returns how messages name a rank; None leaves it as it is.
+        role: how this process represents its task, at the first call: see `wire.Process`.
+
+    Raises:
+        RendezvousError: if the service cannot be started in this process.
     """
     with _lock:
         client = _clients.get(address)
         if client is None:
-            client = _clients[address] = Client(address, default_role)
+            client = _clients[address] = Client(address, role)
         client.name_of = name_of or client.name_of
         return client
 
@@ -325,8 +339,11 @@ def leave_all(failure: str = "") -> None:
 
 def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)
-    text = str(error).partition("\n")[0]
-    leave_all(f"{type(error).__name__}: {text}".rstrip(": ")[:500] if error is not None else "")
+    failure = ""
+    if error is not None:
+        first_line = str(error).partition("\n")[0]
+        failure = f"{type(error).__name__}: {first_line}".rstrip(": ")[:500]
+    leave_all(failure)
 
 
 def _close_in_child() -> None:

@@ -28,17 +28,16 @@ from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
-from slurm_resolver.coordination.serving import Job
+from slurm_resolver.coordination.serving import Training
+from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.wire import (
     HANDSHAKE_SECONDS,
     MOST_BYTES,
     PROTOCOL,
-    PROVEN,
     Message,
     Process,
     WireError,
     decode,
-    detect_dead_peers,
     encode,
     is_proof,
     prove,
@@ -79,15 +78,10 @@ class Service:
         self.address = address
         self._secret = Secret()
         self._refusal = _allow_connections(address)
-        dual = socket.has_dualstack_ipv6()
-        self._socket = socket.create_server(
-            ("", address.port),
-            family=socket.AF_INET6 if dual else socket.AF_INET,
-            dualstack_ipv6=dual,
-        )
+        self._socket = listen_at(address.port)
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
-        self._job = Job(address.grace, self.send, name_of)
-        self._monitor = Monitor(self.send, name_of)
+        self._training = Training(address.grace, self.send, name_of)
+        self._monitor = Monitor(self.send)
         self._links: dict[tuple[int, str], _Link] = {}  # by rank and role
         self._departed: list[int] = []  # whose goodbyes the others are not told yet
         self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
@@ -121,7 +115,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self._job.is_leaving = True
+        self._training.is_leaving = True
         self._waits_until = time.monotonic() + self.address.grace
         self._thread.join()
 
@@ -136,7 +130,7 @@ class Service:
         )
         self._socket.listen(_BACKLOG)
         owes = True  # whether some tasks have not been told something that they need
-        while owes or not self._job.is_leaving or self._job.has_to_tell():
+        while owes or not self._training.is_leaving or self._training.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
             if self._departed:  # one message, as large steps end at once
@@ -203,17 +197,16 @@ class Service:
         if hello.get("identity") != self.address.identity:
             writer.write(encode({"other": "it belongs to another step, or another start"}))
             raise ConnectionRefusedError
-        parts = [challenge, *(hello.get(name) for name in PROVEN)]
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         is_valid = (
             process.role in ("program", "launcher", "observer")
             and {type(process.rank), type(process.pid)} == {int}
             and 0 <= process.rank < self.address.num_tasks
         )
-        if not (is_valid and is_proof(hello.get("proof"), key, "task", *parts)):
+        if not (is_valid and is_proof(hello.get("proof"), key, "task", challenge, hello)):
             raise ConnectionRefusedError
         answer = {
-            "proof": prove(key, "service", *parts),
+            "proof": prove(key, "service", challenge, hello),
             "grace": self.address.grace,
             "rank": self.address.rank,
         }
@@ -246,7 +239,7 @@ class Service:
             link.loss.cancel()
         if link is None or link.process.number != process.number:
             if link:  # it has ended, and this process follows it
-                self._job.ended(link.process, link.reason, said_goodbye=True)
+                self._training.ended(link.process, link.reason, said_goodbye=True)
                 self._monitor.ended(link.process)
             link = self._links[process[:2]] = _Link(process)
         elif link.writer:
@@ -268,8 +261,8 @@ class Service:
                     told = {**message, "rank": process.rank}
                     self._told[message["told"], process.rank] = told
                     self.send(None, told)
-                elif "job" in message:
-                    self._job.message(process, message)
+                elif "training" in message:
+                    self._training.message(process, message)
                 elif "progress" in message:
                     self._monitor.message(process, message)
                 else:
@@ -294,7 +287,7 @@ class Service:
         self._links.pop(process[:2], None)
         link.writer = None
         self._rounds.ended(process, failure, said_goodbye)
-        self._job.ended(process, failure, said_goodbye)
+        self._training.ended(process, failure, said_goodbye)
         self._monitor.ended(process)
         if failure:
             self.send(None, {"gone": process.rank, "why": failure})

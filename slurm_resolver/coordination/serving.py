@@ -1,21 +1,22 @@
-"""When tasks that only serve others end: as soon as the tasks that they serve have ended.
+"""When tasks that only serve end: as soon as the training that they serve is over.
 
-The servers are the parameter servers. The leader is the chief, or worker 0 without a chief.
+The servers are the parameter servers, and the workers of a coordinator. The others train. Their
+leader is the chief, or worker 0 without a chief.
 
 | event | consequence |
 |---|---|
-| the leader, and all others that train, have said goodbye | the job is over, status 0 |
-| the leader is lost, or says goodbye with a failure | the job is over, status 1 |
+| the leader, and all others that train, have said goodbye | the training is over, status 0 |
+| the leader is lost, or says goodbye with a failure | the training is over, status 1 |
 | the leader has left, and workers still run after 30 s | one line names them |
 | another task that trains is lost, or fails | the others continue; the status will be 1 |
 | a worker that only serves is lost | the others continue |
-| the last worker that only serves is lost | the job is over, status 1 |
-| a server, or the process of the coordination service, is lost | the job is over, status 1 |
-| the leader or a server does not come in time | the job is over, status 1 |
-| tasks make different clusters | the job is over, status 1 |
+| the last worker that only serves is lost | the training is over, status 1 |
+| a ps, or the process of the coordination service, is lost | the training is over, status 1 |
+| the leader or a ps does not come in time | the training is over, status 1 |
+| tasks make different clusters | the training is over, status 1 |
 
 A launcher decides for its task: its program may leave, be lost, and be followed by another one.
-`Job` is the service's part, and `member.Member` the part of a task's process.
+`Training` is the service's part, and `member.Member` the part of a task's process.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ _REASON_SECONDS = 3.0
 _WAIT_NOTICE_SECONDS = 30.0  # from the leader's end until workers that still run are named
 
 
-class JobResult(NamedTuple):
-    """How the job has ended: the exit status of the tasks that serve, and a message."""
+class Outcome(NamedTuple):
+    """How the training has ended: the exit status of the tasks that serve, and a message."""
 
     status: int
     message: str
 
 
 def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | None:
-    """Returns the message by which a task takes part in the job, which an evaluator does not.
+    """Returns the message by which a task takes part in the training, or serves it.
 
-    It is None for such a task, and in a step without servers or without tasks that train. `tasks`
-    are job, index and address by rank.
+    It is None for an evaluator, and in a step without parameter servers or without tasks that
+    train. `tasks` are job, index and address by rank.
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
@@ -60,17 +61,17 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
         return None
     leader = min(trainers, key=tasks.__getitem__)
     digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
-    # All jobs take some 100 bytes, however many tasks there are.
+    # The jobs of all tasks take some 100 bytes, however many tasks there are.
     return {
-        "job": wire.pack([json.dumps(job) for job in jobs]),
+        "training": wire.pack([json.dumps(job) for job in jobs]),
         "leader": leader,
         "cluster": digest,
         "serves": jobs[rank] == "ps",
     }
 
 
-class Job:
-    """What the service knows of the job; it runs in the service's thread."""
+class Training:
+    """What the service knows of the training; it runs in the service's thread."""
 
     def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
         self._grace = grace
@@ -87,31 +88,31 @@ class Job:
         self._ends: dict[int, str | None] = {}
         self._has_deadline = False  # for those that are awaited
         self._keep_until = math.inf
-        self._result: JobResult | None = None
+        self._outcome: Outcome | None = None
 
     def has_to_tell(self) -> bool:
-        """Returns whether some tasks have to be told how the job ends."""
+        """Returns whether some tasks have to be told how the training ends."""
         if time.monotonic() >= self._keep_until:
             return False
         if self._present:
             return True
-        if self._result is None:
+        if self._outcome is None:
             # A failure of the leader counts a little later.
             return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
-        # Tasks that come late to a failed job are told.
+        # Tasks that come late to a failed training are told.
         size = sum(job in _TAKE_PART for job in self._jobs)
-        return self._result.status != 0 and len(self._numbers) < size
+        return self._outcome.status != 0 and len(self._numbers) < size
 
     def message(self, process: Process, message: Message) -> None:
-        """Takes the announcement of a task, and answers with the job's state."""
+        """Takes the announcement of a task, and answers with the state of the training."""
         rank = process.rank
-        # The task's next program belongs to the next job, whose service has not started yet.
+        # The task's next program belongs to the next training, whose service has not started yet.
         is_next = self._numbers.get(rank, process.number) != process.number
-        is_over = self._result and rank not in self._present
+        is_over = self._outcome and rank not in self._present
         if (is_over and is_next) or (self.is_leaving and not self._jobs):
             return
         if not self._jobs:
-            self._jobs = wire.unpack(message["job"])
+            self._jobs = wire.unpack(message["training"])
             self._leader = message["leader"]
             self._cluster = message["cluster"]
             needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
@@ -131,8 +132,8 @@ class Job:
         if message["cluster"] != self._cluster:
             names = self._names([next(iter(self._numbers)), rank])
             self._end(f"{names} make different clusters: all tasks need the same arguments")
-        self._look()
-        self._send([rank], {"over": self._result})
+        self._end_if_finished()
+        self._send([rank], {"over": self._outcome})
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
@@ -140,7 +141,7 @@ class Job:
         if self._present.get(rank) != process.role:
             return
         del self._present[rank]
-        if self._result:
+        if self._outcome:
             return
         name = self._name_of(rank)
         if rank not in self._ends:  # it serves
@@ -165,29 +166,32 @@ class Job:
                 _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
             elif failure:
                 print_line(f"{name} has failed, the others continue: {failure}")
-        self._look()
+        self._end_if_finished()
 
     def _end_wait(self, timeout: float) -> None:
-        """Ends the job if the leader or a server has not come in time."""
+        """Ends the training if the leader or a server has not come in time."""
         why = f"did not come within {timeout:g} s"
         needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
         if needed:
             self._end(f"{self._names(needed)} {why}")
         self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
         self._awaited.clear()
-        self._look()
+        self._end_if_finished()
 
     def _report_running(self) -> None:
         still = [rank for rank, end in self._ends.items() if end is None]
-        if still and self._result is None:
+        if still and self._outcome is None:
             print_line(
                 f"{self._name_of(self._leader)} has ended; {self._names(still)} still runs. A "
                 "TensorFlow 1 session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
 
-    def _look(self) -> None:
-        """Ends the job if all who train have ended; a server that comes later cannot be told."""
+    def _end_if_finished(self) -> None:
+        """Ends the training once all who train have ended.
+
+        A server that comes later cannot be told.
+        """
         if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
             return
         ends = sorted(self._ends.items())
@@ -198,11 +202,11 @@ class Job:
             self._end("all who train have finished", status=0)
 
     def _end(self, message: str, status: int = 1) -> None:
-        if self._result is None:
-            self._result = JobResult(status, message)
+        if self._outcome is None:
+            self._outcome = Outcome(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = time.monotonic() + self._grace
-            self._send(self._present, {"over": self._result})
+            self._send(self._present, {"over": self._outcome})
 
     def _names(self, ranks: Iterable[int]) -> str:
         return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)

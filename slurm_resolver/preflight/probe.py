@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Callable
 
-from slurm_resolver.coordination.wire import connect_to
+from slurm_resolver.coordination.tcp import connect_to, listen_at
 
 _CONNECT_SECONDS = 5.0
 
@@ -20,14 +20,8 @@ _CONNECT_SECONDS = 5.0
 def listening(address: str, answer: Callable[[socket.socket], object]) -> Iterator[str]:
     """Answers each connection to the address, in a thread; yields why it cannot listen, or ''."""
     port = int(address.rpartition(":")[2])
-    dual = socket.has_dualstack_ipv6()
     try:
-        server = socket.create_server(
-            ("", port),
-            family=socket.AF_INET6 if dual else socket.AF_INET,
-            backlog=512,
-            dualstack_ipv6=dual,
-        )
+        server = listen_at(port, backlog=512)
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
         return

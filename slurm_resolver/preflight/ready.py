@@ -32,7 +32,10 @@ _COMPARED = {
 
 
 def wait_until_ready(
-    cluster: Cluster, timeout: float, jobs: Collection[str] | None = None
+    cluster: Cluster,
+    timeout: float,
+    jobs: Collection[str] | None = None,
+    role: str = "program",
 ) -> Client | None:
     """Returns when all tasks have called this, agree, and can listen at their ports.
 
@@ -40,6 +43,7 @@ def wait_until_ready(
         cluster: this task's cluster.
         timeout: seconds in which all tasks have to call this.
         jobs: the jobs whose tasks call it; None for all.
+        role: how this process represents its task: see `wire.Process`.
 
     Returns:
         This task's connection to the coordination service; None if it is alone.
@@ -49,7 +53,7 @@ def wait_until_ready(
             tasks that are missing, the first thing that tasks disagree on with the values, or the
             ports that are taken.
     """
-    client = _connect(cluster)
+    client = _connect(cluster, role)
     if client is None:
         return None
     answers = client.gather(
@@ -80,10 +84,10 @@ def offer_readiness(cluster: Cluster) -> None:
         client.offer("the start", _note(cluster))
 
 
-def _connect(cluster: Cluster) -> Client | None:
+def _connect(cluster: Cluster, role: str = "program") -> Client | None:
     if cluster.service is None or len(cluster.tasks) < 2:
         return None
-    return connect(cluster.service, cluster.name_of)
+    return connect(cluster.service, cluster.name_of, role)
 
 
 def _note(cluster: Cluster) -> Note:

@@ -202,10 +202,9 @@ class Workers:
 
     def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
-        purpose, _, number = message["awaited"].rpartition(" ")
+        purpose, exchanges = message["awaited"]
         if purpose != _CALL:
             return
-        exchanges = int(number)
         call, _, steps, within = json.loads(message["value"])
         self._awaited = (exchanges, steps)
         if call == _UNMADE and exchanges > self._exchanges:

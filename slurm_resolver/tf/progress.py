@@ -23,7 +23,8 @@ import tensorflow as tf
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import progress as phases
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.wire import Message, outlast_outages
+from slurm_resolver.coordination.tcp import outlast_outages
+from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import exit_at_once, warn
 
 _STALL_SECONDS = 300.0
@@ -180,12 +181,18 @@ class Reporter:
         self._rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
-        port = int(cluster.tasks[client.address.rank].address.rpartition(":")[2])
+        own = cluster.tasks[self._rank]
+        port = int(own.address.rpartition(":")[2])
 
         def run() -> None:
             while True:
                 outlast_outages(port, client.address.patience)
-                client.say("progress", progress=list(self.report()), limit=self._limit)
+                client.say(
+                    "progress",
+                    progress=list(self.report()),
+                    task=[own.job, own.index, own.node],
+                    limit=self._limit,
+                )
                 if ends.wait(phases.report_seconds(self._limit)):
                     return
 

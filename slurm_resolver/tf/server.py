@@ -1,7 +1,7 @@
 """Tasks that serve others: parameter servers, and workers beside a coordinator.
 
 The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
-service says that the job is over: see `coordination.serving`.
+service says that the training is over: see `coordination.serving`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.coordination.serving import TRAIN, JobResult, announcement
+from slurm_resolver.coordination.serving import TRAIN, Outcome, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.probe import answers
@@ -28,7 +28,7 @@ from slurm_resolver.preflight.ready import offer_readiness
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.start import START_TIMEOUT
 
-_END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
+_END_SECONDS = 5.0  # for a task that trains to end by itself, when the training has failed
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
 _members: dict[tuple[ServiceAddress, str, int], Member] = {}
@@ -41,11 +41,11 @@ def _note_end() -> None:
         _ends.set()
 
 
-def _end_process(member: Member, result: JobResult) -> None:
-    """Ends a process that trains if the job has failed; TensorFlow would wait without end."""
-    if not result.status or member.serves or _ends.is_set():
+def _end_process(member: Member, outcome: Outcome) -> None:
+    """Ends a process that trains if the training has failed; TensorFlow would wait without end."""
+    if not outcome.status or member.serves or _ends.is_set():
         return
-    print_line(f"{member.name}: {result.message}. This process ends")
+    print_line(f"{member.name}: {outcome.message}. This process ends")
     if not _ends.wait(_END_SECONDS):
         exit_at_once()
 
@@ -53,8 +53,8 @@ def _end_process(member: Member, result: JobResult) -> None:
 def join(cluster: Cluster) -> None:
     """Connects this process to the coordination service, if it has to from the start.
 
-    A task of a step with servers takes part in their job. An evaluator's program never needs the
-    service, but the others may meet in its process.
+    A task of a step with servers takes part in their training. An evaluator's program never needs
+    the service, but the others may meet in its process.
     """
     service = cluster.service
     if cluster.step.is_live and cluster.task is not None:
@@ -96,7 +96,7 @@ def _check_connections(own: str, seconds: float) -> None:
 
 
 def take_part(cluster: Cluster) -> Member | None:
-    """Announces this task to the others of its job; returns None if it has no part in one."""
+    """Announces this task to those that serve and train; returns None if it is not among them."""
     service = cluster.service
     own = cluster.task
     if service is None or own is None or "ps" not in cluster.roles:
@@ -149,12 +149,12 @@ def serve(
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
-    if server is None and member.result is None:
+    if server is None and member.outcome is None:
         server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
-    result = member.await_over()
-    if result.status:
-        print_line(f"{member.name}: {result.message}")
-    return result.status
+    outcome = member.await_over()
+    if outcome.status:
+        print_line(f"{member.name}: {outcome.message}")
+    return outcome.status
 
 
 def _let_coordinators_end() -> None:

@@ -287,9 +287,8 @@ def shake(port: int, key: str = KEY, **changes: object) -> Fields:
     greeting = json.loads(lines.readline())
     hello = {"identity": IDENTITY, "rank": 1, "role": "program", "pid": 1, "number": "1"}
     hello.update(challenge=secrets.token_hex(16), **changes)
-    names = ("challenge", "identity", "rank", "number", "role")
-    parts = [greeting["challenge"], *(hello[name] for name in names)]
-    sent = wire.encode({**hello, "proof": wire.prove(key.encode(), "task", *parts)})
+    proof = wire.prove(key.encode(), "task", greeting["challenge"], hello)
+    sent = wire.encode({**hello, "proof": proof})
     sock.sendall(sent)
     with lines:
         return {"answer": lines.readline(), "sent": sent, "socket": sock}
