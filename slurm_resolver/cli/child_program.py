@@ -81,6 +81,11 @@ def run_child(
         with suppress(ValueError):
             failure = signal.Signals(-status).name
     member.client.leave(failure)
+    _end_like_child(status)
+
+
+def _end_like_child(status: int) -> NoReturn:
+    """Ends this process with an exit status, or for -N by signal N."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
         with suppress(OSError):  # SIGKILL has no handler

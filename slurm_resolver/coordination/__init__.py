@@ -34,7 +34,6 @@ This folder knows ranks and the names of tasks, but no cluster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable, NamedTuple
 
 NETWORK_GRACE = 30.0  # seconds
@@ -42,18 +41,17 @@ NETWORK_GRACE = 30.0  # seconds
 NameOf = Callable[[int], str]  # from a rank to how messages name its task
 
 
-@dataclass(frozen=True, order=True)
-class TaskName:
+class TaskName(NamedTuple):
     """A task as messages name it: ``worker 3 (rank 3 on n9)``."""
 
     rank: int
     job: str  # TensorFlow's
-    index: int
+    task_id: int  # TensorFlow's, among the tasks of the job
     node: str
 
     def __str__(self) -> str:
         """Returns the name."""
-        return f"{self.job} {self.index} (rank {self.rank} on {self.node})"
+        return f"{self.job} {self.task_id} (rank {self.rank} on {self.node})"
 
 
 class ServiceAddress(NamedTuple):

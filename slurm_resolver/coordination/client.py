@@ -7,7 +7,6 @@ service says.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import math
 import os
@@ -18,6 +17,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
@@ -78,7 +79,7 @@ class Client:
         self._service_rank = 0  # known once it has been reached
         self._lost_at: float | None = None  # when the connection failed
         self._has_ended = False  # whether the service has run and ended
-        self._notice_at = time.monotonic() + _NOTICE_SECONDS
+        self._notice_at = monotonic() + _NOTICE_SECONDS
         if address.serves:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
@@ -100,7 +101,7 @@ class Client:
             RendezvousError: in every task, with the names of the missing or lost tasks.
         """
         seconds = math.inf if timeout is None else timeout
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         with self._changed:
             gather = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
 
@@ -174,7 +175,7 @@ class Client:
             self._changed.notify_all()
         if sock:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
             self._thread.join(_ANSWER_SECONDS)
         if self.service:
@@ -182,22 +183,22 @@ class Client:
 
     def sockets(self) -> list[socket.socket]:
         """Returns the sockets of the connection, and of the service if it runs here."""
-        own = [] if self._socket is None else [self._socket]
-        return own + (self.service.sockets() if self.service else [])
+        sockets = self.service.sockets() if self.service else []
+        return sockets if self._socket is None else [*sockets, self._socket]
 
     def _start_service(self) -> None:
         from slurm_resolver.coordination.service import Service
 
-        until = time.monotonic() + _PORT_SECONDS
+        until = monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
-                with contextlib.suppress(OSError, WireError):
+                with suppress(OSError, WireError):
                     open_connection(self.address, self._process)[0].close()
                     return
-                if time.monotonic() > until:
+                if monotonic() > until:
                     raise RendezvousError(
                         f"the coordination service cannot listen at port {self.address.port} of "
                         f"this node: {error.strerror}. End the process that uses it, or start the "
@@ -224,8 +225,8 @@ class Client:
                 silent = self.address.grace / 2
             except (OSError, ValueError, WireError):
                 pass
-            self._lost_at = None if self._has_ended else time.monotonic() - silent
-            self._notice_at = time.monotonic() + _NOTICE_SECONDS
+            self._lost_at = None if self._has_ended else monotonic() - silent
+            self._notice_at = monotonic() + _NOTICE_SECONDS
             self._socket = None
             if self._has_ended:  # there may never be another service, nor a need for one
                 self.wait_for(lambda: self._standing or self._closed)
@@ -255,7 +256,7 @@ class Client:
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
-        now = time.monotonic()
+        now = monotonic()
         pending = [key for key in [*self._standing] if isinstance(key, Gather)]
         if self._lost_at is None:
             reports = self.address.rank <= 1 and now > self._notice_at  # one task does
@@ -298,9 +299,9 @@ class Client:
 
     def _send(self, message: Message) -> None:
         if "until" in message:  # another task has another clock
-            message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
+            message = {**message, "seconds": max(0.0, message["until"] - monotonic())}
         # The thread notices a failure, and connects again.
-        with self._changed, contextlib.suppress(OSError):
+        with self._changed, suppress(OSError):
             if self._socket:
                 self._socket.sendall(encode(message))
 
@@ -351,7 +352,7 @@ def _close_in_child() -> None:
     _lock = threading.Lock()  # another thread may have held it
     for client in _clients.values():
         for sock in client.sockets():
-            with contextlib.suppress(OSError):  # the parent's stay open
+            with suppress(OSError):  # the parent's stay open
                 os.close(sock.fileno())
     _of_parents.extend(_clients.values())
     _clients.clear()

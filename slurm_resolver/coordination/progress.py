@@ -8,8 +8,8 @@ tasks which workers are behind: the others wait for them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from slurm_resolver.coordination import TaskName
@@ -141,12 +141,12 @@ def describe_stall(workers: Workers, behind: Sequence[TaskName], silence: float)
 
 
 def _group(tasks: Sequence[TaskName]) -> str:
-    """Returns tasks by their jobs and indices, such as "chief 0, workers 0 to 6"."""
+    """Returns tasks by their jobs and ids, such as "chief 0, workers 0 to 6"."""
     texts = []
     for job in dict.fromkeys(task.job for task in tasks):
-        indices = [task.index for task in tasks if task.job == job]
-        noun = job if len(indices) == 1 else f"{job}s"
-        texts.append(f"{noun} {' and '.join(ranges_of(indices))}")
+        ids = [task.task_id for task in tasks if task.job == job]
+        noun = job if len(ids) == 1 else f"{job}s"
+        texts.append(f"{noun} {' and '.join(ranges_of(ids))}")
     return ", ".join(texts).replace("-", " to ")
 
 
@@ -157,7 +157,7 @@ class Monitor:
         self._send = send
         self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
         self._reports: dict[int, tuple[float, TaskName, Report]] = {}  # with when each came
-        self._ticked_at = time.monotonic()
+        self._ticked_at = monotonic()
         self._awake_at = self._ticked_at
         self._told_at = float("-inf")
         self._is_stalled = False
@@ -167,7 +167,7 @@ class Monitor:
         self._limit = message["limit"]
         task = TaskName(process.rank, *message["task"])
         report = Report(*message["progress"])
-        self._reports[process.rank] = (time.monotonic(), task, report)
+        self._reports[process.rank] = (monotonic(), task, report)
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
@@ -204,7 +204,7 @@ class Monitor:
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
-        workers = self._workers(time.monotonic())
+        workers = self._workers(monotonic())
         return {
             "workers": [
                 {"rank": task.rank, "name": str(task), **report._asdict()}

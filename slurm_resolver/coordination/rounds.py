@@ -7,7 +7,7 @@ ends. Every task gets the answer, including those that come later or ask again.
 from __future__ import annotations
 
 import asyncio
-import time
+from time import monotonic
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Gather, Message, Process, Send, TextByRank, pack
@@ -29,7 +29,7 @@ class Round:
         self.numbers: TextByRank = {}  # of the processes
         self.waiting: set[int] = set()  # the ranks that wait for the answer
         self.patient = False  # whether it has no deadline, and ends when a task leaves
-        self.began = time.monotonic()
+        self.began = monotonic()
         self.is_expired = False  # whether it has ended because its time was up
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Message = {}  # before the round has ended
@@ -87,7 +87,7 @@ class Rounds:
             loop.call_later(message["seconds"], self._expire, current, timeout)
         elif not current.patient:
             current.patient = True
-            current.next_notice = time.monotonic() + _PATIENT_NOTICE
+            current.next_notice = monotonic() + _PATIENT_NOTICE
 
     @property
     def owes(self) -> bool:

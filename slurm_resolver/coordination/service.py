@@ -23,6 +23,7 @@ import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
 from dataclasses import dataclass
+from time import monotonic
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
@@ -102,21 +103,21 @@ class Service:
         own = self.address.rank
         for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
             is_meant = ranks is None or link.process.rank in ranks
-            if is_meant and link.writer and not link.writer.transport.is_closing():
+            if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
 
     def flush(self) -> None:
         """Waits until the messages of the service have left this process, for 3 s at most."""
-        until = time.monotonic() + _FLUSH_SECONDS
-        while time.monotonic() < until and self._thread.is_alive():
-            if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
+        until = monotonic() + _FLUSH_SECONDS
+        while monotonic() < until and self._thread.is_alive():
+            if not any(one.transport.get_write_buffer_size() for one in [*self._connections]):
                 break
             time.sleep(_TICK_SECONDS / 25)
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
         self._training.is_leaving = True
-        self._waits_until = time.monotonic() + self.address.grace
+        self._waits_until = monotonic() + self.address.grace
         self._thread.join()
 
     def sockets(self) -> list[socket.socket]:
@@ -132,7 +133,7 @@ class Service:
         owes = True  # whether some tasks have not been told something that they need
         while owes or not self._training.is_leaving or self._training.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
-            now = time.monotonic()
+            now = monotonic()
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
@@ -149,8 +150,8 @@ class Service:
                 link.loss.cancel()
         for writer in self._connections:
             writer.close()  # sends what is left
-        until = time.monotonic() + _FLUSH_SECONDS
-        while self._connections and time.monotonic() < until:
+        until = monotonic() + _FLUSH_SECONDS
+        while self._connections and monotonic() < until:
             await asyncio.sleep(_TICK_SECONDS / 25)
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -210,43 +211,38 @@ class Service:
             "grace": self.address.grace,
             "rank": self.address.rank,
         }
-        observes = process.role == "observer"
-        refusal = self._refusal
-        link = self._links.get(process[:2])
-        is_new = link is None or link.process.number != process.number
-        if link and link.writer and is_new:
-            refusal = refusal or (
-                f"rank {process.rank} is represented by process {link.process.pid}, which still "
-                f"runs; process {process.pid} is its child, or a second program in the task"
-            )
-        elif (process.rank, "program") in self._links and is_new and not key and not observes:
-            # Without a secret, it may be a stranger. The task's next program tries again.
-            raise ConnectionRefusedError
+        refusal = self._refusal or self._find_rival(process)
         if refusal:
             self._refused.add(process.rank)
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError
         if writer not in self._strangers:  # it has been ended
             raise ConnectionAbortedError
-        if not observes:
+        if process.role != "observer":
             del self._strangers[writer]
         writer.write(encode(answer))
         return process
 
-    async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
+    def _find_rival(self, process: Process) -> str:
+        """Returns why a process cannot represent its task beside another one; '' if it can.
+
+        Raises OSError if it may be a stranger.
+        """
         link = self._links.get(process[:2])
-        if link and link.loss:
-            link.loss.cancel()
-        if link is None or link.process.number != process.number:
-            if link:  # it has ended, and this process follows it
-                self._training.ended(link.process, link.reason, said_goodbye=True)
-                self._monitor.ended(link.process)
-            link = self._links[process[:2]] = _Link(process)
-        elif link.writer:
-            link.writer.close()
-        link.writer = writer
-        for told in self._told.values():
-            writer.write(encode(told))
+        if link and link.process.number == process.number:  # it returns
+            return ""
+        if link and link.writer:
+            return (
+                f"rank {process.rank} is represented by process {link.process.pid}, which still "
+                f"runs; process {process.pid} is its child, or a second program in the task"
+            )
+        is_task = process.role != "observer"
+        if is_task and not self._secret.key and (process.rank, "program") in self._links:
+            raise ConnectionRefusedError  # the task's next program tries again
+        return ""
+
+    async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
+        link = self._enter(process, writer)
         grace = self.address.grace
         seconds = grace
         reason = f"its connection has failed for {grace:g} s"
@@ -280,6 +276,23 @@ class Service:
                 loop = asyncio.get_running_loop()
                 link.loss = loop.call_later(seconds, self._end, link, reason, False)
                 self._rounds.disconnected(process)
+
+    def _enter(self, process: Process, writer: StreamWriter) -> _Link:
+        """Lets a process represent its task by this connection, and tells it what others tell."""
+        link = self._links.get(process[:2])
+        if link and link.loss:
+            link.loss.cancel()
+        if link is None or link.process.number != process.number:
+            if link:  # it has ended, and this process follows it
+                self._training.ended(link.process, link.reason, said_goodbye=True)
+                self._monitor.ended(link.process)
+            link = self._links[process[:2]] = _Link(process)
+        elif link.writer:
+            link.writer.close()
+        link.writer = writer
+        for told in self._told.values():
+            writer.write(encode(told))
+        return link
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""

@@ -24,8 +24,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import Callable, NamedTuple
 
 from slurm_resolver.coordination import NameOf, wire
@@ -92,7 +92,7 @@ class Training:
 
     def has_to_tell(self) -> bool:
         """Returns whether some tasks have to be told how the training ends."""
-        if time.monotonic() >= self._keep_until:
+        if monotonic() >= self._keep_until:
             return False
         if self._present:
             return True
@@ -112,12 +112,7 @@ class Training:
         if (is_over and is_next) or (self.is_leaving and not self._jobs):
             return
         if not self._jobs:
-            self._jobs = wire.unpack(message["training"])
-            self._leader = message["leader"]
-            self._cluster = message["cluster"]
-            needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
-            self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
-            self._awaited.add(self._leader)
+            self._begin(message)
         if "seconds" in message:
             self._has_deadline = True
             _call_later(message["seconds"], self._end_wait, message["seconds"])
@@ -135,6 +130,16 @@ class Training:
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
+    def _begin(self, message: Message) -> None:
+        """Takes what the first announcement says of all tasks."""
+        self._jobs = wire.unpack(message["training"])
+        self._leader = message["leader"]
+        self._cluster = message["cluster"]
+        # Beside a chief, workers may only serve: the training need not wait for them.
+        needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
+        self._awaited = {rank for rank, job in enumerate(self._jobs) if job in needed}
+        self._awaited.add(self._leader)
+
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
         rank = process.rank
@@ -143,35 +148,45 @@ class Training:
         del self._present[rank]
         if self._outcome:
             return
-        name = self._name_of(rank)
-        if rank not in self._ends:  # it serves
+        if rank in self._ends:
+            self._take_end_of_trainer(rank, failure, said_goodbye)
+        else:
             # Only a launcher knows that a server has ended well before the others.
             if process.role == "program":
                 failure = failure or "its process ended before those that it serves"
-            workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
-            ended = self._numbers.keys() - self._present.keys()
-            # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-            if failure and self._jobs[rank] == "ps":
-                self._end(f"{name} is lost, and its variables with it: {failure}")
-            elif failure and workers <= ended:
-                self._end(f"{name} is lost, and no other worker is left: {failure}")
-            elif self._jobs[rank] == "worker":
-                print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
-        else:
-            self._ends[rank] = failure
-            if rank == self._leader and failure:
-                seconds = _REASON_SECONDS if said_goodbye else 0.0
-                _call_later(seconds, self._end, f"{name} has failed: {failure}")
-            elif rank == self._leader:
-                _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
-            elif failure:
-                print_line(f"{name} has failed, the others continue: {failure}")
+            self._take_end_of_server(rank, failure)
         self._end_if_finished()
+
+    def _take_end_of_server(self, rank: int, failure: str) -> None:
+        name = self._name_of(rank)
+        is_ps = self._jobs[rank] == "ps"
+        workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
+        ended = self._numbers.keys() - self._present.keys()
+        # TensorFlow waits without end for a lost ps, and for a worker if none is left.
+        if failure and is_ps:
+            self._end(f"{name} is lost, and its variables with it: {failure}")
+        elif failure and workers <= ended:
+            self._end(f"{name} is lost, and no other worker is left: {failure}")
+        elif not is_ps:
+            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
+
+    def _take_end_of_trainer(self, rank: int, failure: str, said_goodbye: bool) -> None:
+        name = self._name_of(rank)
+        self._ends[rank] = failure
+        if rank == self._leader and failure:
+            seconds = _REASON_SECONDS if said_goodbye else 0.0
+            _call_later(seconds, self._end, f"{name} has failed: {failure}")
+        elif rank == self._leader:
+            _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
+        elif failure:
+            print_line(f"{name} has failed, the others continue: {failure}")
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
         why = f"did not come within {timeout:g} s"
-        needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
+        needed = [
+            rank for rank in self._awaited if rank == self._leader or self._jobs[rank] == "ps"
+        ]
         if needed:
             self._end(f"{self._names(needed)} {why}")
         self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
@@ -205,7 +220,7 @@ class Training:
         if self._outcome is None:
             self._outcome = Outcome(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
-            self._keep_until = time.monotonic() + self._grace
+            self._keep_until = monotonic() + self._grace
             self._send(self._present, {"over": self._outcome})
 
     def _names(self, ranks: Iterable[int]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -56,6 +56,6 @@ def outlast_outages(port: int, seconds: float) -> None:
     milliseconds = int(seconds * 1000)
     for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
         # Another thread may close it.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
             if sock.getsockname()[1:2] == (port,):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

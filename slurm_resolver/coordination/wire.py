@@ -18,9 +18,9 @@ import hmac
 import json
 import secrets
 import socket
-import time
 import zlib
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
@@ -128,7 +128,7 @@ def open_connection(
     Raises OSError, WireError or RendezvousError if the service does not answer as expected, which
     takes `HANDSHAKE_SECONDS` at most.
     """
-    until = time.monotonic() + HANDSHAKE_SECONDS
+    until = monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.serves else address.host.strip("[]")
     sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
     try:
@@ -163,7 +163,7 @@ def _receive(sock: socket.socket, until: float) -> Message:
     """
     line = b""
     while not line.endswith(b"\n"):
-        sock.settimeout(max(until - time.monotonic(), 0.001))
+        sock.settimeout(max(until - monotonic(), 0.001))
         byte = sock.recv(1)
         if not byte:
             raise ConnectionError("it closed the connection")

@@ -1,4 +1,4 @@
-"""A job on this machine: a step of several tasks, and the steps after it.
+"""A Slurm job on this machine: a step of several tasks, and the steps after it.
 
 A step ends by itself, or because a task failed, a signal came, the time limit was reached, the step
 was preempted, or a task asked for a requeue: the first of these decides. The job starts again if
@@ -8,13 +8,13 @@ Slurm would requeue it. After a failed step it starts another one, if `--restart
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import closing, suppress
 from typing import Any, Callable
 
 from slurm_resolver.errors import LaunchError
@@ -46,29 +46,31 @@ async def run_job(options: RunOptions) -> int:
         step = _Step(options)
         for number in (signal.SIGCHLD, *SIGNALS):
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
-        variables = step_environment(options, started, requeues, steps)
-        await step.run(variables, time.time() - started)
-        reason = step.requeue_reason or step.failure
-        count = steps
-        most = options.restarts
+        await step.run(
+            step_environment(options, started, requeues, steps), elapsed=time.time() - started
+        )
         if step.requeue_reason:
             if not options.requeue:
                 print_line("not started again: --requeue is not given")
                 return step.status
+            reason = step.requeue_reason
             count = requeues
             most = MAX_REQUEUES
+            started = time.time()
+            requeues += 1
+            steps = 0
         # A task that asks for a requeue has not failed, even if --requeue is not given.
-        elif not (reason and most) or step.status == REQUEUE_STATUS:
+        elif step.failure and options.restarts and step.status != REQUEUE_STATUS:
+            reason = step.failure
+            count = steps
+            most = options.restarts
+            steps += 1
+        else:
             return step.status
         if count == most:
             print_line(f"not started again after {counted(count, 'restart')}: {reason}")
             return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
-        steps += 1
-        if step.requeue_reason:
-            started = time.time()
-            requeues += 1
-            steps = 0
         options = options._replace(preempt_after=None, fail_after=None)
 
 
@@ -83,7 +85,8 @@ class _Step:
 
     def __init__(self, options: RunOptions) -> None:
         self.status = 0
-        self.requeue_reason = self.failure = ""
+        self.requeue_reason = ""
+        self.failure = ""
         self._options = options
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: set[int] = set()  # ranks
@@ -95,22 +98,14 @@ class _Step:
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         output = Output(self._options)
-        with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
+        with closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
                     self._start_task(rank, variables, output)
                 self._set_timers(elapsed)
                 await self._ended.wait()
-                planned = self._options.preempt_after is not None
-                if planned and not self._ending:
-                    print_line(
-                        "not preempted: the tasks ended before --preempt-after, which counts from "
-                        "the first step that BackupAndResume, ResumableLoop or termination_config "
-                        "reports (kill -USR2 preempts any program)"
-                    )
-                preempted = self.requeue_reason and self._ignore_statuses
-                if planned and preempted and not self._reported(SAVED):
-                    print_line("nothing was saved after the preemption")
+                if self._options.preempt_after is not None:
+                    self._report_preemption()
             finally:
                 self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
@@ -200,6 +195,17 @@ class _Step:
         else:
             self._call_later(0.1, self._preempt_in_training, seconds)
 
+    def _report_preemption(self) -> None:
+        """Says how far the planned preemption has come."""
+        if not self._ending:
+            print_line(
+                "not preempted: the tasks ended before --preempt-after, which counts from the "
+                "first step that BackupAndResume, ResumableLoop or termination_config reports "
+                "(kill -USR2 preempts any program)"
+            )
+        elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
+            print_line("nothing was saved after the preemption")
+
     def _reported(self, event: str) -> bool:
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
@@ -230,7 +236,8 @@ class _Step:
         """Ends all tasks, whatever they exit with."""
         print_line(f"{why}: ending all tasks")
         self.status = max(self.status, 128 + number)
-        self.requeue_reason = self.failure = ""
+        self.requeue_reason = ""
+        self.failure = ""
         self._ignore_statuses = True
         # A second signal ends them at once.
         self._end_tasks(signal.SIGKILL if self._ending else number)
@@ -252,13 +259,13 @@ class _Step:
 
     def _send(self, ranks: Iterable[int], *signals: int) -> None:
         for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 for number in signals:
                     os.killpg(self._processes[rank].pid, number)
 
 
 def _describe_end(rank: int, status: int) -> str:
     if status > 128:
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             return f"task {rank} was ended by {signal.Signals(status - 128).name}"
     return f"task {rank} ended with exit status {status}"
