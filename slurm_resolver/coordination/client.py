@@ -68,17 +68,29 @@ class Client:
             number=secrets.token_hex(8),
             pid=os.getpid(),
         )
+        # None while there is no connection
         self._socket: socket.socket | None = None
+        # notified of each message, and of each change of what follows
         self._changed = threading.Condition()
-        self._gathers = Counter[str]()  # by purpose
+        # how many gathers this task has begun, by purpose
+        self._gathers = Counter[str]()
+        # what the service has answered to those that still run
         self._answers: dict[Gather, Message] = {}
-        self._told: dict[str, set[int]] = defaultdict(set)  # which ranks, by topic
-        self._standing: dict[object, Message] = {}  # sent again after a reconnection
+        # which ranks have told something, by topic
+        self._told: dict[str, set[int]] = defaultdict(set)
+        # what is sent again after a reconnection: values of gathers, and what `say` says by key
+        self._standing: dict[object, Message] = {}
+        # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
+        # whether this process has said goodbye
         self._closed = False
-        self._service_rank = 0  # known once it has been reached
-        self._lost_at: float | None = None  # when the connection failed
-        self._has_ended = False  # whether the service has run and ended
+        # the rank of the service's task, known once it has been reached
+        self._service_rank = 0
+        # when the connection failed; None if there was none, or the service is gone
+        self._lost_at: float | None = None
+        # whether the service has run and ended
+        self._has_ended = False
+        # from when on this task may report that the service cannot be reached
         self._notice_at = monotonic() + _NOTICE_SECONDS
         if address.serves:
             self._start_service()
@@ -187,6 +199,7 @@ class Client:
         return sockets if self._socket is None else [*sockets, self._socket]
 
     def _start_service(self) -> None:
+        """Starts the service in this process, unless another process of the task runs it."""
         from slurm_resolver.coordination.service import Service
 
         until = monotonic() + _PORT_SECONDS
@@ -207,6 +220,7 @@ class Client:
                 time.sleep(_LONGEST_PAUSE / 10)
 
     def _run(self) -> None:
+        """Holds a connection until this process leaves or is refused; the thread of the client."""
         pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
@@ -281,6 +295,7 @@ class Client:
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
+        """Takes a message of the service, and passes it on to those who listen."""
         if self._closed:
             return
         if "gathered" in message:
@@ -298,6 +313,7 @@ class Client:
             self._changed.notify_all()
 
     def _send(self, message: Message) -> None:
+        """Sends a message, unless there is no connection."""
         if "until" in message:  # another task has another clock
             message = {**message, "seconds": max(0.0, message["until"] - monotonic())}
         # The thread notices a failure, and connects again.
@@ -339,6 +355,7 @@ def leave_all(failure: str = "") -> None:
 
 
 def _leave_at_exit() -> None:
+    """Says goodbye, with the exception that ends this process if there is one."""
     error = getattr(sys, "last_value", None)
     failure = ""
     if error is not None:
@@ -348,6 +365,7 @@ def _leave_at_exit() -> None:
 
 
 def _close_in_child() -> None:
+    """Closes a forked process's copies of the connections."""
     global _lock
     _lock = threading.Lock()  # another thread may have held it
     for client in _clients.values():

@@ -155,10 +155,14 @@ class Monitor:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
-        self._reports: dict[int, tuple[float, TaskName, Report]] = {}  # with when each came
+        # the seconds without a step that make a stall; 0 for never
+        self._limit = 0.0
+        # by rank: when the last report came, whose it is, and the report
+        self._reports: dict[int, tuple[float, TaskName, Report]] = {}
+        # the last tick, and the first one after this process was stopped
         self._ticked_at = monotonic()
         self._awake_at = self._ticked_at
+        # when the last stall was reported, and whether it has not ended
         self._told_at = float("-inf")
         self._is_stalled = False
 
@@ -213,6 +217,7 @@ class Monitor:
         }
 
     def _workers(self, now: float) -> Workers:
+        """Returns the last reports, with their ages by now."""
         return {
             task: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
             for at, task, report in self._reports.values()

@@ -2,6 +2,12 @@
 
 A round ends when all have come, when the time of the first task is up, or when a task that has come
 ends. Every task gets the answer, including those that come later or ask again.
+
+| a task | what it does in a round |
+|---|---|
+| waits | gives its value, and needs the answer |
+| offers | gives its value only |
+| waits patiently | has no deadline: the round also ends when a missing task leaves |
 """
 
 from __future__ import annotations
@@ -26,13 +32,19 @@ class Round:
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
         self.values: TextByRank = {}
-        self.numbers: TextByRank = {}  # of the processes
-        self.waiting: set[int] = set()  # the ranks that wait for the answer
-        self.patient = False  # whether it has no deadline, and ends when a task leaves
+        # the random numbers of the processes that have given a value; see `wire.Process`
+        self.numbers: TextByRank = {}
+        # the ranks that wait for the answer, or have not confirmed it
+        self.waiting: set[int] = set()
+        # whether it has no deadline, and ends when a task leaves
+        self.patient = False
         self.began = monotonic()
-        self.is_expired = False  # whether it has ended because its time was up
+        # whether it has ended because its time was up
+        self.is_expired = False
+        # when one of the waiting tasks reports which ones are missing
         self.next_notice = self.began + _FIRST_NOTICE
-        self.answer: Message = {}  # before the round has ended
+        # empty until the round has ended
+        self.answer: Message = {}
 
 
 class Rounds:
@@ -78,6 +90,7 @@ class Rounds:
             self._rounds.pop(gather._replace(round=gather.round - 1), None)
 
     def _await_answer(self, current: Round, rank: int, message: Message) -> None:
+        """Notes that a task waits for the answer, and for how long."""
         current.waiting.add(rank)
         for other in message["without"]:  # it does not take part
             current.values.setdefault(other, "null")
@@ -142,6 +155,7 @@ class Rounds:
                     self._send([rank], {"notice": notice})
 
     def _expire(self, current: Round, timeout: float) -> None:
+        """Ends a round whose first task has waited for its `timeout`."""
         if not current.answer:
             current.is_expired = True
             count, names = self._describe_missing(current)
@@ -161,6 +175,7 @@ class Rounds:
         return f"{len(names)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
 
     def _end_without(self, current: Round, rank: int) -> None:
+        """Ends a round because this task has ended."""
         self._end(
             current,
             error=f"{self._name_of(rank)} is gone, and takes no part in {current.gather.purpose}: "
@@ -168,5 +183,6 @@ class Rounds:
         )
 
     def _end(self, current: Round, **answer: str) -> None:
+        """Ends a round, with the values of all tasks or an error."""
         current.answer = {**answer, "gathered": current.gather}
         self._send(current.waiting, current.answer)

@@ -80,17 +80,24 @@ class Service:
         self._secret = Secret()
         self._refusal = _allow_connections(address)
         self._socket = listen_at(address.port)
+        # what the messages of the tasks are for
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
         self._training = Training(address.grace, self.send, name_of)
         self._monitor = Monitor(self.send)
-        self._links: dict[tuple[int, str], _Link] = {}  # by rank and role
-        self._departed: list[int] = []  # whose goodbyes the others are not told yet
-        self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
+        # by rank and role
+        self._links: dict[tuple[int, str], _Link] = {}
+        # the ranks whose goodbyes the others are not told yet
+        self._departed: list[int] = []
+        # what tasks tell all others, by topic and rank
+        self._told: dict[tuple[str, int], Message] = {}
+        # all open connections
         self._connections: set[StreamWriter] = set()
         # those of observers, and of who has not proved the secret; the oldest come first
         self._strangers: dict[StreamWriter, None] = {}
-        self._refused: set[int] = set()  # the ranks that know the refusal
-        self._waits_until = math.inf  # for tasks that it owes an answer, when this process ends
+        # the ranks that know the refusal
+        self._refused: set[int] = set()
+        # when this process ends although the service owes tasks an answer
+        self._waits_until = math.inf
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
@@ -125,6 +132,7 @@ class Service:
         return [self._socket, *(w.get_extra_info("socket") for w in self._connections)]
 
     async def _serve(self) -> None:
+        """Serves until this process leaves and no task relies on the service any more."""
         asyncio.get_running_loop().set_exception_handler(_report)
         server = await asyncio.start_server(
             self._admit, sock=self._socket, limit=MOST_BYTES, backlog=_ACCEPTED
@@ -155,6 +163,7 @@ class Service:
             await asyncio.sleep(_TICK_SECONDS / 25)
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serves one connection: a task's, an observer's or a stranger's."""
         self._connections.add(writer)
         self._strangers[writer] = None
         self._end_strangers(_CROWD)
@@ -242,6 +251,7 @@ class Service:
         return ""
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
+        """Passes on what a process sends, and notes why its connection ends."""
         link = self._enter(process, writer)
         grace = self.address.grace
         seconds = grace

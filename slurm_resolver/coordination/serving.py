@@ -77,16 +77,24 @@ class Training:
         self._grace = grace
         self._send = send
         self._name_of = name_of
-        self.is_leaving = False  # whether the service's process is about to end
-        self._jobs: Sequence[str] = ()  # by rank
+        # whether the service's process is about to end
+        self.is_leaving = False
+        # the job of each task, by rank; () before the first announcement
+        self._jobs: Sequence[str] = ()
+        # the leader's rank, and a digest of the cluster, both as the first task has them
         self._leader = 0
         self._cluster = ""
-        self._numbers: TextByRank = {}  # of the last process of each task that came
-        self._present: TextByRank = {}  # the role of the process that decides
-        self._awaited: set[int] = set()  # the ranks that have not come yet
-        # By rank of a task that trains: None, or once it has ended, why it failed or ''.
+        # by rank of a task that has come: the random number of its last process
+        self._numbers: TextByRank = {}
+        # by rank of a task whose process has not ended: the role of the one that decides
+        self._present: TextByRank = {}
+        # the ranks that have to come, and have not yet
+        self._awaited: set[int] = set()
+        # by rank of a task that trains: None, or once it has ended, why it failed or ''
         self._ends: dict[int, str | None] = {}
-        self._has_deadline = False  # for those that are awaited
+        # whether the tasks that have to come have a deadline
+        self._has_deadline = False
+        # when the service may end although some tasks have not been told
         self._keep_until = math.inf
         self._outcome: Outcome | None = None
 
@@ -158,6 +166,7 @@ class Training:
         self._end_if_finished()
 
     def _take_end_of_server(self, rank: int, failure: str) -> None:
+        """Ends the training if it cannot continue without this server; else says that it does."""
         name = self._name_of(rank)
         is_ps = self._jobs[rank] == "ps"
         workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
@@ -171,6 +180,7 @@ class Training:
             print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
 
     def _take_end_of_trainer(self, rank: int, failure: str, said_goodbye: bool) -> None:
+        """Ends the training if its leader has failed; the other tasks' ends only count later."""
         name = self._name_of(rank)
         self._ends[rank] = failure
         if rank == self._leader and failure:
@@ -194,6 +204,7 @@ class Training:
         self._end_if_finished()
 
     def _report_running(self) -> None:
+        """Names the workers that still run although the leader has ended."""
         still = [rank for rank, end in self._ends.items() if end is None]
         if still and self._outcome is None:
             print_line(
@@ -217,6 +228,7 @@ class Training:
             self._end("all who train have finished", status=0)
 
     def _end(self, message: str, status: int = 1) -> None:
+        """Notes how the training has ended, unless that is known, and tells all tasks."""
         if self._outcome is None:
             self._outcome = Outcome(status, message)
             # The service does not wait for ever for a stopped or disconnected task.

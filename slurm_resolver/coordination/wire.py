@@ -8,7 +8,33 @@ A connection begins with a mutual handshake, in which the secret itself is never
     service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
              or {"refused": "why"}
 
-Both challenges are random, so no proof is valid twice.
+Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
+a message is. A task sends:
+
+| keys | meaning |
+|---|---|
+| gather, value | the task's value for a gather: `rounds` |
+| … without, timeout, seconds | it also waits for the answer; "seconds" are left |
+| received | it has received the answer to this gather |
+| told, value | something for all tasks, also for those that connect later |
+| training, leader, cluster, serves | its part in a training with tasks that only serve: `serving` |
+| … seconds | the leader and the servers have to come in this time |
+| progress, task, limit | what the worker does: `progress` |
+| goodbye | it leaves; with the reason if it has failed, else '' |
+
+The service sends:
+
+| keys | meaning |
+|---|---|
+| gathered, values or error | the answer to a gather |
+| notice | a line for this task's log |
+| awaited, rank, value | a task waits for this gather without a deadline |
+| told, value, rank | what another task tells all |
+| over | how the training has ended; null if it has not |
+| stall, behind, end | no step ends: a line for the log, and the ranks that are behind |
+| gone, why | the task with this rank is lost, or has failed |
+| left | the tasks with these ranks have left |
+| closing | the service ends |
 """
 
 from __future__ import annotations

@@ -88,12 +88,17 @@ class _Step:
         self.requeue_reason = ""
         self.failure = ""
         self._options = options
+        # every task that has been started, by rank
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._running: set[int] = set()  # ranks
+        # the ranks of those that have not ended
+        self._running: set[int] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        # set when the last task has ended
         self._ended = asyncio.Event()
-        self._ending = False  # the tasks have been asked to end
-        self._ignore_statuses = False  # what they exit with then is not their own failure
+        # whether the tasks have been asked to end
+        self._ending = False
+        # whether what they exit with is not their own failure
+        self._ignore_statuses = False
 
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
@@ -155,6 +160,7 @@ class _Step:
         output.copy(rank, process, file)
 
     def _set_timers(self, elapsed: float) -> None:
+        """Plans the time limit, the signal before it, and what the user asks to simulate."""
         options = self._options
         if options.time_limit is not None:
             left = options.time_limit - elapsed
@@ -174,16 +180,19 @@ class _Step:
         self._timers.append(timer)
 
     def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
+        """Sends the signal of --signal."""
         print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
         # A stopped task could not handle it; Slurm sends both as well.
         self._send(self._running, number, signal.SIGCONT)
 
     def _fail_as_planned(self, rank: int) -> None:
+        """Kills the task of --fail-after, unless it has ended."""
         if rank in self._running:
             print_line(f"killing task {rank} (--fail-after)")
             self._send([rank], signal.SIGKILL)
 
     def _preempt(self) -> None:
+        """Ends all tasks, and has the job start anew, unless they end already."""
         if not self._ending:
             self._end_all("preempted")
             self.requeue_reason = "the step was preempted"
@@ -207,10 +216,12 @@ class _Step:
             print_line("nothing was saved after the preemption")
 
     def _reported(self, event: str) -> bool:
+        """Whether a task has reported this event: see `training_reports`."""
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
 
     def _on_task_end(self, rank: int, status: int) -> None:
+        """Takes the end of a task, and ends the others if it has failed or asks for a requeue."""
         self._running.discard(rank)
         if not self._running:
             self._ended.set()
@@ -248,6 +259,7 @@ class _Step:
         self._end_tasks_after_grace(signal.SIGKILL)
 
     def _end_tasks_after_grace(self, number: int) -> None:
+        """Ends the tasks that have not ended by themselves in some seconds."""
         self._ending = True
         self._cancel_timers()
         self._call_later(GRACE_SECONDS, self._end_tasks, number)
@@ -258,6 +270,7 @@ class _Step:
         self._timers.clear()
 
     def _send(self, ranks: Iterable[int], *signals: int) -> None:
+        """Sends signals to tasks, with all processes that they have started."""
         for rank in ranks:
             with suppress(ProcessLookupError):
                 for number in signals:

@@ -54,9 +54,13 @@ class Output:
     def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
+        # by name; several tasks may have the same one
         self._files: dict[str, BinaryIO] = {}
+        # one for each pipe
         self._threads: list[threading.Thread] = []
+        # for lines, which tasks write at the same time
         self._lock = threading.Lock()
+        # whether a line could not be written; only the first one is reported
         self._lost_lines = False
 
     def open(self, rank: int, variables: Variables) -> BinaryIO | None:
