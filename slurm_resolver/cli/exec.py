@@ -127,7 +127,7 @@ def main(args: Namespace) -> int:
         environ.update(cluster.variables(contract))
     gpus = cluster.gpu_decision
     # A program of PyTorch uses the GPU of its node with the number LOCAL_RANK.
-    if gpus and not ("torch" in contracts and gpus.same_for_all):
+    if not ("torch" in contracts and gpus.same_for_all):
         apply_gpus(gpus, cluster.step, environ)
     if args.replace:
         environ["PYTHONPATH"] = os.pathsep.join(

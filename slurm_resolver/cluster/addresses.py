@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
@@ -21,14 +21,15 @@ from slurm_resolver.slurm.step import SlurmStep
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """One task: its rank, its node and local rank there, its job and index, and its address."""
 
     rank: int
     node: str
     local_rank: int
     job: str
-    index: int  # type: ignore[assignment]  # TensorFlow's word; hides tuple.index()
+    index: int
     address: str
 
 

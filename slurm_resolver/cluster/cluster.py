@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.contracts import CONTRACTS, Contract
@@ -17,8 +18,11 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
 
 
-class ClusterValues(NamedTuple):
-    """What a `Cluster` is made of.
+@dataclass(frozen=True, repr=False)
+class Cluster:
+    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
+
+    Outside Slurm it is empty: false, without tasks, and `task` is None.
 
     Attributes:
         step: the variables, as changed by arguments and overridden methods of the resolver.
@@ -27,23 +31,35 @@ class ClusterValues(NamedTuple):
         ports: the ports of the step's tasks; none for an empty cluster.
         hosts: by node, the host to connect to.
         addresses: the addresses of each job, ``addresses[job][index]``.
-        gpu_decision: the GPUs of this task, and the reason; None for a step that is only planned.
+        gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
+            planned.
     """
 
     step: SlurmStep = SlurmStep()
-    layout: Layout = Layout((), (), (), "", "")
-    roles: Mapping[str, Sequence[int]] = {}
-    ports: Ports = Ports((), "", 0)
-    hosts: Mapping[str, str] = {}
-    addresses: Mapping[str, Sequence[str]] = {}
-    gpu_decision: TaskGpus | None = None
+    layout: Layout = Layout(nodes=(), node_of=(), local_rank_of=(), distribution="", source="")
+    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ports: Ports = Ports(by_local_rank=(), source="", meeting_port=0)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    gpu_decision: TaskGpus = TaskGpus()
 
+    def __bool__(self) -> bool:
+        """Whether there are tasks; an empty cluster is false."""
+        return bool(self.roles)
 
-class Cluster(ClusterValues):
-    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
+    def __hash__(self) -> int:
+        """Returns the same number for equal clusters, which have equal steps."""
+        return hash(self.step)
 
-    Outside Slurm it is empty: no tasks, and `task` is None.
-    """
+    @property
+    def job_id(self) -> str | None:
+        """The id of Slurm's job; None if it is unknown."""
+        return self.step.job_id
+
+    @property
+    def step_id(self) -> str | None:
+        """The id of the step in its job; None if it is unknown."""
+        return self.step.step_id
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -53,9 +69,12 @@ class Cluster(ClusterValues):
         """
         return tuple(
             sorted(
-                self._make_task(rank, job, index)
-                for job, ranks in self.roles.items()
-                for index, rank in enumerate(ranks)
+                (
+                    self._make_task(rank, job, index)
+                    for job, ranks in self.roles.items()
+                    for index, rank in enumerate(ranks)
+                ),
+                key=lambda task: task.rank,
             )
         )
 
@@ -71,12 +90,12 @@ class Cluster(ClusterValues):
     def _make_task(self, rank: int, job: str, index: int) -> Task:
         layout = self.layout
         return Task(
-            rank,
-            layout.nodes[layout.node_of[rank]],
-            layout.local_rank_of[rank],
-            job,
-            index,
-            self.addresses[job][index],
+            rank=rank,
+            node=layout.nodes[layout.node_of[rank]],
+            local_rank=layout.local_rank_of[rank],
+            job=job,
+            index=index,
+            address=self.addresses[job][index],
         )
 
     @functools.cached_property
@@ -104,7 +123,7 @@ class Cluster(ClusterValues):
 
         None where the environment says nothing about GPUs.
         """
-        return self.gpu_decision.devices if self.gpu_decision else None
+        return self.gpu_decision.devices
 
     def name_of(self, rank: int) -> str:
         """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""
@@ -124,7 +143,7 @@ class Cluster(ClusterValues):
 
     def tf_config(self) -> dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
-        if not self.roles:
+        if not self:
             return {}
         config: dict[str, Any] = {"cluster": self.jobs()}
         if self.task is not None:
@@ -155,7 +174,7 @@ class Cluster(ClusterValues):
             nodes = list(dict.fromkeys(task.node for task in tasks))
             host, port = _split_address(tasks[0].address)
             # A program uses the GPU with this number. Slurm may show it fewer than the node has.
-            shown = (self.gpu_decision and self.gpu_decision.visible_before) or tasks
+            shown = self.gpu_decision.visible_before or tasks
             return {
                 "MASTER_ADDR": host,
                 "MASTER_PORT": port,
@@ -187,16 +206,16 @@ class Cluster(ClusterValues):
                 "job": own.job,
                 "index": own.index,
                 "gpus": None if self.gpus is None else list(self.gpus),
-                "gpus_source": self.gpu_decision.source if self.gpu_decision else None,
+                "gpus_source": self.gpu_decision.source,
             }
         return {
-            "job_id": self.step.job_id,
-            "step_id": self.step.step_id,
+            "job_id": self.job_id,
+            "step_id": self.step_id,
             "distribution": self.layout.distribution or None,
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
             "self": this_task,
-            "tasks": [task._asdict() for task in self.tasks],
+            "tasks": [dict(vars(task)) for task in self.tasks],
         }
 
     def __repr__(self) -> str:
@@ -265,7 +284,7 @@ def describe_cluster(
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
     step = cluster.step
-    if not cluster.roles:
+    if not cluster:
         return "no cluster: this process trains alone"
     title = "planned step" if step.job_id is None and step.rank is None else f"job step {step.name}"
     tasks = counted(cluster.num_tasks, "task")
@@ -276,7 +295,7 @@ def describe_cluster(
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
         *_table(cluster, most_tasks, gpus),
     ]
-    if cluster.gpu_decision is not None:
+    if cluster.task is not None:
         lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 
@@ -284,7 +303,7 @@ def describe_cluster(
 def describe_gpus(cluster: Cluster) -> str:
     """Returns the GPUs of this task, such as "0,1", "none" or "unknown"."""
     gpus = cluster.gpu_decision
-    if gpus is None or (gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS):
+    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
         return "unknown"
     return ",".join(gpus.devices or ()) or "none"
 

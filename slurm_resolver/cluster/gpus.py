@@ -49,8 +49,8 @@ class TaskGpus(NamedTuple):
         conflict: how the variables contradict what Slurm shows this task; "" if they do not.
     """
 
-    devices: Devices | None
-    source: str
+    devices: Devices | None = None
+    source: str = ""
     settings: Mapping[str, str] = {}
     visible_before: Devices | None = None
     counts_given: bool = False

@@ -169,14 +169,24 @@ class SlurmStep:
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        self.__dict__ = {name: value for name, value in values.items() if value is not None}
+        unknown = values.keys() - _FIELDS
+        if unknown:
+            raise TypeError(f"SlurmStep() got an unexpected keyword argument {min(unknown)!r}")
+        vars(self).update({name: value for name, value in values.items() if value is not None})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a step cannot be changed; replace({name}=…) returns a changed copy")
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
-        return isinstance(other, SlurmStep) and self.__dict__ == other.__dict__
+        return isinstance(other, SlurmStep) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        """Returns the same number for equal steps."""
+        return hash(frozenset(vars(self).items()))
 
     def __repr__(self) -> str:
-        values = (f"{field}={value!r}" for field, value in self.__dict__.items())
+        values = (f"{field}={value!r}" for field, value in vars(self).items())
         return f"SlurmStep({', '.join(values)})"
 
     @classmethod
@@ -219,7 +229,7 @@ class SlurmStep:
 
     def replace(self, **values: Any) -> SlurmStep:
         """Returns a copy with other values in these fields; None unsets a field."""
-        return SlurmStep(**{**self.__dict__, **values})
+        return SlurmStep(**{**vars(self), **values})
 
     def require(self, variable: Variable[Value]) -> Value:
         """Returns the value of a variable: ``step.require(SlurmStep.rank)``.
@@ -314,6 +324,7 @@ class SlurmStep:
 
 VARIABLES = [field for field in vars(SlurmStep).values() if isinstance(field, Variable)]
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
+_FIELDS = {variable.field for variable in VARIABLES} | SlurmStep.__annotations__.keys()
 
 
 def _component(environ: Environ, group: int) -> Component:
