@@ -101,8 +101,7 @@ def main(args: Namespace) -> int:
     """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
     command = command_of(args)
     # The program may connect to the other tasks as well.
-    client.default_role = "launcher"
-    options = cluster_options(args)
+    options = cluster_options(args)._replace(starts_program=True)
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
     try:

@@ -136,11 +136,14 @@ def make_addresses(
     }
 
 
-def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> ServiceAddress:
+def find_service(
+    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, starts_program: bool
+) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
     It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
-    which task that is, as tasks that disagree on the layout have to find each other too.
+    which task that is, as tasks that disagree on the layout have to find each other too. With
+    `starts_program` this process is not the task's program, but starts it.
 
     Raises:
         EnvironmentValueError: if a variable is missing.
@@ -156,6 +159,7 @@ def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> Se
         rank=step.require(SlurmStep.rank),
         serves=place == (first_node, 0),
         grace=step.network_grace or NETWORK_GRACE,
+        starts_program=starts_program,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class Cluster:
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
             planned.
+        starts_program: whether this process is not the task's program, but starts it.
     """
 
     step: SlurmStep = SlurmStep()
@@ -42,6 +44,7 @@ class Cluster:
     hosts: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: TaskGpus = TaskGpus()
+    starts_program: bool = False
 
     def __bool__(self) -> bool:
         """Whether there are tasks; an empty cluster is false."""
@@ -74,7 +77,7 @@ class Cluster:
                     for job, ranks in self.roles.items()
                     for index, rank in enumerate(ranks)
                 ),
-                key=lambda task: task.rank,
+                key=operator.attrgetter("rank"),
             )
         )
 
@@ -110,7 +113,9 @@ class Cluster:
             step = step.replace(node_name=task.node, nodes=self.layout.nodes)
         if step.local_rank is None:
             step = step.replace(local_rank=task.local_rank)
-        return find_service(step, self.num_tasks, self.ports.meeting_port, self.hosts)
+        return find_service(
+            step, self.num_tasks, self.ports.meeting_port, self.hosts, self.starts_program
+        )
 
     @property
     def num_tasks(self) -> int:

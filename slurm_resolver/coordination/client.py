@@ -296,7 +296,6 @@ class Client:
                 self._socket.sendall(encode(message))
 
 
-default_role = "program"  # how this process represents its task: see `wire.Process`
 _clients: dict[ServiceAddress, Client] = {}
 _of_parents: list[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()
@@ -311,7 +310,9 @@ def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     with _lock:
         client = _clients.get(address)
         if client is None:
-            client = _clients[address] = Client(address, default_role)
+            role = "launcher" if address.starts_program else "program"
+            client = Client(address, role)
+            _clients[address] = client
         client.name_of = name_of or client.name_of
         return client
 
