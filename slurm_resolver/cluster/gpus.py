@@ -26,6 +26,7 @@ from slurm_resolver.slurm.gpu_variables import (
     read_visible_devices,
 )
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.whole_number import whole_number
 
 # How srun binds tasks to GPUs (SLURMD_TRES_BIND), and with "single" how many tasks to each.
 _BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single)(?::(\d{1,5}))?")
@@ -287,7 +288,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     per_task = node.gpus_per_task
     most = node.most_users
     for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
-        if value is not None and (not isinstance(value, int) or value < 0):
+        if value is not None and whole_number(value) is None:
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
     shown = visible.devices or ()
     granted = node.step.gpus_on_node
