@@ -88,21 +88,21 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         counts = [count_of[host] for host in component.nodes]
         subject = f"component {component.group} of " if components else ""
         placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
-        is_given = component.distribution is not None or not components
-        if not is_given and placed != _distribute_plane(counts, 1):
+        is_assumed = components and component.distribution is None
+        if is_assumed and placed != _distribute_plane(counts, 1):
             unambiguous = False
         # ranks and node ids count on through all components
         node_of += [len(nodes) + node for node in placed[0]]
         local_rank_of += placed[1]
         nodes += component.nodes
     return Layout(
-        tuple(nodes),
-        node_of,
-        local_rank_of,
-        " : ".join(component.distribution or "block" for component in parts),
-        source,
-        ranks_of_components(components, count_of),
-        unambiguous,
+        nodes=tuple(nodes),
+        node_of=node_of,
+        local_rank_of=local_rank_of,
+        distribution=" : ".join(component.distribution or "block" for component in parts),
+        source=source,
+        components=ranks_of_components(components, count_of),
+        unambiguous=unambiguous,
     )
 
 
@@ -158,11 +158,15 @@ def nodes_and_counts(
     nodes = step.require(SlurmStep.nodes)
     counts = step.require(SlurmStep.tasks_per_node)
     # Messages name Slurm's variables, or the argument that was given in their place.
-    node_list, count_list, remedy = (
-        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", RESTART_HINT)
-        if source == "environment"
-        else (source, source, f"Correct {source}, or leave it to Slurm.")
-    )
+    node_list = source
+    count_list = source
+    both_lists = source
+    remedy = f"Correct {source}, or leave it to Slurm."
+    if source == "environment":
+        node_list = "SLURM_STEP_NODELIST"
+        count_list = "SLURM_STEP_TASKS_PER_NODE"
+        both_lists = f"{node_list} and {count_list}"
+        remedy = RESTART_HINT
     total = sum(counts)
     problem = ""
     if len(nodes) != len(counts):
@@ -187,8 +191,7 @@ def nodes_and_counts(
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
     ):
         if not problem and value not in (None, computed):
-            lists = node_list if node_list == count_list else f"{node_list} and {count_list}"
-            problem = f"{name}={value}, but {lists} make {computed}; expected the same number"
+            problem = f"{name}={value}, but {both_lists} make {computed}; expected the same number"
     if problem:
         raise LayoutError(f"{problem}. {remedy}")
     return nodes, counts

@@ -120,21 +120,20 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
             raise HostlistError(
                 f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}", expression, part
             )
-        first = int(match[1])
-        last = int(match[2] or match[1])
-        if last < first:
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if not numbers:
             raise HostlistError(
                 f"the range {item} runs backwards; expected its lower number first",
                 expression,
                 part,
             )
-        if last - first >= MAX_HOSTS_PER_RANGE:
+        if len(numbers) > MAX_HOSTS_PER_RANGE:
             raise HostlistError(
                 f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit",
                 expression,
                 part,
             )
-        ranges.append((range(first, last + 1), len(match[1])))
+        ranges.append((numbers, len(match[1])))
     return ranges
 
 

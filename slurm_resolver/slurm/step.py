@@ -204,14 +204,10 @@ class SlurmStep:
             for name in environ  # most variables are not set, and os.environ is slow to say so
             if (known := _BY_NAME.get(name))
         }
-        het_size = values.get("het_size") or 0
         if values.get("het_job_id") not in (None, values.get("job_id")):
-            het_size = 0  # inherited from the job that submitted this one
-            values["het_size"] = None
-        step = cls(
-            **values,
-            components=tuple([_component(environ, group) for group in range(het_size)]),
-        )
+            values["het_size"] = None  # inherited from the job that submitted this one
+        groups = range(values.get("het_size") or 0)
+        step = cls(**values, components=tuple(_component(environ, group) for group in groups))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
@@ -222,10 +218,10 @@ class SlurmStep:
         )
         origin = step.ancestors
         is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
-        if step.place != "step" or not is_script:
-            return step
-        # The batch file of a job that was submitted from inside a step inherits its variables.
-        return step.replace(step_id=origin.step_id, num_tasks=None)
+        if step.place == "step" and is_script:
+            # The batch file of a job that was submitted from inside a step inherits its variables.
+            step = step.replace(step_id=origin.step_id, num_tasks=None)
+        return step
 
     def replace(self, **values: Any) -> SlurmStep:
         """Returns a copy with other values in these fields; None unsets a field."""
@@ -343,8 +339,8 @@ def _component(environ: Environ, group: int) -> Component:
             f"set; expected one of them for every component. {RESTART_HINT}"
         )
     return Component(
-        group,
-        nodes,
-        read("SLURM_DISTRIBUTION", SlurmStep.distribution),
-        read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size),
+        group=group,
+        nodes=nodes,
+        distribution=read("SLURM_DISTRIBUTION", SlurmStep.distribution),
+        plane_size=read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size),
     )
