@@ -70,16 +70,7 @@ class Cluster:
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        return tuple(
-            sorted(
-                (
-                    self._make_task(rank, job, index)
-                    for job, ranks in self.roles.items()
-                    for index, rank in enumerate(ranks)
-                ),
-                key=operator.attrgetter("rank"),
-            )
-        )
+        return tuple(Task(**fields) for fields in self._fields_by_rank())
 
     @functools.cached_property
     def task(self) -> Task | None:
@@ -87,18 +78,28 @@ class Cluster:
         rank = self.step.rank
         for job, ranks in self.roles.items():
             if rank is not None and rank in ranks:
-                return self._make_task(rank, job, ranks.index(rank))
+                return Task(**self._fields(rank, job, ranks.index(rank)))
         return None
 
-    def _make_task(self, rank: int, job: str, index: int) -> Task:
-        layout = self.layout
-        return Task(
-            rank=rank,
-            node=layout.nodes[layout.node_of[rank]],
-            local_rank=layout.local_rank_of[rank],
-            job=job,
-            index=index,
-            address=self.addresses[job][index],
+    def _fields(self, rank: int, job: str, index: int) -> dict[str, Any]:
+        """Returns the fields of a task by name."""
+        return {
+            "rank": rank,
+            "node": self.layout.nodes[self.layout.node_of[rank]],
+            "local_rank": self.layout.local_rank_of[rank],
+            "job": job,
+            "index": index,
+            "address": self.addresses[job][index],
+        }
+
+    def _fields_by_rank(self) -> list[dict[str, Any]]:
+        return sorted(
+            [
+                self._fields(rank, job, index)
+                for job, ranks in self.roles.items()
+                for index, rank in enumerate(ranks)
+            ],
+            key=operator.itemgetter("rank"),
         )
 
     @functools.cached_property
@@ -220,7 +221,7 @@ class Cluster:
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
             "self": this_task,
-            "tasks": [dict(vars(task)) for task in self.tasks],
+            "tasks": self._fields_by_rank(),
         }
 
     def __repr__(self) -> str:
@@ -318,7 +319,7 @@ def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]
     by_node: dict[str, list[Task]] = {}
     for task in cluster.tasks:
         by_node.setdefault(task.node, []).append(task)
-    rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
+    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
     left_out = 0
     for node, tasks in by_node.items():
         if most is not None and len(rows) + len(tasks) > most + 1 and own not in tasks:
@@ -331,10 +332,13 @@ def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]
                     str(task.rank),
                     str(task.local_rank),
                     f"{task.job} {task.index}",
-                    *gpus[task.rank : task.rank + 1],
+                    gpus[task.rank] if gpus else "",
                     task.address + ("  (this task)" if task == own else ""),
                 ]
             )
+    if not gpus:
+        for row in rows:
+            del row[4]
     lines = aligned(rows, numbers=(1, 2))
     if left_out:
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")

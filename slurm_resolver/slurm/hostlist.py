@@ -146,17 +146,15 @@ def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:
         [str(number).zfill(width) for numbers, width in ranges for number in numbers]
         for ranges in brackets
     ]
-    if not numbers:
-        return texts
     if len(numbers) == 1:
         before, after = texts
         return [before + number + after for number in numbers[0]]
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
     # is the outermost loop.
-    *outer, inner = numbers
+    loops = numbers[-2::-1] + numbers[-1:]
     return (
-        "".join(map("".join, zip(texts, [*reversed(combination), number, ""])))
-        for *combination, number in itertools.product(*reversed(outer), inner)
+        "".join(map("".join, itertools.zip_longest(texts, one[-2::-1] + one[-1:], fillvalue="")))
+        for one in itertools.product(*loops)
     )
 
 

@@ -305,7 +305,8 @@ class SlurmStep:
     def is_for_one_task(self) -> bool:
         """Whether the allocation is for one task; Slurm's default is one task on each node."""
         tasks = self.job_num_tasks or self.job_tasks_per_node or "1"
-        return tasks == "1" == (self.job_num_nodes or "1") and (self.het_size or 1) == 1
+        nodes = self.job_num_nodes or "1"
+        return tasks == "1" and nodes == "1" and (self.het_size or 1) == 1
 
     def not_in_step(self) -> NotInStepError:
         """Returns the error for a process inside an allocation that srun did not start."""

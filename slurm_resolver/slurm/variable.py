@@ -102,7 +102,13 @@ def number_variable(
         return number
 
     expected = expected or f"a whole number from {minimum} to {maximum}"
-    return Variable(name, parse, expected, empty_is_unset, remedy)
+    return Variable(
+        name=name,
+        parse=parse,
+        expected=expected,
+        empty_is_unset=empty_is_unset,
+        remedy=remedy,
+    )
 
 
 def rank_variable(name: str) -> Variable[int]:
@@ -142,10 +148,9 @@ def parse_distribution(text: str) -> str:
     first = re.split("[:,]", text)[0].strip().lower()
     if first in ("pack", "nopack", "*", "unknown"):
         return "block"
-    name, _, size = first.partition("=")
-    if name not in ("block", "cyclic", "plane", "arbitrary") or (size and name != "plane"):
+    if not re.fullmatch("(block|cyclic|plane|arbitrary)=?|plane=.*", first):
         raise ValueError(text)
-    return name
+    return first.partition("=")[0]
 
 
 def parse_switch(text: str) -> str:
