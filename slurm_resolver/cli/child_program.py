@@ -63,9 +63,7 @@ def run_child(
         if not has_ended.wait(_TERM_SECONDS):
             program.kill()
 
-    member = Member(
-        connect(cluster.service, cluster.name_of, role="launcher"), announced, end_program
-    )
+    member = Member(connect(cluster.service, cluster.name_of), announced, end_program)
     Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
     # The program inherits this process's open files, such as pipes of Slurm.
     program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)

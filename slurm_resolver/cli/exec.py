@@ -101,7 +101,7 @@ def main(args: Namespace) -> int:
     """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
     command = command_of(args)
     # The program may connect to the other tasks as well.
-    options = cluster_options(args)._replace(role="launcher")
+    options = cluster_options(args)._replace(starts_program=True)
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
     try:
@@ -114,7 +114,7 @@ def main(args: Namespace) -> int:
             # Checked before the others start, because they would wait for this task.
             if shutil.which(command[0]) is None:
                 raise _not_startable(command[0], OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
-            wait_until_ready(cluster, options.meeting_seconds, role=options.role)
+            wait_until_ready(cluster, options.meeting_seconds)
     except SlurmResolverError as error:
         if find_rendezvous_error(error) is None:
             raise
@@ -126,7 +126,7 @@ def main(args: Namespace) -> int:
         environ.update(cluster.variables(contract))
     gpus = cluster.gpu_decision
     # A program of PyTorch uses the GPU of its node with the number LOCAL_RANK.
-    if gpus and not ("torch" in contracts and gpus.same_for_all):
+    if not ("torch" in contracts and gpus.same_for_all):
         apply_gpus(gpus, cluster.step, environ)
     if args.replace:
         environ["PYTHONPATH"] = os.pathsep.join(

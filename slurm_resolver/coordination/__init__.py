@@ -55,7 +55,10 @@ class TaskName(NamedTuple):
 
 
 class ServiceAddress(NamedTuple):
-    """The address of a step's coordination service; only `rank` and `serves` differ by task."""
+    """The address of a step's coordination service.
+
+    Only `rank`, `serves` and `starts_program` differ by task.
+    """
 
     host: str
     port: int
@@ -65,6 +68,7 @@ class ServiceAddress(NamedTuple):
     rank: int  # of this task
     serves: bool  # whether the service runs in this task
     grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
+    starts_program: bool = False  # whether this process starts the program of its task
 
     @property
     def patience(self) -> float:

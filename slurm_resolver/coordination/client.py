@@ -54,7 +54,7 @@ _MOST_VALUE_BYTES = MOST_BYTES - 4096
 class Client:
     """The connection of this process."""
 
-    def __init__(self, address: ServiceAddress, role: str = "program") -> None:
+    def __init__(self, address: ServiceAddress) -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
         self.name_of: NameOf = "rank {}".format  # how messages name a rank
@@ -64,7 +64,7 @@ class Client:
         self.refusal = ""
         self._process = Process(
             rank=address.rank,
-            role=role,
+            role="launcher" if address.starts_program else "program",
             number=secrets.token_hex(8),
             pid=os.getpid(),
         )
@@ -327,22 +327,16 @@ _of_parents: list[Client] = []  # garbage collection would close reused file des
 _lock = threading.Lock()
 
 
-def connect(
-    address: ServiceAddress, name_of: NameOf | None = None, role: str = "program"
-) -> Client:
+def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
-    Args:
-        name_of: returns how messages name a rank; None leaves it as it is.
-        role: how this process represents its task, at the first call: see `wire.Process`.
-
-    Raises:
-        RendezvousError: if the service cannot be started in this process.
+    `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if
+    the service cannot be started in this process.
     """
     with _lock:
         client = _clients.get(address)
         if client is None:
-            client = _clients[address] = Client(address, role)
+            client = _clients[address] = Client(address)
         client.name_of = name_of or client.name_of
         return client
 

@@ -32,10 +32,7 @@ _COMPARED = {
 
 
 def wait_until_ready(
-    cluster: Cluster,
-    timeout: float,
-    jobs: Collection[str] | None = None,
-    role: str = "program",
+    cluster: Cluster, timeout: float, jobs: Collection[str] | None = None
 ) -> Client | None:
     """Returns when all tasks have called this, agree, and can listen at their ports.
 
@@ -43,7 +40,6 @@ def wait_until_ready(
         cluster: this task's cluster.
         timeout: seconds in which all tasks have to call this.
         jobs: the jobs whose tasks call it; None for all.
-        role: how this process represents its task: see `wire.Process`.
 
     Returns:
         This task's connection to the coordination service; None if it is alone.
@@ -53,7 +49,7 @@ def wait_until_ready(
             tasks that are missing, the first thing that tasks disagree on with the values, or the
             ports that are taken.
     """
-    client = _connect(cluster, role)
+    client = _connect(cluster)
     if client is None:
         return None
     answers = client.gather(
@@ -84,10 +80,10 @@ def offer_readiness(cluster: Cluster) -> None:
         client.offer("the start", _note(cluster))
 
 
-def _connect(cluster: Cluster, role: str = "program") -> Client | None:
+def _connect(cluster: Cluster) -> Client | None:
     if cluster.service is None or len(cluster.tasks) < 2:
         return None
-    return connect(cluster.service, cluster.name_of, role)
+    return connect(cluster.service, cluster.name_of)
 
 
 def _note(cluster: Cluster) -> Note:

@@ -53,7 +53,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     task = cluster.task
     decision = cluster.gpu_decision
     assert task is not None
-    if decision is None or decision.devices is None:
+    if decision.devices is None:
         return TaskDevices(task.node, None, usable)
     step = cluster.step
     shown = decision.visible_before or ()
@@ -127,10 +127,10 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
 def check_driver(cluster: Cluster) -> Result:
     """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
     decision = cluster.gpu_decision
-    if decision and decision.conflict:
+    if decision.conflict:
         return Result("gpus", WARNING, decision.conflict)
     driver = count_driver_gpus()
-    shown = decision.visible_before if decision and decision.devices else None
+    shown = decision.visible_before if decision.devices else None
     lost = 0 if shown is None or driver is None else len(shown) - driver
     if cluster.task is None or lost <= 0:
         return Result("gpus", OK, "the driver knows all")

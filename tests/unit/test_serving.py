@@ -31,7 +31,10 @@ class Job:
         self.host = self.connect(0, "program")
 
     def connect(self, rank: int, role: str) -> Client:
-        client = Client(self.address._replace(rank=rank, serves=rank == 0), role)
+        address = self.address._replace(
+            rank=rank, serves=rank == 0, starts_program=role == "launcher"
+        )
+        client = Client(address)
         client.name_of = lambda rank: f"{self.names[rank]} (rank {rank} on n{rank})"
         return client
 
