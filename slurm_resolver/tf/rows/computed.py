@@ -26,6 +26,7 @@ from slurm_resolver.tf.rows.values import (
     UnprovenError,
     Value,
     Values,
+    numbers,
     rows,
 )
 
@@ -100,10 +101,7 @@ def numbers_of(operation: Any, values: Values) -> Found:
         if plain:
             return SAME
         raise
-    return [
-        Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in numbers))
-        for numbers in zip(*results)
-    ]
+    return [numbers(of_batches) for of_batches in zip(*results)]
 
 
 def _run_in_batches(operation: Any, values: Values) -> list[Any]:
@@ -136,9 +134,7 @@ def _sizes(tensor: Any, value: Value, batch: Batch) -> list[int]:
 
 def sizes_of(tensor: Any, value: Value) -> Value:
     """Returns the value of a tensor's shape."""
-    return Value(
-        Kind.NUMBERS, entries=tuple(tuple(_sizes(tensor, value, batch)) for batch in BATCHES)
-    )
+    return numbers(_sizes(tensor, value, batch) for batch in BATCHES)
 
 
 def shapes_of(operation: Any, values: Values) -> list[Value]:
@@ -149,7 +145,7 @@ def shapes_of(operation: Any, values: Values) -> list[Value]:
 def size_of(operation: Any, values: Values) -> Value:
     """Rule for Size: the number of all entries."""
     (found,) = shapes_of(operation, values)
-    return found._replace(entries=tuple((int(np.prod(sizes)),) for sizes in found.entries))
+    return numbers(map(np.prod, found.entries))
 
 
 def _labels(tensor: Any, value: Value, batch: Batch) -> Any:
