@@ -59,7 +59,12 @@ def main() -> int:
     rate = measure_links(cluster)
     if task is None or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
-        row = _measure(strategy, *((task.rank, task.local_rank) if task else (0, 0)), rate)
+        row = _measure(
+            strategy,
+            rank=task.rank if task else 0,
+            local_rank=task.local_rank if task else 0,
+            rate=rate,
+        )
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
         fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
