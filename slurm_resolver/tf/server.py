@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -71,7 +71,7 @@ def _check_connections(own: str, seconds: float) -> None:
     It waits until there is a server at each address of the cluster, also at `own`, this task's.
     """
 
-    def connect(original: borrowed.Method, server_def: Any) -> None:
+    def connect(original: Callable[..., Any], server_def: Any) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
         served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
@@ -92,11 +92,16 @@ def _check_connections(own: str, seconds: float) -> None:
     _replace_once(borrowed.SET_SERVER_DEF, connect)
 
 
-def _replace_once(name: borrowed.Name, replacement: borrowed.Method) -> None:
+def _replace_once(name: borrowed.Name, replacement: Callable[..., Any]) -> None:
     """Replaces a function of TensorFlow by `replacement(original, …)`, unless it is replaced."""
-    function = name.find()
-    if function is not None and not hasattr(function, borrowed.REPLACED):
-        borrowed.replace(name.owner(), name.name, replacement)
+    original = name.find()
+    if original is None or original.__module__ == __name__:
+        return
+
+    def replaced(*args: Any) -> None:
+        replacement(original, *args)
+
+    setattr(name.owner(), name.name, replaced)
 
 
 def take_part(cluster: Cluster) -> Member | None:
@@ -169,7 +174,7 @@ def _let_coordinators_end() -> None:
     coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
 
-    def stop(original: borrowed.Method, handler: Any) -> None:
+    def stop(original: Callable[..., Any], handler: Any) -> None:
         finish = borrowed.UPDATE_OR_FINISH.of(handler, None)
         if finish is None or borrowed.SHOULD_RUN.of(handler, None) is None:
             original(handler)  # another TensorFlow, with other names

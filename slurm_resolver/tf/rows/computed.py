@@ -47,14 +47,16 @@ def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     function = getattr(tf.raw_ops, operation.type)
     attributes = _attributes(operation)
     accepted = inspect.signature(function).parameters
-    arguments = {name: value for name, value in attributes.items() if name in accepted}
-    names = [name for name in accepted if name not in (*attributes, "name")]
+    arguments: dict[str, Any] = {}
     waiting = iter(inputs)
-    for name, count in zip(names, _counts(operation)):
-        if count is None:
-            arguments[name] = next(waiting)
-        else:
-            arguments[name] = list(itertools.islice(waiting, count))
+    counts = iter(_counts(operation))
+    for name in accepted:
+        if name in attributes:
+            arguments[name] = attributes[name]
+        elif name != "name":
+            count = next(counts)
+            several = itertools.islice(waiting, count)
+            arguments[name] = next(waiting) if count is None else list(several)
     return tf.nest.flatten(function(**arguments))  # type: ignore[no-any-return]
 
 
@@ -113,7 +115,7 @@ def _run_in_batches(operation: Any, values: Values) -> list[Any]:
     attributes = repr(_attributes(operation))
     results = []
     for batch in BATCHES:
-        inputs = [array_of(*pair, batch) for pair in zip(operation.inputs, values)]
+        inputs = [array_of(tensor, value, batch) for tensor, value in zip(operation.inputs, values)]
         key = (operation.type, attributes, pickle.dumps(inputs))
         found = _COMPUTED.get(key) or _run(operation, inputs)
         if all(np.size(one) < _FEW for one in inputs):
@@ -171,8 +173,9 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
     found = set()
     layout = []
     for batch, array in zip(FOLLOWED, arrays):
-        for axis in range(array.ndim):
-            others = tuple({*range(array.ndim)} - {axis})
+        axes = range(array.ndim)
+        for axis in axes:
+            others = tuple(other for other in axes if other != axis)
             line = np.max(array, axis=others, keepdims=True)
             counts = np.bincount(line.ravel(), minlength=batch.rows + 1)
             same = np.all((array == line) | (array == 0))

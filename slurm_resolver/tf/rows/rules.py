@@ -87,16 +87,20 @@ def _of_sum(operation: Any, values: Values) -> Value:
         raise RefutedError(_MIXED)
     sums = [value for value in values if value.kind is Kind.SUM]
     found = sums[0]
+    others = [
+        (tensor, _power(value))
+        for tensor, value in zip(operation.inputs, values)
+        if value.kind is not Kind.SUM
+    ]
     begins = values[0].kind is Kind.SUM  # whether the first input is a sum
     joins = operation.type in JOINING
     if operation.type in FACTORS:
         if len(sums) == 1 and (begins or operation.type not in DIVIDING):
             return Value(Kind.SUM, _power_of_product(operation, values))
     elif operation.type in LINEAR and (begins or joins) and len(set(sums)) == 1:
-        others = [pair for pair in zip(operation.inputs, values) if pair[1].kind is not Kind.SUM]
         # The mean of a constant is that constant, but its sum is not.
         adds = joins and any(np.any(tf.get_static_value(tensor) != 0) for tensor, _ in others)
-        multiplied = any(_power(value) for _, value in others)
+        multiplied = any(power for _, power in others)
         if not multiplied and (found.is_mean or not adds) and not _rounds(operation):
             return found
     raise RefutedError("a sum or mean over the rows, and not a linear function of it alone")
@@ -244,11 +248,6 @@ def _matrix_product(operation: Any, values: Values) -> Value:
     return _contraction(operation, values, equation)
 
 
-def _einsum(operation: Any, values: Values) -> Value:
-    """Rule for Einsum, whose equation names the axes."""
-    return _contraction(operation, values, operation.get_attr("equation").decode())
-
-
 # --- What has a given shape ----------------------------------------------------------------------
 
 
@@ -364,7 +363,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(OF_SHAPE, _of_shape),
     **dict.fromkeys(LOOKING_UP, lambda _, values: values[1]),
     "Bitcast": lambda _, values: values[0],
-    "Einsum": _einsum,
+    "Einsum": lambda one, values: _contraction(one, values, one.get_attr("equation").decode()),
     "GatherV2": _gather,
     "IdentityN": lambda _, values: list(values),
     "Mul": _product,

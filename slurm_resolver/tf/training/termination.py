@@ -167,7 +167,7 @@ class SavingRanks:
 
     def __init__(self, resolver: Any) -> None:
         self._cluster = cluster_of(resolver)
-        self.step = self._cluster.step if self._cluster else SlurmStep.read()
+        self.step = SlurmStep.read() if self._cluster is None else self._cluster.step
         spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
         if spec.get("ps"):
             raise ResumeError(
