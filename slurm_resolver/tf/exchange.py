@@ -76,21 +76,21 @@ class Workers(Peers):
             return [value]
         self._exchanges += 1
         given = self._give(call, value)
-        if self._client is None:  # under TF_CONFIG there is no service
+        if self.client is None:  # under TF_CONFIG there is no service
             line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
             gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
             lines = bytes(gathered.numpy().tolist()).splitlines()
             replicas = len(self._strategy.extended.worker_devices)
             told = [_Given(*json.loads(line)) for line in lines[::replicas]]
         else:
-            self._is_exchanging = True
+            self.is_exchanging = True
             try:
-                by_rank = self._client.gather(_CALL, given, None, self._others)
+                by_rank = self.client.gather(_CALL, given, None, self.others)
             except RendezvousError as error:
                 raise FitError(self.failure or f"this worker {call}: {error} {IN_ALL}") from error
             finally:
-                self._is_exchanging = False
-            told = [_Given(*by_rank[rank]) for rank in self._ranks]
+                self.is_exchanging = False
+            told = [_Given(*by_rank[rank]) for rank in self.ranks]
         first = told[0].call
         for name, other in zip(self.names, told):
             if other.call != first:
@@ -115,8 +115,8 @@ class Workers(Peers):
         self._begins = begins
         if self._is_awaited(self._steps):
             self.exchange(begins, None)
-        within = self._is_in_step  # a step may make variables
-        self._is_in_step = True
+        within = self.is_in_step  # a step may make variables
+        self.is_in_step = True
         try:
             if self.loss:
                 raise FitError(self.failure or self.loss)
@@ -130,7 +130,7 @@ class Workers(Peers):
                 raise FitError(reason) from error
             raise
         finally:
-            self._is_in_step = within
+            self.is_in_step = within
 
     def make(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Makes a variable, which takes the first worker's value in all of them.
@@ -152,7 +152,7 @@ class Workers(Peers):
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
-                if self._client is None or self.loss or not differ:
+                if self.client is None or self.loss or not differ:
                     raise
         value = kwargs["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value)
@@ -183,19 +183,19 @@ class Workers(Peers):
         if given.call == _UNMADE and exchanges > self._exchanges:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
-            if self._is_in_step:
-                abort_collectives(f"{self._name} makes another variable")
+            if self.is_in_step:
+                abort_collectives(f"{self.name} makes another variable")
         elif self._failed and not self.call and given.within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
-            self._client.offer(_CALL, self._give(self._begins))
-            other = self._ranks[message["rank"]]
-            abort_collectives(_describe_calls(other, given.call, self._name, self._begins))
+            self.client.offer(_CALL, self._give(self._begins))
+            other = self.ranks[message["rank"]]
+            abort_collectives(_describe_calls(other, given.call, self.name, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
         if self._is_awaited(math.inf):
-            self._client.offer(_CALL, self._give(_FAILED))
+            self.client.offer(_CALL, self._give(_FAILED))
 
     def _is_awaited(self, before: float) -> bool:
         """Whether another worker waits in a call before the step with this number; True once."""
@@ -233,11 +233,11 @@ class Workers(Peers):
                 raise FitError(self.failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
             in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)
-            if self._client is not None and not in_all:
+            if self.client is not None and not in_all:
                 topic = f"failed {self.calls}"
-                self._client.tell(topic, cause_of(error))
-                if not self._client.all_tell(topic, self._ranks, _SECONDS):
-                    self._client.tell(f"ends {self.calls}", "")
+                self.client.tell(topic, cause_of(error))
+                if not self.client.all_tell(topic, self.ranks, _SECONDS):
+                    self.client.tell(f"ends {self.calls}", "")
                     self._failed = True
                     self._answer_after_failure()
             raise

@@ -47,16 +47,12 @@ def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     function = getattr(tf.raw_ops, operation.type)
     attributes = _attributes(operation)
     accepted = inspect.signature(function).parameters
-    arguments: dict[str, Any] = {}
+    arguments = {name: value for name, value in attributes.items() if name in accepted}
+    names = [name for name in accepted if name not in (*attributes, "name")]
     waiting = iter(inputs)
-    counts = iter(_counts(operation))
-    for name in accepted:
-        if name in attributes:
-            arguments[name] = attributes[name]
-        elif name != "name":
-            count = next(counts)
-            several = itertools.islice(waiting, count)
-            arguments[name] = next(waiting) if count is None else list(several)
+    for name, count in zip(names, _counts(operation)):
+        several = itertools.islice(waiting, count)
+        arguments[name] = next(waiting) if count is None else list(several)
     return tf.nest.flatten(function(**arguments))  # type: ignore[no-any-return]
 
 
