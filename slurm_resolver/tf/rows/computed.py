@@ -38,8 +38,12 @@ _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow'
 
 
 def _attributes(operation: Any) -> dict[str, Any]:
-    """Returns the attributes of an operation by their names."""
-    return {one.name: operation.get_attr(one.name) for one in operation.op_def.attr}
+    """Returns the attributes of an operation by their names in `tf.raw_ops`."""
+    names = {"squeeze_dims": "axis"}  # that differ there
+    return {
+        names.get(one.name, one.name): operation.get_attr(one.name)
+        for one in operation.op_def.attr
+    }
 
 
 def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
