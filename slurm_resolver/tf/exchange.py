@@ -1,7 +1,14 @@
 """Lets the workers of a strategy compare their next call, and fail together.
 
 Workers that take a step together wait for each other in TensorFlow's collectives, without end if
-one of them does something else. So they first tell each other what they do.
+one of them does something else. So they tell each other what they do:
+
+- In an *exchange*, such as before `fit`, each worker gives a value and gets those of all others.
+  All must do the same, or each of them raises the same FitError.
+- A *step* costs no message. If another worker waits in an exchange, the coordination service tells
+  this one, which ends its step with the same FitError.
+- A call such as `fit` *fails together*: if it fails in one worker, it ends in all, with that
+  worker's error.
 """
 
 from __future__ import annotations
