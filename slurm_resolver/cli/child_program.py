@@ -17,11 +17,12 @@ from contextlib import suppress
 from threading import Event, Thread
 from typing import NoReturn
 
+from slurm_resolver import signals
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.coordination.serving import START_SECONDS, Outcome, announcement
-from slurm_resolver.local.child_process import SIGNALS, end_with_this
+from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 
 # By the status of the training: time for the program to end by itself.
@@ -67,17 +68,14 @@ def run_child(
     Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
     # The program inherits this process's open files, such as pipes of Slurm.
     program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
-    for number in SIGNALS:
-        signal.signal(number, lambda number, _: program.send_signal(number))
+    signals.handle(signals.PASSED_ON, lambda number, _: program.send_signal(number))
     status = program.wait()
     has_ended.set()
     if ended_with:
         status = ended_with[0]
     failure = f"exit status {status}" if status else ""
     if status < 0:  # -N stands for signal N
-        failure = f"signal {-status}"
-        with suppress(ValueError):
-            failure = signal.Signals(-status).name
+        failure = signals.signal_name(-status) or f"signal {-status}"
     member.client.leave(failure)
     _end_like_child(status)
 
@@ -89,5 +87,5 @@ def _end_like_child(status: int) -> NoReturn:
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-        status = 128 - status
+        status = signals.shell_status(status)
     os._exit(status)

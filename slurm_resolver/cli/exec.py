@@ -11,7 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 
-from slurm_resolver import startup
+from slurm_resolver import signals, startup
 from slurm_resolver.cli.options import (
     Options,
     add_cluster_options,
@@ -142,8 +142,7 @@ def main(args: Namespace) -> int:
 
             run_child(cluster, servers, command, environ)
         leave_all()  # the program represents the task
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-            signal.signal(number, signal.SIG_DFL)
+        signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe

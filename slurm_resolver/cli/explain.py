@@ -12,12 +12,17 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
+from operator import itemgetter
 
 from slurm_resolver.cli.options import Options
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding, printable, read_starts, search
+from slurm_resolver.diagnostics.log_messages import Finding, printable, search
+from slurm_resolver.diagnostics.log_starts import read_starts
 from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
@@ -33,24 +38,12 @@ examples:
   slurm-resolver explain rank-*.log
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
-_Start = tuple[int, str]  # how many starts follow it in a log, and the job
-_Found = list[tuple[str, Finding]]  # with the names of logs
-
-
-class _Log:
-    """What one start of a job has left in a log, which was written at a time."""
-
-    def __init__(self, written: float, name: str, reader: FailureReader) -> None:
-        self.written = written
-        self.name = name
-        self.first = reader.first()
-        self.findings = reader.findings()
-
-
 _MOST_ADDRESSES = 5  # that are printed for one message
 # The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
 _JOB = re.compile(
-    r".*(?:slurm|job)[-_.]?(\d+(?:_\d+)?)|.*-(\d{3,}(?:_\d+)?)\.(?:out|err)$", re.IGNORECASE
+    r".*(?:slurm|job)[-_.]?(\d+(?:_\d+)?)"
+    r"|.*-(\d{3,}(?:_\d+)?)\.(?:out|err)$",
+    re.IGNORECASE,
 )
 
 
@@ -71,33 +64,31 @@ def main(args: Namespace) -> int:
         try:
             with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:
                 written = os.fstat(stream.fileno()).st_mtime
-                readers = read_starts(stream, FailureReader)
+                starts = read_starts(stream, name)
         except OSError as error:
             print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
             all_read = False
             continue
         named = _JOB.match(path)
-        job = named[1] or named[2] if named else readers[-1].job
-        for later, reader in enumerate(reversed(readers)):
+        logs.append((named[1] or named[2] if named else starts[-1].slurm_job, written, starts))
+    jobs = {slurm_job for slurm_job, _, _ in logs if slurm_job}
+    only_job = "".join(jobs) if len(jobs) == 1 else ""
+    parts = defaultdict(list)  # of the logs, by how many starts follow in the log, and the job
+    for slurm_job, written, starts in logs:
+        for later, reader in enumerate(reversed(starts)):
             if not later or not reader.continues:
-                logs.append((later, job, _Log(written, name, reader)))
-    jobs = {job for _, job, _ in logs if job}
-    starts: dict[_Start, list[_Log]] = {}
-    for later, job, log in logs:
-        job = job or ("".join(jobs) if len(jobs) == 1 else "")
-        starts.setdefault((later, job), []).append(log)
-    found = {start: _explain(starts[start]) for start in sorted(starts)}
-    found = {start: findings for start, findings in found.items() if findings}
+                first = reader.first()
+                # The other tasks end after the one that failed first, and so do their logs.
+                order = first is None or first.follows, written
+                parts[later, slurm_job or only_job].append((order, reader))
+    found = {}
+    for start in sorted(parts):
+        ordered = sorted(parts[start], key=itemgetter(0))
+        findings = _explain([reader for _, reader in ordered])
+        if findings:
+            found[start] = findings
     if args.json:
-        print(
-            json.dumps(
-                [
-                    {"file": name, **finding._asdict()}
-                    for findings in found.values()
-                    for name, finding in findings
-                ]
-            )
-        )
+        print(json.dumps([asdict(one) for findings in found.values() for one in findings]))
     else:
         _print(found)
     if not all_read:
@@ -107,18 +98,16 @@ def main(args: Namespace) -> int:
     return int(bool(found))
 
 
-def _explain(logs: list[_Log]) -> _Found:
-    """Returns what explains one start of a job, the first failure first, with the names of logs."""
-    # The other tasks end after the one that failed first, and so do their logs.
-    logs.sort(key=lambda log: (log.first is None or log.first.follows, log.written))
-    first = logs[0].first
-    findings = logs[0].findings
+def _explain(readers: list[FailureReader]) -> list[Finding]:
+    """Returns what explains one start of a job; the first of `readers` has the first failure."""
+    first = readers[0].first()
+    findings = readers[0].findings()
     if first and not first.follows:
-        own = search(first.line)[1]
+        _, own, _ = search(first.line)
         findings.sort(
             key=lambda one: (
                 MESSAGES[one.id].kind != "cause",
-                one.line_number != first.line_number and one.id != own,
+                one.line_number != first.line_number and MESSAGES[one.id] is not own,
             )
         )
         line = printable(first.line)
@@ -128,40 +117,50 @@ def _explain(logs: list[_Log]) -> _Found:
         findings.insert(
             0,
             Finding(
-                "first-failure",
-                first.line_number,
-                line,
-                "This task failed first. Errors of other tasks may be effects of its failure.",
-                "Correct this error. The lines before it in the log tell more.",
-                first.task or None,
-                1,
+                file=readers[0].file,
+                id="first-failure",
+                line_number=first.line_number,
+                line=line,
+                cause="This task failed first. "
+                "Errors of other tasks may be effects of its failure.",
+                remedy="Correct this error. The lines before it in the log tell more.",
+                address=first.task or None,
+                count=1,
             ),
         )
-    return [(log.name, finding) for log in logs for finding in log.findings]
+    for reader in readers[1:]:
+        findings += reader.findings()
+    return findings
 
 
-def _print(found: dict[_Start, _Found]) -> None:
+def _print(found: Mapping[tuple[int, str], list[Finding]]) -> None:
     """Prints the first failure in one line, then each message with its cause and remedy once."""
     wrapper = textwrap.TextWrapper(
-        max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
+        width=max(40, shutil.get_terminal_size().columns),
+        initial_indent="    ",
+        subsequent_indent="      ",
+        break_on_hyphens=False,
     )
     printed = set()  # the causes and remedies
-    for (later, job), findings in found.items():
-        title = f"job {job}" if job else "a job"
+    for (later, slurm_job), findings in found.items():
+        title = f"job {slurm_job}" if slurm_job else "a job"
         if later:
             title += f", {counted(later, 'start')} before the last"
         if later or len(found) > 1:
             print(f"{title}:")
-        for id in dict.fromkeys(finding.id for _, finding in findings):
-            same = [(name, finding) for name, finding in findings if finding.id == id]
-            name, one = same[0]
+        by_id = defaultdict(list)
+        for finding in findings:
+            by_id[finding.id].append(finding)
+        for id, same in by_id.items():
+            one = same[0]
+            place = f"{one.file}:{one.line_number}"
             if id == "first-failure":
                 who = f"{one.address} failed" if one.address else "failed"
-                print(f"{who} first: {one.line} ({name}:{one.line_number})")
+                print(f"{who} first: {one.line} ({place})")
                 continue
-            addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
+            addresses = list(dict.fromkeys(each.address for each in same if each.address))
             at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-            print(f"{name}:{one.line_number}: {id} (x{sum(each.count for _, each in same)}){at}")
+            print(f"{place}: {id} (x{sum(each.count for each in same)}){at}")
             print(wrapper.fill(one.line))
             for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
                 if text not in printed:

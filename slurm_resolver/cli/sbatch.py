@@ -17,7 +17,8 @@ from slurm_resolver.cli.options import (
     values_of,
 )
 from slurm_resolver.sbatch.script import batch_file
-from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, SIGNALS, BatchSettings
+from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
+from slurm_resolver.signals import CAUGHT_BY_BATCH_FILE
 
 DESCRIPTION = """\
 Prints a complete batch file, with comments, that runs COMMAND on several nodes: it checks the step
@@ -71,10 +72,10 @@ def add_arguments(add: Options) -> None:
 
 
 def _signal(text: str) -> str:
-    if not re.fullmatch(rf"(SIG)?({'|'.join(SIGNALS)})(@\d{{1,5}})?", text, re.ASCII):
+    if not re.fullmatch(rf"(SIG)?({'|'.join(CAUGHT_BY_BATCH_FILE)})(@\d{{1,5}})?", text, re.ASCII):
         raise ArgumentTypeError(
-            f"{text!r}: expected one of {', '.join(SIGNALS)}, with the seconds before the end: "
-            "USR1@120"
+            f"{text!r}: expected one of {', '.join(CAUGHT_BY_BATCH_FILE)}, with the seconds "
+            "before the end: USR1@120"
         )
     return text
 

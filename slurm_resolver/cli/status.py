@@ -55,18 +55,19 @@ _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
 
-# What Slurm's states of a job mean, and its reasons why a job is pending.
+# What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
+# other fields are those of `scontrol show job`.
 _STATES = {
     "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
     "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
     "CONFIGURING": "Slurm prepares its nodes",
-    "COMPLETING": "it has ended, and Slurm waits for its last processes on {1}",
+    "COMPLETING": "it has ended, and Slurm waits for its last processes on {NodeList}",
     "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
     "JobHeldUser": "it is held; scontrol release {0} lets it start",
     "JobHeldAdmin": "an administrator holds it",
     "Dependency": "it waits for another job; squeue -o %E -j {0} shows which",
     "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
-    "BeginTime": "it may start at {2}, as jobs do that ask for it, or that were requeued",
+    "BeginTime": "it may start at {StartTime}, as jobs do that ask for it, or that were requeued",
 }
 
 
@@ -94,8 +95,8 @@ def main(args: Namespace) -> int:
     if not job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     try:
-        job = show_job(job_id)
-        addresses = list(_addresses(job, step_id, own, args.port))
+        slurm_job = show_job(job_id)
+        addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     reason = ""
@@ -108,20 +109,21 @@ def main(args: Namespace) -> int:
         except (OSError, WireError) as error:
             reason = reason or f" ({address.host}:{address.port}: {error})"
     else:
-        text = describe_job(job_id, job) or (
+        text = describe_job(job_id, slurm_job) or (
             f"no coordination service answers in a step of job {job_id}"
             f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
             "it sets port_base, add --port with that number plus the most tasks on one node."
         )
         print(f"slurm-resolver status: {text}", file=sys.stderr)
         return 1
-    _print(workers, args.json)
     with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
-        while args.watch and not reader_has_ended():
+        while True:
+            _print(workers, args.json)
+            if not args.watch or reader_has_ended():
+                break
             time.sleep(_WATCH_SECONDS)
             workers = _ask(address)["workers"]
             print(_CLEAR if sys.stdout.isatty() and not args.json else "", end="")
-            _print(workers, args.json)
     return 0
 
 
@@ -146,7 +148,7 @@ def _print(workers: list[Worker], as_json: bool) -> None:
 def describe_epoch(worker: Worker) -> str:
     """Returns what a worker has spent its last whole epoch with; '' before its end."""
     spent = sorted(worker["seconds"].items(), key=lambda item: -item[1])
-    total = sum(seconds for _, seconds in spent)
+    total = sum(worker["seconds"].values())
     if not total:
         return ""
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
@@ -167,25 +169,26 @@ def advise(workers: list[Worker]) -> str:
     return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
 
 
-def describe_job(job_id: str, job: Fields) -> str:
+def describe_job(job_id: str, slurm_job: Fields) -> str:
     """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
-    state = job.get("JobState", "")
-    reason = job.get("Reason", "None")
-    start = job.get("StartTime", "Unknown")
+    state = slurm_job.get("JobState", "")
+    reason = slurm_job.get("Reason", "None")
     if state == "PENDING":
         state += f" ({reason})"
-        known = "" if start == "Unknown" else "Slurm expects it to start at {2}"
+        known = ""
+        if slurm_job.get("StartTime", "Unknown") != "Unknown":
+            known = "Slurm expects it to start at {StartTime}"
         meaning = _STATES.get(reason, known)
     else:
-        meaning = _STATES.get(state, "it has ended, with exit status {3}")
+        meaning = _STATES.get(state, "it has ended, with exit status {ExitCode}")
         if state in RUNNING_STATES and state not in _STATES:
             return ""
-    meaning = meaning.format(job_id, job.get("NodeList"), start, job.get("ExitCode"))
+    meaning = meaning.format(job_id, **slurm_job)
     return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 
 def _addresses(
-    job: Fields, step_id: str, own: SlurmStep, given_port: int | None
+    slurm_job: Fields, step_id: str, own: SlurmStep, given_port: int | None
 ) -> Iterator[ServiceAddress]:
     """Yields the addresses where the service of a step may listen, newest step first.
 
@@ -193,9 +196,9 @@ def _addresses(
         OSError: if Slurm does not answer.
     """
     cluster = own.cluster_name or show_config().get("ClusterName")
-    job_id = job.get("HetJobId", job["JobId"])
+    job_id = slurm_job.get("HetJobId", slurm_job["JobId"])
     numbered = defaultdict(list)
-    for fields in show_steps(job):
+    for fields in show_steps(slurm_job):
         name = fields.get("StepId", "").rpartition(".")[2]
         if name.isdigit() and step_id in ("", name):
             numbered[int(name)].append(fields)
@@ -206,11 +209,11 @@ def _addresses(
             cluster_name=cluster,
             job_id=job_id,
             step_id=str(number),
-            restart_count=int(job.get("Restarts") or 0),
+            restart_count=int(slurm_job.get("Restarts") or 0),
         )
         nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
         ports = [given_port or derive_meeting_port(step)]
-        if "HetJobId" not in job:
+        if "HetJobId" not in slurm_job:
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not
             # known here. Heterogeneous steps do not use reserved ports.

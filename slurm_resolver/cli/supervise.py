@@ -72,7 +72,7 @@ def add_arguments(add: Options) -> None:
 def main(args: Namespace) -> int:
     """Runs and restarts the step, and returns the exit status."""
     from slurm_resolver.slurm.step import SlurmStep
-    from slurm_resolver.supervision.step import Signals
+    from slurm_resolver.supervision.step import SignalRelay
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
     command = command_of(args)
@@ -91,26 +91,24 @@ def main(args: Namespace) -> int:
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    values = {**values_of(args, SupervisorOptions), "command": command}
-    values["check"] = _check_command(command) if args.check else ()
-    options = SupervisorOptions(**values)
-    return Supervisor(options, step, Signals()).run()
+    values = values_of(args, SupervisorOptions)
+    values.update(command=command, check=_check_command(command) if args.check else ())
+    return Supervisor(SupervisorOptions(**values), step, SignalRelay()).run()
 
 
 def _check_command(command: Sequence[str]) -> list[str]:
     """Returns srun with the user's options, and the check instead of the program."""
-    program = next(
-        (at for at, word in enumerate(command) if at and word[:1] != "-" and shutil.which(word)),
-        None,
-    )
-    if program is None:
+    for position, word in enumerate(command):
+        if position > 0 and not word.startswith("-") and shutil.which(word):
+            break
+    else:
         raise LaunchError(
             f"--check: none of the words of {shlex.join(command)} is a program that can be started "
             "here, before which the options of srun end. Remove --check, or run "
             "slurm-resolver check --collective in the batch file."
         )
     return [
-        *command[:program],
+        *command[:position],
         "--output=all",
         "--error=all",
         "--kill-on-bad-exit=1",

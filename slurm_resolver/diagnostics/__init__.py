@@ -1,1 +1,12 @@
-"""What the messages in the log of a failed run mean, and which task failed first."""
+"""What a log says about a failure: which task failed first, and what known messages mean.
+
+    start            one run of a job's tasks; a log may hold several of a requeued job
+    known message    a message whose cause and remedy are in the table of `known_messages`
+    finding          a known message in a log, with its first line and how often it comes
+    failure          the error of a task, or its end in the words of srun
+    follows          said of a failure that another task's failure has caused
+
+`log_starts` divides a log into starts, `log_messages` finds the messages of one, and
+`first_failure` the task that failed first. A log is read once, a line at a time; nothing in it can
+make that slow.
+"""

@@ -20,39 +20,57 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_resolver.diagnostics.known_messages import MESSAGES
 from slurm_resolver.diagnostics.log_messages import MessageReader, search
 
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _LONGEST = 2000  # characters of a line that are read
-_LABEL = re.compile(r"^ *(\d{1,7}): ?")  # of --label
+_LABELLED = re.compile(r"(?: *(\d{1,7}): ?)?(.*)", re.DOTALL)  # the rank of --label, and the line
 # The last line of a traceback: the class of the error, which has a dot or a capital letter. srun
 # --label may cut the indentation of the lines of code above it, and of those that underline them.
 _ERROR = re.compile(r"(?=[\w.<>]*[A-Z.])[A-Za-z_][\w.<>]*(?::? *$|: )")
 # Below "Graph execution error:", TensorFlow gives places in the program, and then the reason.
 _PLACE = re.compile(
-    r"\s*$|Detected at node|Defined at|Node: |<stack traces|\d+ root error"
-    r'|\s*File "|\s+(?!\s|\(0\) )'
+    r"\s*$"
+    r"|Detected at node"
+    r"|Defined at"
+    r"|Node: "
+    r"|<stack traces"
+    r"|\d+ root error"
+    r'|\s*File "'
+    r"|\s+(?!\s|\(0\) )"
 )
-_DUMP = re.compile(r"\s*(?:\}|[a-z_]+ \{|[a-z_]+: \S|$)")  # of a graph, of any length
-# How a task ended. The node is None in `slurm-resolver run`, and if tasks of several nodes ended
-# alike: "n[8-9]: tasks 0-1".
+# A graph, of any length.
+_DUMP = re.compile(
+    r"\s*(?:"
+    r"\}"
+    r"|[a-z_]+ \{"
+    r"|[a-z_]+: \S"
+    r"|$"
+    r")"
+)
+# How a task ended: its nodes; the node, if it is one; the rank; the words. srun names several nodes
+# if their tasks ended alike ("n[8-9]: tasks 0-1"), `slurm-resolver run` none.
 _TASK_END = re.compile(
-    r"(?:srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks?|slurm-resolver run: task) "
-    r"(\d+)(?:[\d,-]*:| ended with| was ended by) (.+?)(?:; ending|$)"
+    r"(?:srun: error: (([\w.-]+)|[\w.,\[\]-]+): tasks?|slurm-resolver run: task) "
+    r"(\d+)(?:[\d,-]*:| ended with| was ended by) "
+    r"(.+?)(?:; ending|$)"
 )
-# A task that this package reports to the others.
+# A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
+# A node that failed, and the reason.
 _NODE = re.compile(
-    r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
+    r"srun: error: "
+    r"(?:Node failure on |Task launch for \S+ failed on node )"
+    r"([\w.-]+)(?:: (.*))?"
 )
 _ENDS_ALL = re.compile(
-    r"srun: (?:\S+: \w+: )?(?:Terminating (?:StepId=|job step )(\d+)|Job step aborted)"
+    r"srun: (?:\S+: \w+: )?Terminating (?:StepId=|job step )(\d+)"
+    r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
-_SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(143))\b")
+_SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
 
 class Failure(NamedTuple):
@@ -84,78 +102,87 @@ class _Task:
     reason_follows: bool = False
     lines_after: int = 0
 
+    def read(self, text: str, number: int) -> None:
+        """Reads the next line, without its label."""
+        self.lines_after += not _DUMP.match(text)
+        if text.startswith("Traceback (most recent call last)"):
+            self.in_traceback = True
+            self.reason_follows = False
+        elif self.in_traceback and _ERROR.match(text):
+            self.in_traceback = False
+            self.error = Failure("", number, text, follows=follows_another(text))
+            self.reason_follows = text.endswith(":")
+            self.lines_after = 0
+        elif self.reason_follows and self.error and not _PLACE.match(text):
+            line = f"{self.error.line} {text.strip()}"
+            follows = self.error.follows or follows_another(line)
+            self.error = self.error._replace(line=line, follows=follows)
+            self.reason_follows = False
+
 
 class FailureReader(MessageReader):
     """Reads the log of one start, line by line, and finds the first failure of its tasks.
 
     Attributes:
         ends: how tasks ended, as the launcher reports it, by rank; the first to fail comes first.
+        ended_on: the host lists of nodes on which tasks have ended, as srun reports it.
         node: the first node that failed.
         all_end: whether srun, or somebody else, ends all tasks.
-        job: the id of the Slurm job, if the log tells it.
+        slurm_job: the id of the Slurm job, if the log tells it.
     """
 
     node: Failure | None = None
     all_end = False
-    job: str | None = None
-    _number = 0  # of lines
+    slurm_job: str | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, file: str = "") -> None:
+        super().__init__(file)
         self.ends: dict[str, Failure] = {}
+        self.ended_on: set[str] = set()
         self._tasks: dict[str, _Task] = {}  # by rank; '' without a label
         self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
 
-    def read(self, text: str, number: int = 0) -> None:
+    def read(self, text: str, number: int) -> None:
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
-        self._number = number or self._number + 1
-        super().read(text, self._number)
-        text = text[:_LONGEST].rstrip()
+        super().read(text, number)
+        text = text.rstrip()
         ends_all = _ENDS_ALL.match(text)
         if ends_all:
             self.all_end = True
-            self.job = self.job or ends_all[1] or ends_all[2]
+            self.slurm_job = self.slurm_job or ends_all[1] or ends_all[2]
         if text.startswith(("srun: ", "slurm-resolver run: ", "slurm-resolver supervise: ")):
-            failed = _NODE.match(text)
-            end = _TASK_END.match(text)
-            if failed and self.node is None:
-                node, why = failed.groups("node failure")
-                self.node = Failure(f"node {node}", self._number, why, node=node, is_end=True)
-            elif end and not self.all_end:
-                node, rank, how = end.groups()
-                self.ends.setdefault(
-                    rank, Failure(_place(rank, node), self._number, how, node=node, is_end=True)
-                )
+            self._read_launcher(text, number)
             return
+        text = text[:_LONGEST]
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
             self._gone.setdefault(
-                rank, Failure(_place(rank, node), self._number, why, follows_another(why))
+                rank, Failure(_place(rank, node), number, why, follows=follows_another(why))
             )
-        label = _LABEL.match(text)
-        task = self._tasks.setdefault(label[1] if label else "", _Task())
+        rank, text = _LABELLED.findall(text)[0]
         # A progress bar may end without a line's end.
-        text = _LABEL.sub("", text).rpartition("\r")[2]
-        task.lines_after += not _DUMP.match(text)
-        if text.startswith("Traceback (most recent call last)"):
-            task.in_traceback = True
-            task.reason_follows = False
-        elif task.in_traceback and _ERROR.match(text):
-            task.in_traceback = False
-            task.error = Failure("", self._number, text, follows_another(text))
-            task.reason_follows = text.endswith(":")
-            task.lines_after = 0
-        elif task.reason_follows and task.error and not _PLACE.match(text):
-            line = f"{task.error.line} {text.strip()}"
-            follows = task.error.follows or follows_another(line)
-            task.error = task.error._replace(line=line, follows=follows)
-            task.reason_follows = False
+        self._tasks.setdefault(rank, _Task()).read(text.rpartition("\r")[2], number)
+
+    def _read_launcher(self, text: str, number: int) -> None:
+        """Reads a line of srun, or of this package's own launchers."""
+        failed = _NODE.match(text)
+        if failed and not self.node:
+            node, why = failed.groups("node failure")
+            self.node = Failure(f"node {node}", number, why[:_LONGEST], node=node, is_end=True)
+        end = _TASK_END.match(text)
+        if end:
+            nodes, node, rank, how = end.groups()
+            self.ended_on.add(nodes or "")
+            if not self.all_end:
+                how = how[:_LONGEST]
+                self.ends.setdefault(
+                    rank, Failure(_place(rank, node), number, how, node=node, is_end=True)
+                )
 
     def error_of(self, rank: str) -> Failure | None:
         """Returns the error that this rank has printed, or any task in a log without labels."""
-        task = self._tasks.get(rank) or self._tasks.get("")
-        return task.error if task else None
+        return self._tasks.get(rank, self._tasks.get("", _Task())).error
 
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
@@ -164,35 +191,32 @@ class FailureReader(MessageReader):
         """
         # By rank; '' without a label.
         errors = {rank: task.error for rank, task in self._tasks.items() if task.error}
-        reports = {**self._gone}
+        reports = dict(self._gone)
         if "" not in errors:
             for rank, end in self.ends.items():
                 gone = reports.get(rank, end)  # the launcher knows how, but may report later
-                reports[rank] = end._replace(
-                    task=gone.task, line_number=min(gone.line_number, end.line_number)
-                )
-        failures = [report for rank, report in reports.items() if rank not in errors]
-        # A task that has been cut off reports that the others are gone.
-        failures += [
-            report for rank, report in self._gone.items() if rank in errors and errors[rank].follows
-        ]
-        failures += [
-            Failure("slurm-resolver check", number, f"{name}: {line.partition('failed   ')[2]}")
-            for (id, name), (number, line, _) in self.found.items()
-            if id == "check-failed"
-        ]
-        if self.node:
-            failures.append(self.node)
+                number = min(gone.line_number, end.line_number)
+                reports[rank] = end._replace(task=gone.task, line_number=number)
+        failures = [self.node] if self.node else []
+        for rank, report in reports.items():
+            if rank not in errors:
+                failures.append(report)
+            elif errors[rank].follows and rank in self._gone:
+                # A task that has been cut off reports that the others are gone.
+                failures.append(self._gone[rank])
+        for (id, name), (number, line) in self.found.items():
+            if id == "check-failed":
+                what = f"{name}: {line.partition('failed   ')[2]}"
+                failures.append(Failure("slurm-resolver check", number, what))
         for rank, error in errors.items():
-            if self._tasks[rank].lines_after > _MOST_LINES_AFTER:
-                continue
-            if not rank and len(self.ends) == 1:
-                (rank,) = self.ends
-            report = self._gone.get(rank) or self.ends.get(rank)
-            failures.append(error._replace(task=report.task if report else _place(rank)))
+            if self._tasks[rank].lines_after <= _MOST_LINES_AFTER:
+                if not rank and len(self.ends) == 1:
+                    (rank,) = self.ends
+                reported = self._gone.get(rank, self.ends.get(rank))
+                failures.append(error._replace(task=reported.task if reported else _place(rank)))
         first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
         saved = first and _SAVED.match(first.line)
-        return None if saved and (self.continues or not saved[1]) else first
+        return None if saved and (self.continues or not saved["terminated"]) else first
 
 
 def _place(rank: str, node: str | None = None) -> str:
@@ -201,5 +225,5 @@ def _place(rank: str, node: str | None = None) -> str:
 
 def follows_another(line: str) -> bool:
     """Returns whether another task's failure caused an error, as far as is known."""
-    id = search(line)[1]
-    return MESSAGES[id].kind == "effect" if id else bool(_CALL_ERRORS.search(line))
+    _, known, _ = search(line)
+    return known.kind == "effect" if known else bool(_CALL_ERRORS.search(line))

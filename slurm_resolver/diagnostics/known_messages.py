@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -17,7 +16,7 @@ class KnownMessage(NamedTuple):
         kind: "cause"; "effect" (a task writes it because of another task, or of a connection to
             one); "end" (how a task or the job has ended); "note" (it does no harm); "hidden" (no
             finding).
-        hides: the ids and kinds of messages that say nothing beside this one.
+        hides: the ids and kinds of messages that say nothing beside this one, between spaces.
         settled: what a line matches that settles it, such as a step that begins after it waited.
         becomes: the id of the message that it then is.
     """
@@ -28,7 +27,7 @@ class KnownMessage(NamedTuple):
     remedy: str
     pattern: str
     kind: str
-    hides: Sequence[str]
+    hides: str
     settled: str
     becomes: str
 
@@ -685,21 +684,16 @@ cause = All tasks had started. The one at this address has ended, or listens at 
 remedy = ${first}
 kind = effect
 """
+_JOINTS = {"cause": " ", "remedy": " "}  # between the lines of a value; by default nothing
 _SECTIONS = configparser.ConfigParser(interpolation=configparser.ExtendedInterpolation())
 _SECTIONS.read_string(_TABLE)
-MESSAGES = {
-    id: KnownMessage(
-        id,
-        section["cues"].replace("\n", ""),
-        section["cause"].replace("\n", " "),
-        section["remedy"].replace("\n", " "),
-        section["pattern"].replace("\n", ""),
-        section["kind"],
-        section["hides"].split(),
-        section["settled"].replace("\n", ""),
-        section["becomes"],
-    )
-    for id, section in _SECTIONS.items()
-    if id != "DEFAULT"
-}
-KNOWN_MESSAGES = [known for known in MESSAGES.values() if known.cues and known.kind != "hidden"]
+
+
+def _message(id: str) -> KnownMessage:
+    texts = {"id": id}
+    for name in KnownMessage._fields[1:]:
+        texts[name] = _SECTIONS[id][name].replace("\n", _JOINTS.get(name, ""))
+    return KnownMessage(**texts)
+
+
+MESSAGES = {id: _message(id) for id in _SECTIONS.sections()}

@@ -1,47 +1,47 @@
-"""Searches a log for known messages, in one pass.
+"""Searches a start's log for known messages, in one pass.
 
 A log may be long, and contain progress bars and bytes that are not text. The time grows linearly
 with its size, and the memory with the number of findings.
-
-A job that is requeued or restarted may append to one log. Each of its starts is read by itself,
-because the end of a start that was saved and continued later is not a failure.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import Any, BinaryIO, Callable, NamedTuple
+from collections import Counter
+from dataclasses import dataclass
 
-from slurm_resolver.diagnostics.known_messages import MESSAGES
+from slurm_resolver.diagnostics.known_messages import MESSAGES, KnownMessage
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """A known message in a log: its first line, its cause and its remedy.
 
     Attributes:
+        file: the name of the log.
         address: the task in the message: `host:port`, `/job:worker/replica:0/task:3`, or srun's
             `n10: task 1`.
         count: the number of lines with this message and address.
     """
 
+    file: str
     id: str
     line_number: int
     line: str
     cause: str
     remedy: str
     address: str | None
-    count: int  # type: ignore[assignment]  # a tuple's method has this name
+    count: int
 
 
 _CUES = [(cue, known) for known in MESSAGES.values() for cue in known.cues.split("|") if cue]
 _SETTLED = [known for known in MESSAGES.values() if known.settled]
-_LONGEST = 1024 * 1024  # bytes of a line that are looked at together
 _SHOWN_LENGTH = 200
 _ADDRESS = re.compile(
-    r"/job:(\w{1,40})(?:/replica:\d{1,9})?/task:(\d{1,9})"
-    r"|ipv[46]:((?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5})"
-    r'|"target_address":"([\w.:\[\]-]{3,255})"'
+    r"/job:(?P<job>\w{1,40})(?:/replica:\d{1,9})?/task:(?P<task>\d{1,9})"
+    r"|ipv[46]:(?P<peer>(?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5})"
+    r'|"target_address":"(?P<target>[\w.:\[\]-]{3,255})"'
 )
 # TensorFlow prints this in a task that ends some time after the first task, which runs the
 # coordination service. If that aborted an operation, further lines say so.
@@ -51,26 +51,19 @@ _END_NOISE = re.compile(
 )
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
-# A start has ended. What follows belongs to the next start, if there is a line with _BEGIN.
-_END = re.compile(
-    r"srun: (?:error: |(?:\S+: \w+: )?Terminating |Job step aborted)|slurm-resolver run: task "
-    r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT |.{0,80}training saved.* because of "
-)
-_BEGIN = re.compile(
-    r"\bcheck: \d+ (?:ok|skipped|warning|failed)\b|training (?:resumes from|starts from the begin)"
-    r"|slurm-resolver supervise: restart \d|restart \d+ of at most |Initializing Coordination"
-)
-
 
 class MessageReader:
     """Finds the known messages of one start.
 
     Attributes:
-        found: the number of the first line, the line, and the number of lines, by id and address.
+        file: the name of the log, for the findings.
+        found: the number of the first line, and the line, by id and address.
     """
 
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, str | None], list[Any]] = {}
+    def __init__(self, file: str = "") -> None:
+        self.file = file
+        self.found: dict[tuple[str, str | None], tuple[int, str]] = {}
+        self._counts: Counter[tuple[str, str | None]] = Counter()  # of lines
         self._significant: set[str] = set()  # the ids with a line that is not _END_NOISE
         self._settled: set[str] = set()  # the ids of messages that a later line settles
 
@@ -78,16 +71,16 @@ class MessageReader:
         """Reads a line, or a piece of it; `number` is the line's."""
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
-            settled, id, match = search(part)
+            settled, known, match = search(part)
             self._settled.update(settled)
-            if match:
-                key = id, _named_task(match)
-                line = _shorten(part, match.start())
-                self.found.setdefault(key, [number, line, 0])[2] += 1
-                if MESSAGES[id].becomes == "settled":  # it is no longer settled
-                    self._settled.discard(id)
+            if known and match:
+                key = known.id, _named_task(match)
+                self.found.setdefault(key, (number, _shorten(part, match.start())))
+                self._counts[key] += 1
+                if known.becomes == "settled":  # it is no longer settled
+                    self._settled.discard(known.id)
                 if not _END_NOISE.search(part):
-                    self._significant.add(id)
+                    self._significant.add(known.id)
 
     @property
     def continues(self) -> bool:
@@ -96,53 +89,33 @@ class MessageReader:
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""
-        knowns = {
-            key: MESSAGES[MESSAGES[key[0]].becomes if key[0] in self._settled else key[0]]
-            for key in self.found
-        }
-        hidden = {name for known in knowns.values() for name in known.hides}
-        shown = {
-            key: known for key, known in knowns.items() if hidden.isdisjoint((known.id, known.kind))
-        }
-        if self._significant.isdisjoint(id for id, _ in shown):
-            return []
+        meanings = {id: MESSAGES[id] for id, _ in self.found}
+        for id in self._settled & meanings.keys():
+            meanings[id] = MESSAGES[meanings[id].becomes]
+        hidden = " ".join(known.hides for known in meanings.values()).split()
         findings = []
-        for key, known in shown.items():
-            number, line, count = self.found[key]
-            findings.append(
-                Finding(known.id, number, line, known.cause, known.remedy, key[1], count)
-            )
-        return findings
-
-
-def read_starts(stream: BinaryIO, make: Callable[[], Any]) -> list[Any]:
-    """Reads a log, and returns the readers of the job's starts, which `make` makes.
-
-    They are MessageReaders. The list has one if nothing says that the job started again.
-    """
-    starts = [make()]
-    following: Any = None  # has read what follows the last end
-    number = 0
-    is_start = True  # of a line
-    for piece in iter(lambda: stream.readline(_LONGEST), b""):
-        line = piece.decode("utf-8", "replace")
-        if not is_start:
-            MessageReader.read(starts[-1], line, number)
-        else:
-            number += 1
-            if following and _BEGIN.search(line):
-                starts.append(following)
-                following = None
-            for one in filter(None, (starts[-1], following)):
-                one.read(line, number)
-            if _END.match(line):
-                following = make()
-        is_start = piece.endswith(b"\n")
-    return starts
+        is_significant = False
+        for (id, address), (number, line) in self.found.items():
+            known = meanings[id]
+            if known.id not in hidden and known.kind not in hidden:
+                is_significant = is_significant or id in self._significant
+                findings.append(
+                    Finding(
+                        file=self.file,
+                        id=known.id,
+                        line_number=number,
+                        line=line,
+                        cause=known.cause,
+                        remedy=known.remedy,
+                        address=address,
+                        count=self._counts[id, address],
+                    )
+                )
+        return findings if is_significant else []
 
 
 @functools.lru_cache(maxsize=2)  # the reader of the next start may read the same text
-def search(text: str) -> tuple[list[str], str, re.Match[str] | None]:
+def search(text: str) -> tuple[list[str], KnownMessage | None, re.Match[str] | None]:
     """Returns the ids of the messages that a text settles, and the one in it with its match."""
     # `re` compiles a pattern when it is first used.
     knowns = [known for cue, known in _CUES if cue in text]
@@ -151,8 +124,8 @@ def search(text: str) -> tuple[list[str], str, re.Match[str] | None]:
         for known in knowns:
             match = re.search(known.pattern, text)
             if match:
-                return settled, known.id, match
-    return settled, "", None
+                return settled, known, match
+    return settled, None, None
 
 
 def _named_task(match: re.Match[str]) -> str | None:
@@ -160,16 +133,16 @@ def _named_task(match: re.Match[str]) -> str | None:
     named = match.groupdict().get("address")
     if named:
         return printable(named)
-    text = match.string
     start = match.start()
-    before = [None, *_ADDRESS.finditer(text, start - 300, start)]
-    found = _ADDRESS.search(text, start, match.end() + 500) or before[-1]
-    if found is None:
-        return None
-    job, task, *hosts = found.groups("")
-    if job:
-        return f"/job:{job}/replica:0/task:{task}"
-    return "".join(hosts).replace("%5B", "[").replace("%5D", "]")
+    found = _ADDRESS.search(match.string, start, match.end() + 500)
+    if not found:
+        before = list(_ADDRESS.finditer(match.string, start - 300, start))
+        if not before:
+            return None
+        found = before[-1]
+    if found["job"]:
+        return f"/job:{found['job']}/replica:0/task:{found['task']}"
+    return (found["peer"] or found["target"]).replace("%5B", "[").replace("%5D", "]")
 
 
 def _shorten(text: str, start: int) -> str:

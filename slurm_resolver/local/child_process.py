@@ -5,21 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 
 from slurm_resolver.local import Variables
 
-# The signals that a launcher passes on to what it starts, or ends it by.
-SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 # It runs in the place of a function between fork and exec (`preexec_fn`), which is not safe in a
 # process that has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored.
 _START = """\

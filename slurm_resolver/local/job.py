@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from typing import Any, Callable
 
+from slurm_resolver import signals
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
-from slurm_resolver.local.child_process import SIGNALS, end_with_this
+from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
@@ -44,7 +45,7 @@ async def run_job(options: RunOptions) -> int:
     steps = 0
     while True:
         step = _Step(options)
-        for number in (signal.SIGCHLD, *SIGNALS):
+        for number in (signal.SIGCHLD, *signals.PASSED_ON):
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
         await step.run(
             step_environment(options, started, requeues, steps), elapsed=time.time() - started
@@ -125,7 +126,7 @@ class _Step:
             for rank in sorted(self._running):
                 status = self._processes[rank].poll()
                 if status is not None:
-                    self._on_task_end(rank, status if status >= 0 else 128 - status)
+                    self._on_task_end(rank, signals.shell_status(status))
         elif number == signal.SIGUSR1:
             self._send(self._running, number)
         elif number == signal.SIGUSR2:
@@ -269,16 +270,15 @@ class _Step:
             timer.cancel()
         self._timers.clear()
 
-    def _send(self, ranks: Iterable[int], *signals: int) -> None:
+    def _send(self, ranks: Iterable[int], *numbers: int) -> None:
         """Sends signals to tasks, with all processes that they have started."""
         for rank in ranks:
             with suppress(ProcessLookupError):
-                for number in signals:
+                for number in numbers:
                     os.killpg(self._processes[rank].pid, number)
 
 
 def _describe_end(rank: int, status: int) -> str:
-    if status > 128:
-        with suppress(ValueError):
-            return f"task {rank} was ended by {signal.Signals(status - 128).name}"
-    return f"task {rank} ended with exit status {status}"
+    name = signals.signal_name(status - 128)
+    how = f"was ended by {name}" if name else f"ended with exit status {status}"
+    return f"task {rank} {how}"

@@ -1,1 +1,6 @@
-"""What a job does before its end: it watches for the signal, and is requeued."""
+"""What a job does before its end: it watches for the signal, and is requeued.
+
+`signal_watch` records that a signal has come, and which. The training saves, and one task calls
+`requeue_job` of `requeue`, which asks Slurm for the requeue and says how all tasks exit. A job that
+was cancelled, or whose task failed, is not requeued.
+"""

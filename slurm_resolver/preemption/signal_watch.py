@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Collection
 
+from slurm_resolver import signals
 from slurm_resolver.errors import ResumeError
 
 
@@ -15,27 +16,28 @@ class SignalWatch:
     """Records which of the given signals this process gets first.
 
     Attributes:
-        names: the names of the signals.
         received: the name of the first one that has come; None before.
         terminated: whether SIGTERM has come, as the first or a later signal.
         ended: whether SIGTERM has come since `leave_on_sigterm`.
     """
 
+    received: str | None = None
+    terminated = False
+    ended = False
+    _leaving = False
+
     def __init__(self, names: Collection[str]) -> None:
-        self.names = (names,) if isinstance(names, str) else tuple(names)
-        self.received: str | None = None
-        self.terminated = False
-        self.ended = False
-        self._leaving = False
-        for name in self.names:
+        names = (names,) if isinstance(names, str) else tuple(names)
+        for name in names:
             if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
                 raise ResumeError(
-                    f"signals={self.names!r}: {name!r} is not a signal that a process can handle; "
+                    f"signals={names!r}: {name!r} is not a signal that a process can handle; "
                     "expected names such as 'SIGUSR1' and 'SIGTERM'."
                 )
+        self._numbers = [signal.Signals[name] for name in names]
         # Python removes its handlers before TensorFlow has shut down. A signal in between must not
         # kill a program that has finished.
-        atexit.register(self._ignore_signals)
+        atexit.register(signals.handle, self._numbers, signal.SIG_IGN)
         os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def arm(self) -> None:
@@ -46,17 +48,12 @@ class SignalWatch:
                 f"{threading.current_thread().name!r}; expected the main thread: "
                 "Python installs signal handlers only there."
             )
-        for name in self.names:
-            signal.signal(getattr(signal, name), self._record)
+        signals.handle(self._numbers, self._record)
 
     def leave_on_sigterm(self) -> None:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
         self._leaving = True
         signal.signal(signal.SIGTERM, self._record)
-
-    def _ignore_signals(self) -> None:
-        for name in self.names:
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def _leave_child_alone(self) -> None:
         """Lets SIGTERM end a forked child, as its parent expects.

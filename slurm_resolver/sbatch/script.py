@@ -69,7 +69,7 @@ def batch_file(settings: BatchSettings) -> str:
         "fit": jobs and (-1 in jobs.values() or not spare),
         "counts": ",".join(f"{name}={number}" for name, number in jobs.items()),
         "kill": f"0 --wait={seconds}" if by_tasks else "1",
-        "jobs": json.dumps(dict(jobs)) if jobs else "",
+        "jobs": json.dumps(dict(jobs)),
         "run": run,
     }
     text = ""
@@ -160,8 +160,8 @@ tasks  |# --kill-on-bad-exit=1 would end the other tasks while they save, and tu
 tasks  |# 143. --wait ends them <seconds> s after the first task has ended, whatever its status is.
 again  |# supervise: starts the step again, on nodes that are healthy, when a task or a node
 again  |# has failed, and says why. It ends the other tasks of one that has failed.
-jobs   |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
-jobs   |#   SlurmClusterResolver(<jobs>)
+counts |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
+counts |#   SlurmClusterResolver(<jobs>)
 quotes |# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
 again  |quiet slurm-resolver supervise --restarts <again><requeue: --requeue --least-time <left>> \\
 again  |    --nodes <nodes><min_nodes: --min-nodes <min_nodes>> --ntasks-per-node <each> -- \\

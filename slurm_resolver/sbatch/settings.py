@@ -15,8 +15,6 @@ DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
 
 SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
-# that a batch file can catch, and that have no other meaning
-SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
 
 
 class BatchSettings(NamedTuple):

@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from slurm_resolver.local.child_process import SIGNALS
+from slurm_resolver import signals
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.scontrol import JobRef
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.policy import is_lost
-from slurm_resolver.supervision.step import Signals, say
+from slurm_resolver.supervision.step import SignalRelay, say
 
-_OPTIONS = (  # --overlap: shares all that the node has with the training
-    "--overlap",
+_OPTIONS = (
+    "--overlap",  # shares all that the node has with the training
     "--nodes=1",
     "--ntasks=1",
     "--ntasks-per-node=1",
@@ -32,24 +32,29 @@ _OPTIONS = (  # --overlap: shares all that the node has with the training
     "--job-name=batch-host",
 )
 # srun takes the job's other variables for options, such as GPUs, which this step must not ask for.
-_KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
+_KEPT_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_CONF",
+    "SLURM_JWT",
+    "SLURM_CLUSTERS",
+)
 _RETRY_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def watched(
     step: SlurmStep,
-    job: JobRef,
+    job_ref: JobRef,
     nodes: Sequence[str],
     requeue: bool,
     every: float,
-    signals: Signals,
+    relay: SignalRelay,
 ) -> Iterator[None]:
     """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
 
     The last of the nodes does it, as it may be a spare one; `nodes` may change. If its step ends,
     another one starts. This step gets what is sent to all steps of the job, also while the training
-    is paused: `signals` records it. If `every` is 0, the step starts at the first pause.
+    is paused: `relay` records it. If `every` is 0, the step starts at the first pause.
     """
     end = ["scontrol", "requeue"] if requeue else ["scancel"]
     environ = {
@@ -65,11 +70,11 @@ def watched(
         nonlocal process, words
         failed = 0
         if not every:
-            signals.paused.wait()
+            relay.paused.wait()
         while not closed.is_set():
             others = [name for name in nodes if name != step.node_name]
             watches = every if others and step.node_name else 0
-            candidates = others or [*nodes] or [""]  # srun refuses the last one
+            candidates = others or list(nodes) or [""]  # srun refuses the last one
             process = subprocess.Popen(
                 [
                     "srun",
@@ -80,7 +85,7 @@ def watched(
                     "-m",
                     __name__,
                     f"{watches:g}",
-                    job,
+                    job_ref,
                     *end,
                 ],
                 env=environ,
@@ -94,26 +99,26 @@ def watched(
                 process.terminate()
             words = process.communicate()[1].strip()
             number = process.returncode - 128  # as srun reports a task that a signal has ended
-            if number not in SIGNALS:
+            if number not in signals.PASSED_ON:
                 failed += 1
                 closed.wait(_RETRY_SECONDS)
-            elif signals.paused.is_set():
-                signals.announced = signal.Signals(number)
+            elif relay.paused.is_set():
+                relay.announced = signal.Signals(number)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended = process is None or process.poll() is not None
+        ended = process and process.poll() is not None
         closed.set()
-        signals.paused.set()  # ends a wait
+        relay.paused.set()  # ends a wait
         if process:
             process.terminate()
         thread.join(10.0)
         if process:
             process.kill()
-        if ended and words and not signals.first:
+        if ended and words and not relay.final_signal:
             say(f"the step that watches this node had ended: {words}")
 
 
@@ -121,17 +126,17 @@ def main(every: float, job_id: str, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
     while not every:  # this step is there for signals only
         signal.pause()
-    job = {"BatchHost": "", "StdOut": ""}
-    while not is_lost(job):
+    slurm_job = {"BatchHost": "", "StdOut": ""}
+    while not is_lost(slurm_job):
         time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
-            job = scontrol.show_job(job_id, timeout=60.0)
+            slurm_job = scontrol.show_job(job_id, timeout=60.0)
     done = "requeued" if "requeue" in end else "cancelled"
     # The job's output file, to which the lost node wrote before.
-    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+    with contextlib.suppress(OSError), open(slurm_job.get("StdOut", ""), "a") as stream:
         stream.write(
-            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
-            f"the job is {done}\n"
+            f"slurm-resolver supervise: {slurm_job['BatchHost']} has failed, "
+            f"the node of the batch file: the job is {done}\n"
         )
     while True:
         with contextlib.suppress(OSError):

@@ -20,9 +20,21 @@ PROGRESS_SECONDS = 600.0
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
 # means that the node does not respond.
 _UNHEALTHY = re.compile(
-    "^$|(^|[+])(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER)"
+    "^$"
+    "|(^|[+])("
+    "DOWN"
+    "|DRAIN"
+    "|FAIL"
+    "|ERROR"
+    "|UNKNOWN"
+    "|FUTURE"
+    "|NOT_RESPONDING"
+    "|INVALID_REG"
+    "|REBOOT_ISSUED"
+    "|POWER"
+    ")"
     "|[*]([+]|$)",
-    re.I,
+    re.IGNORECASE,
 )
 HOLDS_STEP = "holds the former step"  # in place of the state that Slurm gives
 
@@ -44,7 +56,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
     if len(failures) < 2:
         return False
     before, last = failures[-2:]
-    if last.kind == "node" or (last.kind, last.error) != (before.kind, before.error):
+    if last.kind == "node" or last.error != before.error:
         return False
     if last.progress or before.progress:
         return last.progress == before.progress
@@ -52,23 +64,23 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
 
 
 def job_is_ending(
-    job: Fields, restarts: int, least_time: float, now: float
+    slurm_job: Fields, restarts: int, least_time: float, now: float
 ) -> NoRestartError | None:
     """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
 
     The job had been requeued `restarts` times when its batch file started. From `now` on,
     `least_time` seconds must be left until its time limit.
     """
-    state = job.get("JobState", "gone")
+    state = slurm_job.get("JobState", "gone")
     if state not in scontrol.RUNNING_STATES:
         return NoRestartError(f"the job is {state}")
-    if job.get("Restarts", "0") not in ("0", str(restarts)):
+    if slurm_job.get("Restarts", "0") not in ("0", str(restarts)):
         return NoRestartError("the job has been requeued")
-    if scontrol.is_preempted(job):
+    if scontrol.is_preempted(slurm_job):
         return NoRestartError("Slurm preempts the job", requeue=True)
-    if is_lost(job):
-        return NoRestartError(f"the job has lost {job['BatchHost']}, this node", requeue=True)
-    end = scontrol.end_time(job)
+    if is_lost(slurm_job):
+        return NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
+    end = scontrol.end_time(slurm_job)
     if end is not None and end - now < least_time:
         return NoRestartError(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
     return None
@@ -83,11 +95,15 @@ def healthy_nodes(states: Fields) -> list[str]:
     ]
 
 
-def is_lost(job: Fields) -> bool:
+def is_lost(slurm_job: Fields) -> bool:
     """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
-    host = job.get("BatchHost", "")
-    nodelist = job.get("NodeList", "")
-    if job.get("JobState") != "RUNNING" or host in scontrol.UNSET or nodelist in scontrol.UNSET:
+    host = slurm_job.get("BatchHost", "")
+    nodelist = slurm_job.get("NodeList", "")
+    if (
+        slurm_job.get("JobState") != "RUNNING"
+        or host in scontrol.UNSET
+        or nodelist in scontrol.UNSET
+    ):
         return False
     return host not in expand_hostlist(nodelist)
 
@@ -99,5 +115,7 @@ def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: in
     few nodes without them.
     """
     trusted = [name for name in healthy if name not in suspects]
-    pool = trusted if len(trusted) >= least else healthy
-    return pool[:wanted] if len(pool) >= least else []
+    for pool in (trusted, healthy):
+        if len(pool) >= least:
+            return pool[:wanted]
+    return []

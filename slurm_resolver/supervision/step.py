@@ -7,6 +7,7 @@ failure.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -17,9 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slurm_resolver import signals
 from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
 from slurm_resolver.errors import HostlistError
-from slurm_resolver.local.child_process import SIGNALS
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -38,7 +39,6 @@ _SRUN_ERROR = "srun: error: "
 # Lines of `check --collective` about nodes, and a node with what is wrong there.
 _CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
 _BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
-_ENDED = re.compile(r"([\w.,\[\]-]+): tasks? [\d,-]+: ")
 # The words and the status of a task that a signal has ended, by what srun prints.
 _BY_SIGNAL = {
     str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
@@ -48,10 +48,8 @@ _BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
 
 def _write(data: bytes) -> None:
     """Writes to standard error; a full disk must not end a training."""
-    view = memoryview(data)
-    with contextlib.suppress(OSError):
-        while view:
-            view = view[os.write(2, view) :]
+    with contextlib.suppress(OSError), open(2, "wb", closefd=False) as stream:
+        stream.write(data)
 
 
 def say(line: str) -> None:
@@ -59,7 +57,7 @@ def say(line: str) -> None:
     _write(f"slurm-resolver supervise: {line}\n".encode(errors="backslashreplace"))
 
 
-class Signals:
+class SignalRelay:
     """Records the signals to this process, passes them on to srun, and ends waits.
 
     srun gives SIGUSR1 and SIGUSR2 to all tasks, and kills them on SIGTERM.
@@ -71,29 +69,29 @@ class Signals:
         srun: the process that gets them.
     """
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self.announced: signal.Signals | None = None
-        self.paused = threading.Event()
-        self.srun: subprocess.Popen[bytes] | None = None
-        for number in SIGNALS:
-            signal.signal(number, self._handle)
+    received: signal.Signals | None = None
+    announced: signal.Signals | None = None
+    srun: subprocess.Popen[bytes] | None = None
 
-    def _handle(self, number: int, frame: object) -> None:
+    def __init__(self) -> None:
+        self.paused = threading.Event()
+        signals.handle(signals.PASSED_ON, self._pass_on)
+
+    def _pass_on(self, number: int, frame: object) -> None:
         self.received = self.received or signal.Signals(number)
         # A terminal sends Ctrl-C to srun as well, and a second one makes it abort the step.
         if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
     @property
-    def first(self) -> signal.Signals | None:
+    def final_signal(self) -> signal.Signals | None:
         """A signal after which the step is not started again."""
         return self.received or self.announced
 
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while not self.first and time.monotonic() < until:
+        while not self.final_signal and time.monotonic() < until:
             time.sleep(min(_POLL_SECONDS, seconds))
 
 
@@ -117,34 +115,33 @@ class StepFailure(NamedTuple):
     text: str
     error: str
     seconds: float
-    node: str | None = None
-    progress: str | None = None
+    node: str | None
+    progress: str | None
 
 
 class StepOutput(FailureReader):
     """Reads what srun and its tasks write to standard error, while it is passed on.
 
     Attributes:
-        ended: the nodes on which tasks have ended, as srun reports it.
         bad: nodes that fail, or are missing or slow in `check --collective`, each with the reason.
     """
 
+    _rest = b""
+    _progress: str | None = None
+    _srun_error = ""  # the last one
+
     def __init__(self) -> None:
         super().__init__()
-        self.ended: set[str] = set()
         self.bad: dict[str, str] = {}
         self._begun = time.monotonic()
-        self._rest = b""
-        self._progress: str | None = None
-        self._srun_error = ""  # the last one
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_PIECE:]
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()[-_PIECE:]
         for line in lines:
             text = line.decode(errors="replace")
-            self.read(text)
+            self.read(text, number=0)
             if self.node and self.node.node:
                 self.bad[self.node.node] = FAILED
             if _PROGRESS in text:
@@ -154,25 +151,26 @@ class StepOutput(FailureReader):
                     self.bad.setdefault(node, why or FAILED)
             if text.startswith(_SRUN_ERROR):
                 self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
-                end = _ENDED.match(self._srun_error)
-                with contextlib.suppress(HostlistError):  # a task may print anything
-                    self.ended.update(expand_hostlist(end[1] if end else ""))
 
     @property
     def leaves_tasks(self) -> bool:
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
-        end = next(iter(self.ends.values()), None)
-        failed = end is not None and _read_end(end.line)[0] == "task"
-        return self.node is not None or (failed and not self.all_end)
+        if self.node:
+            return True
+        first = next(iter(self.ends.values()), None)
+        return first is not None and not self.all_end and _read_end(first.line)[0] == "task"
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        return set(self.bad if self.node else nodes) - self.ended
+        left = set(self.bad if self.node else nodes)
+        for ended in self.ended_on:
+            with contextlib.suppress(HostlistError):  # a task may print anything
+                left.difference_update(expand_hostlist(ended))
+        return left
 
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
-        when = time.strftime("%Y-%m-%dT%H:%M:%S")
         line = ""
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
@@ -196,13 +194,13 @@ class StepOutput(FailureReader):
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
         return StepFailure(
-            kind,
-            status,
-            f"{end.task} at {when}, {why}",
-            why if line else f"{end.task}: {end.line}",
-            time.monotonic() - self._begun,
-            end.node,
-            self._progress,
+            kind=kind,
+            status=status,
+            text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
+            error=why if line else f"{end.task}: {end.line}",
+            seconds=time.monotonic() - self._begun,
+            node=end.node,
+            progress=self._progress,
         )
 
 
@@ -217,36 +215,36 @@ def _read_end(text: str) -> tuple[str, str, int]:
     return "task", words, status
 
 
-def end_held_steps(step: SlurmStep, srun: int, *, cancels: bool = True) -> bool:
+def end_held_steps(step: SlurmStep, srun: int) -> bool:
     """Ends what this process, an srun, has started and Slurm still holds; returns whether it does.
 
     Raises:
         OSError: if Slurm does not say it.
     """
     host = platform.node().partition(".")[0]
-    _, job = scontrol.own_job(step)
+    _, slurm_job = scontrol.own_job(step)
     steps = [
         held["StepId"]
-        for held in scontrol.show_steps(job)
+        for held in scontrol.show_steps(slurm_job)
         if held.get("SrunHost:Pid") == f"{host}:{srun}"
     ]
     # Without a step, scancel would end whatever the user's SCANCEL_… variables name.
-    if steps and cancels:
+    if steps:
         with contextlib.suppress(OSError):  # they may have ended by now
             scontrol.run("scancel", *steps)
     return bool(steps)
 
 
-def run_step(command: Sequence[str], signals: Signals, step: SlurmStep) -> tuple[int, StepOutput]:
+def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> tuple[int, StepOutput]:
     """Runs srun to its end, and returns its exit status and its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
     for a node that is silent without a limit (26.05): then Slurm ends the step.
     """
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    signals.srun = process
-    if signals.received:  # while srun was being started
-        process.send_signal(signals.received)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0)
+    relay.srun = process
+    if relay.received:  # while srun was being started
+        process.send_signal(relay.received)
     output = StepOutput()
     ended = threading.Event()
 
@@ -267,15 +265,13 @@ def run_step(command: Sequence[str], signals: Signals, step: SlurmStep) -> tuple
     ending = threading.Thread(target=end_tasks, daemon=True)
     with process:
         assert process.stderr is not None
-        stderr = process.stderr.fileno()
-        for data in iter(lambda: os.read(stderr, _PIECE), b""):
+        for data in iter(functools.partial(process.stderr.read, _PIECE), b""):
             _write(data)
             output.feed(data)
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
-                signals.paused.set()
-        status = process.wait()
+                relay.paused.set()
     ended.set()
-    if status:
-        signals.paused.set()
-    return status if status >= 0 else 128 - status, output
+    if process.returncode:
+        relay.paused.set()
+    return signals.shell_status(process.returncode), output

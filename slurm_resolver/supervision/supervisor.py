@@ -23,7 +23,7 @@ from slurm_resolver.supervision.policy import (
 )
 from slurm_resolver.supervision.step import (
     FAILED,
-    Signals,
+    SignalRelay,
     StepFailure,
     StepOutput,
     end_held_steps,
@@ -50,27 +50,27 @@ class SupervisorOptions(NamedTuple):
     pause: float
     least_time: float
     watch: float
-    check: Sequence[str] = ()  # srun and its options, for the check of the nodes; () for none
+    check: Sequence[str]  # srun and its options, for the check of the nodes; () for none
 
 
 class Supervisor:
     """Runs the step, and starts it again; `step` has the variables of the batch file."""
 
-    def __init__(self, options: SupervisorOptions, step: SlurmStep, signals: Signals) -> None:
+    def __init__(self, options: SupervisorOptions, step: SlurmStep, relay: SignalRelay) -> None:
         self._options = options
         self._step = step
-        self._signals = signals
+        self._relay = relay
         self._failures: list[StepFailure] = []  # one for each start
         self._suspects: dict[str, str] = {}  # the reason, by node
         self._holding: set[str] = set()  # nodes on which a former step has not ended
-        self._overlap = False  # whether a former step holds anything
+        self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
         self._all: list[str] = []  # the nodes of the job when this began
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
         failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status, _ = run_step(self._options.command, self._signals, self._step)
+            status, _ = run_step(self._options.command, self._relay, self._step)
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
@@ -96,12 +96,14 @@ class Supervisor:
         """Runs the step until it ends with status 0, or raises NoRestartError."""
         options = self._options
         failures = self._failures
-        nodes = self._look()
+        nodes = self._node_states()
         self._all = list(nodes)
         wanted = options.nodes or len(nodes)
         least = options.min_nodes or wanted or 1
         healthy = healthy_nodes(nodes)
-        with watched(self._step, self._job, healthy, options.requeue, options.watch, self._signals):
+        with watched(
+            self._step, self._job_ref, healthy, options.requeue, options.watch, self._relay
+        ):
             while True:
                 if options.check:
                     nodes = self._check(nodes, least)
@@ -114,102 +116,105 @@ class Supervisor:
                         f"{self._without(nodes, healthy)}: expected {least} or more{hint}",
                         requeue=True,
                     )
+                now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
                 if failures:
                     os.environ[SlurmStep.step_restart.name] = str(len(failures))
                     say(
-                        f"restart {len(failures)} of {options.restarts}; now on "
-                        f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
+                        f"restart {len(failures)} of {options.restarts}; {now}; "
                         f"first failure: {failures[-1].text}"
                     )
                 elif self._suspects:
-                    say(f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}")
-                self._signals.paused.clear()
+                    say(now)
+                self._relay.paused.clear()
                 status, output = self._run_on(chosen, options.command)
                 if status == 0:
                     return
                 failures.append(output.failure(status))
                 self._check_failure(spare=len(self._all) > len(chosen))
-                self._signals.wait(options.pause)
-                nodes = self._look(output.left_on(chosen))
+                self._relay.wait(options.pause)
+                nodes = self._node_states(output.left_on(chosen))
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
-        srun, *words = command
         full = [  # an option of the user's own comes later, and counts
-            srun,
+            command[0],
             f"--nodes={len(nodes)}",
             f"--ntasks={len(nodes) * each}",
             f"--ntasks-per-node={each}",
             f"--nodelist={compress_hostlist(nodes)}",
-            *(["--overlap"] if self._overlap else []),
-            *words,
+            *self._sharing,
+            *command[1:],
         ]
-        return run_step(full, self._signals, self._step)
+        return run_step(full, self._relay, self._step)
 
     def _check(self, nodes: Fields, least: int) -> Fields:
         """Suspects the nodes that fail or are slow in the collective check; returns the states.
 
         After a node that fails, the check is repeated without it.
         """
-        again = True
-        while again:
+        while True:
             healthy = healthy_nodes(nodes)
             chosen = choose(healthy, self._suspects, len(healthy), least)
             if not chosen:
-                break
-            self._signals.paused.set()
+                return nodes
+            self._relay.paused.set()
             status, output = self._run_on(chosen, self._options.check)
             if not status:
-                break
-            nodes = self._look(output.left_on(chosen))
+                return nodes
+            nodes = self._node_states(output.left_on(chosen))
             if not output.bad:
                 say(f"the check of the nodes has failed: {output.failure(status).text}")
             new = output.bad.keys() - self._suspects.keys()
             self._suspects.update(output.bad)
-            again = bool(new) and FAILED in output.bad.values()
-        return nodes
+            if not new or FAILED not in output.bad.values():
+                return nodes
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
         failure = self._failures[-1]
-        if self._signals.received:
-            raise NoRestartError(f"{self._signals.received.name} has come")
+        if self._relay.received:
+            raise NoRestartError(f"{self._relay.received.name} has come")
         if failure.kind == "cancelled":
             raise NoRestartError("the step was cancelled, by Slurm or by a user")
         if failure.kind == "saved":
-            saved = "the training was ended by a signal, or has saved and asks for a requeue"
-            raise NoRestartError(f"exit status {failure.status}: {saved}")
+            raise NoRestartError(
+                f"exit status {failure.status}: the training was ended by a signal, or has saved "
+                "and asks for a requeue"
+            )
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
             again = ", and it was the same each time" if same else ""
             raise NoRestartError(f"--restarts {self._options.restarts} is used up{again}")
         node = failure.node
-        if failure.kind == "node" and node is not None:
+        if node and failure.kind == "node":
             self._suspects[node] = FAILED
         elif same:
-            before = self._failures[-2].node
-            if node is None or node in self._suspects or node != before or not spare:
+            is_other = node != self._failures[-2].node
+            if node is None or node in self._suspects or is_other or not spare:
                 raise NoRestartError("it was the same each time, without any progress in between")
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
 
-    def _look(self, unended: Collection[str] = ()) -> Fields:
+    def _node_states(self, unended: Collection[str] = ()) -> Fields:
         """Returns the states of the job's nodes; raises NoRestartError if the job ends.
 
         On the `unended` nodes, tasks of the last step may not have ended.
         """
         until = time.monotonic() + _CONTROLLER_SECONDS
-        signals = self._signals
-        while not signals.received:
+        relay = self._relay
+        while not relay.received:
             try:
                 self._end_former_step(unended)
-                self._job, job = scontrol.own_job(self._step, _ANSWER_SECONDS)
+                self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
                 stop = None
-                announced = signals.announced
+                announced = relay.announced
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
-                        job, self._step.restart_count or 0, self._options.least_time, time.time()
+                        slurm_job,
+                        self._step.restart_count or 0,
+                        self._options.least_time,
+                        time.time(),
                     )
                 if stop and (stop.requeue or not announced or time.monotonic() > until):
                     raise stop
@@ -218,37 +223,33 @@ class Supervisor:
                     continue
                 if announced:  # the last checkpoint is all that a requeue needs
                     raise NoRestartError(f"{announced.name} has come", requeue=True)
-                states = scontrol.show_nodes("State", job["NodeList"], _ANSWER_SECONDS)
-                return {
-                    name: HOLDS_STEP if name in self._holding else state
-                    for name, state in states.items()
-                }
+                states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
+                return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
             except OSError as error:
                 if "Invalid job id" in str(error):
                     raise NoRestartError(f"Slurm does not know job {self._step.job_name}") from None
                 if time.monotonic() > until:
                     raise NoRestartError(f"Slurm does not answer ({error})") from None
-            signals.wait(5.0)
-        raise NoRestartError(f"{signals.received.name} has come", requeue=True)
+            relay.wait(5.0)
+        raise NoRestartError(f"{relay.received.name} has come", requeue=True)
 
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
-        srun = self._signals.srun
+        relay = self._relay
         until = time.monotonic() + _HELD_SECONDS
-        while srun and not self._signals.first:
-            is_late = time.monotonic() > until
-            if not end_held_steps(self._step, srun.pid, cancels=not is_late):
-                return
-            if is_late:
+        while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
+            if time.monotonic() > until:
                 self._holding.update(unended)
-                self._overlap = True
+                self._sharing = ["--overlap"]
                 return
-            self._signals.wait(_POLL_SECONDS)
+            relay.wait(_POLL_SECONDS)
 
     def _without(self, nodes: Fields, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
-        reasons = {name: nodes.get(name, "no longer the job's") for name in self._all}
-        for name in healthy_nodes(nodes):
-            reasons[name] = self._suspects.get(name, "")
+        reasons = {
+            **dict.fromkeys(self._all, "no longer the job's"),
+            **nodes,
+            **{name: self._suspects.get(name, "") for name in healthy_nodes(nodes)},
+        }
         out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
         return f", without {', '.join(out)}" if out else ""

@@ -6,12 +6,13 @@ import io
 
 from kinds import Strings
 
-from slurm_resolver.diagnostics.log_messages import Finding, MessageReader, read_starts
+from slurm_resolver.diagnostics.log_messages import Finding
+from slurm_resolver.diagnostics.log_starts import read_starts
 
 
 def explained(log: bytes | Strings) -> list[Finding]:
     data = log if isinstance(log, bytes) else "\n".join(log).encode("utf-8", "replace")
-    starts = read_starts(io.BytesIO(data), MessageReader)
+    starts = read_starts(io.BytesIO(data))
     return [
         finding
         for start in starts

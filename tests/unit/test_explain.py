@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Strings
 
-from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding, read_starts
+from slurm_resolver.diagnostics.known_messages import MESSAGES
+from slurm_resolver.diagnostics.log_messages import Finding
+from slurm_resolver.diagnostics.log_starts import read_starts
 
 LOGS = DATA / "logs"
+KNOWN_MESSAGES = [known for known in MESSAGES.values() if known.cues and known.kind != "hidden"]
 NAMES = sorted(path.stem for path in LOGS.glob("*.log"))
 
 
@@ -43,7 +44,7 @@ def test_logs_of_real_runs(name: str) -> None:
     data = (LOGS / f"{name}.log").read_bytes()
     findings = explained(data)
     found = short(findings)
-    failure = read_starts(io.BytesIO(data), FailureReader)[0].first()
+    failure = read_starts(io.BytesIO(data))[0].first()
     if failure is not None and not failure.follows:
         found.append(
             f"first {failure.task}, line {failure.line_number}: {failure.line[:60]}".rstrip()
@@ -134,7 +135,8 @@ PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
 def test_any_bytes(parts: list[bytes]) -> None:
     data = b"".join(parts)
     found = explained(data)
-    for start in read_starts(io.BytesIO(data), FailureReader):
-        assert start.first() is None or start.first().line
+    for start in read_starts(io.BytesIO(data)):
+        first = start.first()
+        assert first is None or first.line
     assert all(finding.count >= 1 for finding in found)
     assert [one.line_number for one in found] == sorted(one.line_number for one in found)

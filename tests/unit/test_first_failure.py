@@ -55,8 +55,8 @@ RULES = {
 def test_rules(rule: str) -> None:
     texts, expected = RULES[rule]
     reader = FailureReader()
-    for line in "\n".join(texts).split("\n"):
-        reader.read(line)
+    for number, line in enumerate("\n".join(texts).split("\n"), 1):
+        reader.read(line, number)
     failure = reader.first()
     found = failure and (failure.task, failure.line, failure.follows)
     assert found == expected

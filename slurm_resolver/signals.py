@@ -1,0 +1,46 @@
+"""Signals: which ones a launcher passes on, their names, and how an exit status tells of them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+# The signals that a launcher passes on to what it starts, or ends it by.
+PASSED_ON = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+# Python ignores these, and a program that it starts would ignore them as well.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# The signals that a batch file can catch, and that have no other meaning.
+CAUGHT_BY_BATCH_FILE = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
+
+
+def handle(numbers: Iterable[int], handler: Any) -> None:
+    """Installs a function, or one of `signal.Handlers`, for each of the signals."""
+    for number in numbers:
+        signal.signal(number, handler)
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, such as "SIGKILL"; "" if there is none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def shell_status(status: int) -> int:
+    """Returns the exit status that a shell reports, by that of `subprocess`.
+
+    A process that signal N has ended is 128 + N to a shell, and -N to `subprocess`.
+
+    >>> shell_status(3), shell_status(-9)
+    (3, 137)
+    """
+    return status if status >= 0 else 128 - status
