@@ -53,14 +53,14 @@ async def simulate_task(rank: int, port: int, starting: asyncio.Semaphore) -> No
         greeting = wire.decode(await reader.readuntil())
         hello = {"rank": rank, "role": "program", "pid": rank, "identity": _IDENTITY}
         hello.update(number=secrets.token_hex(8), challenge=secrets.token_hex(16))
-        parts = [greeting["challenge"], hello["challenge"], _IDENTITY]
-        parts += [hello[key] for key in ("rank", "number", "role")]
+        challenge = greeting["challenge"]
         key = os.environ[VARIABLE].encode()
-        writer.write(wire.encode({**hello, "proof": wire.prove(key, "task", *parts)}))
+        proof = wire.prove(key, "task", challenge, hello)
+        writer.write(wire.encode({**hello, "proof": proof}))
         answer = wire.decode(await reader.readuntil())
-        assert wire.is_proof(answer["proof"], key, "service", *parts), answer
+        assert wire.is_proof(answer["proof"], key, "service", challenge, hello), answer
     value = json.dumps({"rank": rank})
-    gather = {"gather": "the start 1", "value": value, "seconds": _TIMEOUT, "timeout": _TIMEOUT}
+    gather = {"gather": ["the start", 1], "value": value, "seconds": _TIMEOUT, "timeout": _TIMEOUT}
     writer.write(wire.encode({**gather, "without": []}))
     while "gathered" not in wire.decode(await reader.readuntil()):
         pass

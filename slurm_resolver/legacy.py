@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import JobsError, NotInStepError
 from slurm_resolver.slurm.variable import Environ
+from slurm_resolver.whole_number import whole_number
 
 
 def tf_config_from_slurm(
@@ -24,7 +25,7 @@ def tf_config_from_slurm(
         JobsError: if the step does not have `ps_number` tasks.
         SlurmResolverError: as in `slurm_resolver.resolve`.
     """
-    if isinstance(ps_number, bool) or not isinstance(ps_number, int) or ps_number < 0:
+    if whole_number(ps_number) is None:
         raise JobsError(f"ps_number={ps_number!r}: expected a whole number of nodes, 0 or more.")
     cluster = resolve({"ps": ps_number, "worker": -1}, port_base=port_number, environ=environ)
     if cluster.task is None:

@@ -41,13 +41,14 @@ def fold(numbers: Iterable[str], most: int) -> list[str]:
     >>> fold(["09", "10", "3", "4", "5"], most=2)
     ['09-10', '3-4', '5']
     """
-    ranges: list[list[str]] = []
+    ranges = []
+    last: list[str] = []  # the newest range
     for digits in numbers:
-        follows = ranges and digits == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0]))
-        if follows and len(ranges[-1]) < most:
-            ranges[-1].append(digits)
+        if last and len(last) < most and digits == str(int(last[-1]) + 1).zfill(len(last[0])):
+            last.append(digits)
         else:
-            ranges.append([digits])
+            last = [digits]
+            ranges.append(last)
     return [one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
 
 

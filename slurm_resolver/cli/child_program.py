@@ -1,8 +1,9 @@
-"""A program that `slurm-resolver exec` runs as its child, and for which it takes part in the job.
+"""A program that `slurm-resolver exec` runs as its child, in a step with parameter servers.
 
-When the program ends, this process ends with the same status. When the job is over, a program that
-only serves is ended, and after a failure every program. It first has some seconds to end by itself.
-Then it receives SIGTERM, and later SIGKILL.
+This process represents the task, as its launcher. When the program ends, this process ends with the
+same status. When the training is over, a program that only serves is ended, and after a failure
+every program. It first has some seconds to end by itself. Then it receives SIGTERM, and later
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from typing import NoReturn
 from slurm_resolver import signals
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import START_SECONDS, JobResult, announcement
 from slurm_resolver.coordination.member import Member
+from slurm_resolver.coordination.serving import START_SECONDS, Outcome, announcement
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 
-_END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: time for the program to end by itself
+# By the status of the training: time for the program to end by itself.
+_END_SECONDS = {0: 3.0, 1: 7.0}
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
 def run_child(
     cluster: Cluster, servers: Collection[str], command: list[str], environ: dict[str, str]
 ) -> NoReturn:
-    """Joins the job, runs the program until it or the job has ended, and ends this process.
+    """Runs the program until it has ended or the training is over, and ends this process.
 
     `servers` are the jobs whose programs only serve.
 
@@ -44,21 +46,20 @@ def run_child(
         [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )
     assert announced is not None
-    only_serves = cluster.task.job in servers
-    announced.update(serves=announced["serves"] or only_serves, seconds=START_SECONDS)
+    announced.update(serves=cluster.task.job in servers, seconds=START_SECONDS)
     program: subprocess.Popen[bytes] | None = None
     has_ended = Event()
-    ended_with: list[int] = []  # the job's status, if this process has ended the program
+    ended_with: list[int] = []  # the training's status, if this process has ended the program
 
-    def end_program(member: Member, result: JobResult) -> None:
-        """Ends the program because the job is over."""
-        if result.status == 0 and not only_serves:
+    def end_program(member: Member, outcome: Outcome) -> None:
+        """Ends the program because the training is over."""
+        if outcome.status == 0 and not member.serves:
             return
-        if has_ended.wait(_END_SECONDS[min(result.status, 1)]) or program is None:
+        if has_ended.wait(_END_SECONDS[outcome.status]) or program is None:
             return
-        ended_with.append(result.status)
-        if result.status:
-            print_line(f"{member.name}: {result.message}")
+        ended_with.append(outcome.status)
+        if outcome.status:
+            print_line(f"{member.name}: {outcome.message}")
         program.terminate()
         if not has_ended.wait(_TERM_SECONDS):
             program.kill()
@@ -76,6 +77,11 @@ def run_child(
     if status < 0:  # -N stands for signal N
         failure = signals.signal_name(-status) or f"signal {-status}"
     member.client.leave(failure)
+    _end_like_child(status)
+
+
+def _end_like_child(status: int) -> NoReturn:
+    """Ends this process with an exit status, or for -N by signal N."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
         with suppress(OSError):  # SIGKILL has no handler

@@ -24,7 +24,7 @@ from slurm_resolver.cluster.cluster import Cluster, placeholders
 from slurm_resolver.cluster.contracts import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.coordination import client
+from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -101,8 +101,7 @@ def main(args: Namespace) -> int:
     """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
     command = command_of(args)
     # The program may connect to the other tasks as well.
-    client.default_role = "launcher"
-    options = cluster_options(args)
+    options = cluster_options(args)._replace(starts_program=True)
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
     try:
@@ -127,7 +126,7 @@ def main(args: Namespace) -> int:
         environ.update(cluster.variables(contract))
     gpus = cluster.gpu_decision
     # A program of PyTorch uses the GPU of its node with the number LOCAL_RANK.
-    if gpus and not ("torch" in contracts and gpus.same_for_all):
+    if not ("torch" in contracts and gpus.same_for_all):
         apply_gpus(gpus, cluster.step, environ)
     if args.replace:
         environ["PYTHONPATH"] = os.pathsep.join(
@@ -142,12 +141,12 @@ def main(args: Namespace) -> int:
             from slurm_resolver.cli.child_program import run_child
 
             run_child(cluster, servers, command, environ)
-        client.leave_all()  # the program represents the task
+        leave_all()  # the program represents the task
         signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe
-        client.leave_all(f"its program cannot be started: {error.strerror}")
+        leave_all(f"its program cannot be started: {error.strerror}")
         raise _not_startable(command[0], error) from error
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
+from slurm_resolver.whole_number import read_whole_number
 
 
 class Options(NamedTuple):
@@ -101,9 +102,10 @@ def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
     """Returns a function that reads a number in this range."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
+        number = read_whole_number(text, least, most)
+        if number is None:
             raise ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
-        return int(text)
+        return number
 
     return read
 

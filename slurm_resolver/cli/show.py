@@ -58,7 +58,7 @@ def main(args: Namespace) -> int:
             )
         step = SlurmStep(
             nodes=nodes,
-            tasks_per_node=[args.tasks_per_node] * len(nodes),
+            tasks_per_node=(args.tasks_per_node,) * len(nodes),
             distribution=placed[1] or "plane",
             plane_size=placed[2] and int(placed[2]),
         )

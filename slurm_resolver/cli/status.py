@@ -19,7 +19,7 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_meeting_port
 from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import Message, WireError, encode, open_connection
+from slurm_resolver.coordination.wire import Message, Process, WireError, encode, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
@@ -231,9 +231,8 @@ def _addresses(
 
 def _ask(address: ServiceAddress) -> Message:
     """Returns what a service knows of the workers; raises as `open_connection`."""
-    sock, lines, answer = open_connection(
-        address, {"rank": 0, "role": "observer", "pid": 0, "number": secrets.token_hex(8)}
-    )
+    observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
+    sock, lines, answer = open_connection(address, observer)
     with sock, lines:
         if "refused" in answer:
             raise WireError(str(answer["refused"]))

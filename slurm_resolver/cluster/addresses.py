@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
@@ -21,14 +21,15 @@ from slurm_resolver.slurm.step import SlurmStep
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """One task: its rank, its node and local rank there, its job and index, and its address."""
 
     rank: int
     node: str
     local_rank: int
     job: str
-    index: int  # type: ignore[assignment]  # TensorFlow's word; hides tuple.index()
+    index: int
     address: str
 
 
@@ -135,11 +136,14 @@ def make_addresses(
     }
 
 
-def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> ServiceAddress:
+def find_service(
+    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, starts_program: bool
+) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
     It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
-    which task that is, as tasks that disagree on the layout have to find each other too.
+    which task that is, as tasks that disagree on the layout have to find each other too. With
+    `starts_program` this process is not the task's program, but starts it.
 
     Raises:
         EnvironmentValueError: if a variable is missing.
@@ -155,6 +159,7 @@ def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> Se
         rank=step.require(SlurmStep.rank),
         serves=place == (first_node, 0),
         grace=step.network_grace or NETWORK_GRACE,
+        starts_program=starts_program,
     )
 
 

@@ -80,7 +80,7 @@ def _check_origin(step: SlurmStep) -> None:
     known = (step.ancestors.job_id, step.ancestors.step_id)
     own = (step.job_id, step.step_id)
     # Each component of a heterogeneous job has a job id of its own.
-    if known != own and None not in (*known, *own) and not step.het_size:
+    if known != own and None not in known + own and not step.het_size:
         raise EnvironmentValueError(
             f"SLURM_JOB_ID={step.job_id} and SLURM_STEP_ID={step.step_id}, but Slurm started this "
             f"process in step {'.'.join(map(str, known))}. {RESTART_HINT} {_OFF_HINT}"

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.contracts import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
-from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress, TaskName
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
 
 
-class ClusterValues(NamedTuple):
-    """What a `Cluster` is made of.
+@dataclass(frozen=True, repr=False)
+class Cluster:
+    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
+
+    Outside Slurm it is empty: false, without tasks, and `task` is None.
 
     Attributes:
         step: the variables, as changed by arguments and overridden methods of the resolver.
@@ -27,23 +32,37 @@ class ClusterValues(NamedTuple):
         ports: the ports of the step's tasks; none for an empty cluster.
         hosts: by node, the host to connect to.
         addresses: the addresses of each job, ``addresses[job][index]``.
-        gpu_decision: the GPUs of this task, and the reason; None for a step that is only planned.
+        gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
+            planned.
+        starts_program: whether this process is not the task's program, but starts it.
     """
 
     step: SlurmStep = SlurmStep()
-    layout: Layout = Layout((), (), (), "", "")
-    roles: Mapping[str, Sequence[int]] = {}
-    ports: Ports = Ports((), "", 0)
-    hosts: Mapping[str, str] = {}
-    addresses: Mapping[str, Sequence[str]] = {}
-    gpu_decision: TaskGpus | None = None
+    layout: Layout = Layout(nodes=(), node_of=(), local_rank_of=(), distribution="", source="")
+    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ports: Ports = Ports(by_local_rank=(), source="", meeting_port=0)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    gpu_decision: TaskGpus = TaskGpus()
+    starts_program: bool = False
 
+    def __bool__(self) -> bool:
+        """Whether there are tasks; an empty cluster is false."""
+        return bool(self.roles)
 
-class Cluster(ClusterValues):
-    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
+    def __hash__(self) -> int:
+        """Returns the same number for equal clusters, which have equal steps."""
+        return hash(self.step)
 
-    Outside Slurm it is empty: no tasks, and `task` is None.
-    """
+    @property
+    def job_id(self) -> str | None:
+        """The id of Slurm's job; None if it is unknown."""
+        return self.step.job_id
+
+    @property
+    def step_id(self) -> str | None:
+        """The id of the step in its job; None if it is unknown."""
+        return self.step.step_id
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -51,13 +70,7 @@ class Cluster(ClusterValues):
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        return tuple(
-            sorted(
-                self._make_task(rank, job, index)
-                for job, ranks in self.roles.items()
-                for index, rank in enumerate(ranks)
-            )
-        )
+        return tuple(Task(**fields) for fields in self._fields_by_rank())
 
     @functools.cached_property
     def task(self) -> Task | None:
@@ -65,18 +78,28 @@ class Cluster(ClusterValues):
         rank = self.step.rank
         for job, ranks in self.roles.items():
             if rank is not None and rank in ranks:
-                return self._make_task(rank, job, ranks.index(rank))
+                return Task(**self._fields(rank, job, ranks.index(rank)))
         return None
 
-    def _make_task(self, rank: int, job: str, index: int) -> Task:
-        layout = self.layout
-        return Task(
-            rank,
-            layout.nodes[layout.node_of[rank]],
-            layout.local_rank_of[rank],
-            job,
-            index,
-            self.addresses[job][index],
+    def _fields(self, rank: int, job: str, index: int) -> dict[str, Any]:
+        """Returns the fields of a task by name."""
+        return {
+            "rank": rank,
+            "node": self.layout.nodes[self.layout.node_of[rank]],
+            "local_rank": self.layout.local_rank_of[rank],
+            "job": job,
+            "index": index,
+            "address": self.addresses[job][index],
+        }
+
+    def _fields_by_rank(self) -> list[dict[str, Any]]:
+        return sorted(
+            [
+                self._fields(rank, job, index)
+                for job, ranks in self.roles.items()
+                for index, rank in enumerate(ranks)
+            ],
+            key=operator.itemgetter("rank"),
         )
 
     @functools.cached_property
@@ -91,7 +114,9 @@ class Cluster(ClusterValues):
             step = step.replace(node_name=task.node, nodes=self.layout.nodes)
         if step.local_rank is None:
             step = step.replace(local_rank=task.local_rank)
-        return find_service(step, self.num_tasks, self.ports.meeting_port, self.hosts)
+        return find_service(
+            step, self.num_tasks, self.ports.meeting_port, self.hosts, self.starts_program
+        )
 
     @property
     def num_tasks(self) -> int:
@@ -104,12 +129,12 @@ class Cluster(ClusterValues):
 
         None where the environment says nothing about GPUs.
         """
-        return self.gpu_decision.devices if self.gpu_decision else None
+        return self.gpu_decision.devices
 
     def name_of(self, rank: int) -> str:
         """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""
         task = self.tasks[rank]
-        return f"{task.job} {task.index} (rank {rank} on {task.node})"
+        return str(TaskName(rank, task.job, task.index, task.node))
 
     def jobs(self) -> dict[str, list[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
@@ -124,7 +149,7 @@ class Cluster(ClusterValues):
 
     def tf_config(self) -> dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
-        if not self.roles:
+        if not self:
             return {}
         config: dict[str, Any] = {"cluster": self.jobs()}
         if self.task is not None:
@@ -155,7 +180,7 @@ class Cluster(ClusterValues):
             nodes = list(dict.fromkeys(task.node for task in tasks))
             host, port = _split_address(tasks[0].address)
             # A program uses the GPU with this number. Slurm may show it fewer than the node has.
-            shown = (self.gpu_decision and self.gpu_decision.visible_before) or tasks
+            shown = self.gpu_decision.visible_before or tasks
             return {
                 "MASTER_ADDR": host,
                 "MASTER_PORT": port,
@@ -187,16 +212,16 @@ class Cluster(ClusterValues):
                 "job": own.job,
                 "index": own.index,
                 "gpus": None if self.gpus is None else list(self.gpus),
-                "gpus_source": self.gpu_decision.source if self.gpu_decision else None,
+                "gpus_source": self.gpu_decision.source,
             }
         return {
-            "job_id": self.step.job_id,
-            "step_id": self.step.step_id,
+            "job_id": self.job_id,
+            "step_id": self.step_id,
             "distribution": self.layout.distribution or None,
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
             "self": this_task,
-            "tasks": [task._asdict() for task in self.tasks],
+            "tasks": self._fields_by_rank(),
         }
 
     def __repr__(self) -> str:
@@ -265,7 +290,7 @@ def describe_cluster(
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
     step = cluster.step
-    if not cluster.roles:
+    if not cluster:
         return "no cluster: this process trains alone"
     title = "planned step" if step.job_id is None and step.rank is None else f"job step {step.name}"
     tasks = counted(cluster.num_tasks, "task")
@@ -276,7 +301,7 @@ def describe_cluster(
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
         *_table(cluster, most_tasks, gpus),
     ]
-    if cluster.gpu_decision is not None:
+    if cluster.task is not None:
         lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 
@@ -284,7 +309,7 @@ def describe_cluster(
 def describe_gpus(cluster: Cluster) -> str:
     """Returns the GPUs of this task, such as "0,1", "none" or "unknown"."""
     gpus = cluster.gpu_decision
-    if gpus is None or (gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS):
+    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
         return "unknown"
     return ",".join(gpus.devices or ()) or "none"
 
@@ -294,7 +319,7 @@ def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]
     by_node: dict[str, list[Task]] = {}
     for task in cluster.tasks:
         by_node.setdefault(task.node, []).append(task)
-    rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
+    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
     left_out = 0
     for node, tasks in by_node.items():
         if most is not None and len(rows) + len(tasks) > most + 1 and own not in tasks:
@@ -307,10 +332,13 @@ def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]
                     str(task.rank),
                     str(task.local_rank),
                     f"{task.job} {task.index}",
-                    *gpus[task.rank : task.rank + 1],
+                    gpus[task.rank] if gpus else "",
                     task.address + ("  (this task)" if task == own else ""),
                 ]
             )
+    if not gpus:
+        for row in rows:
+            del row[4]
     lines = aligned(rows, numbers=(1, 2))
     if left_out:
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.roles import Roles
+from slurm_resolver.cluster.roles import Roles, ranks_of
 from slurm_resolver.errors import GpuError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.gpu_variables import (
@@ -26,9 +26,10 @@ from slurm_resolver.slurm.gpu_variables import (
     read_visible_devices,
 )
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.whole_number import whole_number
 
 # How srun binds tasks to GPUs (SLURMD_TRES_BIND), and with "single" how many tasks to each.
-_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single)(?::(\d{1,5}))?")
+_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single)(?::([1-9]\d{0,4}))?")
 
 JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # a TaskGpus.source
 _SLICE = "MIG-"  # the UUID of a slice of a GPU begins so
@@ -49,8 +50,8 @@ class TaskGpus(NamedTuple):
         conflict: how the variables contradict what Slurm shows this task; "" if they do not.
     """
 
-    devices: Devices | None
-    source: str
+    devices: Devices | None = None
+    source: str = ""
     settings: Mapping[str, str] = {}
     visible_before: Devices | None = None
     counts_given: bool = False
@@ -97,7 +98,7 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
     rank = step.require(SlurmStep.rank)
     counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
     jobs = jobs_with_gpus(roles, options.gpu_jobs, options.jobs or (), counts_given)
-    without = {other for job in roles if job not in jobs for other in roles[job]}
+    without = set(ranks_of(roles, set(roles).difference(jobs)))
     ranks = layout.ranks_on(layout.node_of[rank])
     users = [local_rank for local_rank, other in enumerate(ranks) if other not in without]
     most_users = 1
@@ -106,12 +107,12 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
         most_users = max(Counter(nodes).values(), default=1)
     return gpus_on_node(
         NodeGpus(
-            step,
-            layout.local_rank_of[rank],
-            users,
-            most_users,
-            options.gpus_per_node,
-            options.gpus_per_task,
+            step=step,
+            local_rank=layout.local_rank_of[rank],
+            users=users,
+            most_users=most_users,
+            gpus_per_node=options.gpus_per_node,
+            gpus_per_task=options.gpus_per_task,
         )
     )
 
@@ -158,9 +159,9 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     has_none = step.het_size is not None and step.step_gpus is None and granted is None
     if shown and has_none and step.job_gpus is not None:
         return TaskGpus(
-            (),
-            f"{visible.name} is the batch script's, and this component was granted none",
-            visible.settings_for(()),
+            devices=(),
+            source=f"{visible.name} is the batch script's, and this component was granted none",
+            settings=visible.settings_for(()),
             same_for_all=True,
         )
     # Whether Slurm shows these devices to this task only, not to all tasks of the node.
@@ -170,9 +171,9 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         is_bound = bind[1] != "none"
     if node.local_rank not in node.users:
         return TaskGpus(
-            None if visible.devices is None and granted is None else (),
-            JOB_WITHOUT_GPUS,
-            visible.settings_for(()),
+            devices=None if visible.devices is None and granted is None else (),
+            source=JOB_WITHOUT_GPUS,
+            settings=visible.settings_for(()),
             same_for_all=not (shown and is_bound),
         )
     if node.gpus_per_node is not None or node.gpus_per_task is not None:
@@ -212,7 +213,7 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices) -> str:
 
 
 def _bound(node: NodeGpus, visible: VisibleDevices, bind: re.Match[str] | None) -> TaskGpus:
-    tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
+    tasks = int(bind[2] or 1) if bind is not None and bind[1] == "single" else 1
     shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
     if bind is not None and bind[1] == "closest" and len(node.users) > 1:
         # No variable shows which tasks see the same GPUs.
@@ -240,8 +241,14 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
     parts = _parts(number, tasks)
     part = parts[node.users.index(node.local_rank)]
     own = devices[part]
-    shared = parts.count(part) > 1
-    return TaskGpus(own, source, _settings(visible, own), devices, same_for_all=True, shared=shared)
+    return TaskGpus(
+        devices=own,
+        source=source,
+        settings=_settings(visible, own),
+        visible_before=devices,
+        same_for_all=True,
+        shared=parts.count(part) > 1,
+    )
 
 
 def _parts(number: int, tasks: int) -> list[slice]:
@@ -287,7 +294,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     per_task = node.gpus_per_task
     most = node.most_users
     for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
-        if value is not None and (not isinstance(value, int) or value < 0):
+        if value is not None and whole_number(value) is None:
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
     shown = visible.devices or ()
     granted = node.step.gpus_on_node
@@ -318,9 +325,12 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     names = shown or tuple(map(str, range(per_node)))
     position = node.users.index(node.local_rank)
     devices = names[position * per_task : (position + 1) * per_task]
-    source = "gpus_per_node and gpus_per_task"
     return TaskGpus(
-        devices, source, _settings(visible, devices), counts_given=True, same_for_all=True
+        devices=devices,
+        source="gpus_per_node and gpus_per_task",
+        settings=_settings(visible, devices),
+        counts_given=True,
+        same_for_all=True,
     )
 
 
@@ -358,18 +368,17 @@ def _keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
     slices = [device for device in gpus.visible_before or () if device.startswith(_SLICE)]
     if not slices:
         return gpus
-    gpus = gpus._replace(visible_before=(slices[0],))
     devices = gpus.devices or ()
     whole = tuple(device for device in devices if not device.startswith(_SLICE))
     usable = whole or devices[:1]
-    if usable == devices:
-        return gpus
-    warn_once(
-        "tasks of this node have several MIG slices each, and CUDA shows a process only one: start "
-        "as many tasks on each node as it has slices"
-    )
-    return gpus._replace(
-        devices=usable,
-        source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
-        settings=visible.settings_for(usable),
-    )
+    if usable != devices:
+        warn_once(
+            "tasks of this node have several MIG slices each, and CUDA shows a process only one: "
+            "start as many tasks on each node as it has slices"
+        )
+        gpus = gpus._replace(
+            devices=usable,
+            source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
+            settings=visible.settings_for(usable),
+        )
+    return gpus._replace(visible_before=(slices[0],))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from numbers import Integral
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
+from slurm_resolver.whole_number import whole_number
 from slurm_resolver.wording import counted
 
 JobCounts = Mapping[str, int]  # the number of tasks of each job
@@ -40,6 +40,7 @@ def job_counts(
             f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
         )
     given = f"jobs={dict(jobs)!r}"
+    counts: dict[str, int] = {}
     for name, count in jobs.items():
         # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
@@ -47,17 +48,18 @@ def job_counts(
                 f"{given}: TensorFlow does not accept the job name {name!r}; expected a letter, "
                 "and then letters, digits and underscores."
             )
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < -1:
+        number = whole_number(count, least=-1)
+        if number is None:
             raise JobsError(
                 f"{given}: {name} has {count!r} tasks; expected a whole number, 0 or more, or -1 "
                 "for the rest of the step."
             )
-    rest = [name for name, count in jobs.items() if count == -1]
+        counts[name] = number
+    rest = [name for name, count in counts.items() if count == -1]
     if len(rest) > 1:
         raise JobsError(
             f"{given}: {' and '.join(rest)} both have -1, the rest; expected at most one -1."
         )
-    counts = {name: int(count) for name, count in jobs.items()}
     total = sum(counts.values()) + len(rest)  # without the -1
     if rest:
         counts[rest[0]] = num_tasks - total

@@ -24,9 +24,6 @@ _HET_IN_PLAIN = (
 )
 
 
-Placed = tuple[list[int], list[int]]  # by rank the index of its node, and its local rank
-
-
 class Layout(NamedTuple):
     """Node and local rank of every rank.
 
@@ -79,30 +76,35 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     count_of = dict(zip(names, tasks_on))
     components = components_of_step(step, names)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
-    parts = components or [Component(0, names, step.distribution, step.plane_size)]
+    parts = components or [
+        Component(
+            group=0,
+            nodes=names,
+            distribution=step.distribution,
+            plane_size=step.plane_size,
+        )
+    ]
     nodes: list[str] = []
-    node_of = []
-    local_rank_of = []  # no two components share a node
+    node_of: list[int] = []
     unambiguous = True
     for component in parts:
         counts = [count_of[host] for host in component.nodes]
         subject = f"component {component.group} of " if components else ""
         placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
-        is_given = component.distribution is not None or not components
-        if not is_given and placed != _distribute_plane(counts, 1):
+        is_assumed = components and component.distribution is None
+        if is_assumed and placed != _distribute_plane(counts, 1):
             unambiguous = False
         # ranks and node ids count on through all components
-        node_of += [len(nodes) + node for node in placed[0]]
-        local_rank_of += placed[1]
+        node_of += [len(nodes) + node for node in placed]
         nodes += component.nodes
     return Layout(
-        tuple(nodes),
-        node_of,
-        local_rank_of,
-        " : ".join(component.distribution or "block" for component in parts),
-        source,
-        ranks_of_components(components, count_of),
-        unambiguous,
+        nodes=tuple(nodes),
+        node_of=node_of,
+        local_rank_of=local_ranks(node_of, len(nodes)),
+        distribution=" : ".join(component.distribution or "block" for component in parts),
+        source=source,
+        components=ranks_of_components(components, count_of),
+        unambiguous=unambiguous,
     )
 
 
@@ -158,11 +160,15 @@ def nodes_and_counts(
     nodes = step.require(SlurmStep.nodes)
     counts = step.require(SlurmStep.tasks_per_node)
     # Messages name Slurm's variables, or the argument that was given in their place.
-    node_list, count_list, remedy = (
-        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", RESTART_HINT)
-        if source == "environment"
-        else (source, source, f"Correct {source}, or leave it to Slurm.")
-    )
+    node_list = source
+    count_list = source
+    both_lists = source
+    remedy = f"Correct {source}, or leave it to Slurm."
+    if source == "environment":
+        node_list = "SLURM_STEP_NODELIST"
+        count_list = "SLURM_STEP_TASKS_PER_NODE"
+        both_lists = f"{node_list} and {count_list}"
+        remedy = RESTART_HINT
     total = sum(counts)
     problem = ""
     if len(nodes) != len(counts):
@@ -187,8 +193,7 @@ def nodes_and_counts(
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
     ):
         if not problem and value not in (None, computed):
-            lists = node_list if node_list == count_list else f"{node_list} and {count_list}"
-            problem = f"{name}={value}, but {lists} make {computed}; expected the same number"
+            problem = f"{name}={value}, but {both_lists} make {computed}; expected the same number"
     if problem:
         raise LayoutError(f"{problem}. {remedy}")
     return nodes, counts
@@ -253,8 +258,8 @@ def local_ranks(node_of: Sequence[int], num_nodes: int) -> list[int]:
 
 def _distribute(
     step: SlurmStep, counts: Sequence[int], component: Component, subject: str
-) -> Placed:
-    """Returns by rank the index of its node and its local rank; `subject` is for messages."""
+) -> list[int]:
+    """Returns by rank the index of its node; `subject` is for messages."""
     distribution = component.distribution or "block"
     plane_size = component.plane_size
     if len(counts) == 1:
@@ -288,17 +293,14 @@ def _distribute(
     return _distribute_plane(counts, plane_size)
 
 
-def _distribute_plane(counts: Sequence[int], plane_size: int) -> Placed:
+def _distribute_plane(counts: Sequence[int], plane_size: int) -> list[int]:
     """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks."""
-    node_of = []
-    local_rank_of: list[int] = []
+    node_of: list[int] = []
     nodes = list(range(len(counts)))
     placed = 0  # ranks on every node of `nodes` so far
     while nodes:
         for node in nodes:
-            end = min(counts[node], placed + plane_size)
-            node_of += [node] * (end - placed)
-            local_rank_of += range(placed, end)
+            node_of += [node] * min(counts[node] - placed, plane_size)
         placed += plane_size
         nodes = [node for node in nodes if counts[node] > placed]
-    return node_of, local_rank_of
+    return node_of

@@ -42,7 +42,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     if left_by != name:  # no earlier call in this start of the step has left an answer
         port = choose_ports(step, max(counts), options.port_base).meeting_port
         hosts = find_hosts(step, nodes, sum(counts), options)
-        service = find_service(step, sum(counts), port, hosts)
+        service = find_service(step, sum(counts), port, hosts, options.starts_program)
         try:
             places = connect(service).gather(
                 "the exchange of the layout",
@@ -70,12 +70,12 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
-        tuple(names),
-        node_of,
-        local_ranks(node_of, len(names)),
-        distribution or step.distribution or "block",
-        "rendezvous",
-        ranks_of_components(components, dict(zip(nodes, counts))),
+        nodes=tuple(names),
+        node_of=node_of,
+        local_rank_of=local_ranks(node_of, len(names)),
+        distribution=distribution or step.distribution or "block",
+        source="rendezvous",
+        components=ranks_of_components(components, dict(zip(nodes, counts))),
     )
 
 

@@ -24,7 +24,8 @@ class ClusterOptions(NamedTuple):
     """The options of a cluster, which `SlurmClusterResolver` explains.
 
     `until` is the time of `time.monotonic` by which the tasks must have exchanged the layout; None
-    allows `MEETING_SECONDS`.
+    allows `MEETING_SECONDS`. With `starts_program` this process represents its task to the others
+    until it has started the program.
     """
 
     jobs: Mapping[str, int] | None = None
@@ -39,6 +40,7 @@ class ClusterOptions(NamedTuple):
     gpus_per_task: int | None = None
     local: bool = False
     until: float | None = None
+    starts_program: bool = False
 
     @property
     def meeting_seconds(self) -> float:

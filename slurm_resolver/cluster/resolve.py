@@ -9,7 +9,7 @@ from typing import Callable
 from slurm_resolver.cluster.addresses import find_hosts, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import choose_gpus
+from slurm_resolver.cluster.gpus import TaskGpus, choose_gpus
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import (
@@ -76,14 +76,14 @@ def resolve(
     return resolve_step(
         step,
         ClusterOptions(
-            jobs,
-            port_base,
-            placement,
-            worker_order,
-            het_groups,
-            node_address,
-            gpu_jobs,
-            layout,
+            jobs=jobs,
+            port_base=port_base,
+            placement=placement,
+            worker_order=worker_order,
+            het_groups=het_groups,
+            node_address=node_address,
+            gpu_jobs=gpu_jobs,
+            layout=layout,
             local=local,
         ),
     )
@@ -152,5 +152,16 @@ def build_cluster(
     )
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
     addresses = make_addresses(layout, roles, hosts, ports)
-    gpus = None if step.rank is None else choose_gpus(step, layout, roles, options)
-    return Cluster(step, layout, roles, ports, hosts, addresses, gpus)
+    gpus = TaskGpus()
+    if step.rank is not None:
+        gpus = choose_gpus(step, layout, roles, options)
+    return Cluster(
+        step=step,
+        layout=layout,
+        roles=roles,
+        ports=ports,
+        hosts=hosts,
+        addresses=addresses,
+        gpu_decision=gpus,
+        starts_program=options.starts_program,
+    )

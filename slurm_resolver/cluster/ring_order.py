@@ -14,7 +14,8 @@ each node.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Sequence
 
 
 def order_by_ring(
@@ -32,13 +33,15 @@ def order_by_ring(
     indices = index_order(len(workers))  # as the ring visits them
     chiefs = [] if chief is None else [chief]
     ring = itertools.chain(chiefs, map(workers.__getitem__, indices))
-    if is_contiguous(map(node_of.__getitem__, ring)):
+    if is_contiguous([node_of[rank] for rank in ring]):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
     beside_chief = (rank for one in chiefs for rank in workers if node_of[rank] == node_of[one])
     start = by_node.index(next(beside_chief, workers[0]))
-    by_index = sorted(zip(indices, by_node[start:] + by_node[:start]))
-    return [rank for _, rank in by_index]
+    by_index = list(workers)
+    for index, rank in zip(indices, by_node[start:] + by_node[:start]):
+        by_index[index] = rank
+    return by_index
 
 
 def index_order(count: int) -> list[int]:
@@ -50,9 +53,8 @@ def index_order(count: int) -> list[int]:
     return sorted(range(count), key=str)
 
 
-def is_contiguous(nodes: Iterable[int]) -> bool:
+def is_contiguous(nodes: list[int]) -> bool:
     """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    visits = [node for node, _ in itertools.groupby(nodes)]
-    if len(visits) > 1 and visits[0] == visits[-1]:  # the ring is closed
-        visits.pop()
-    return len(visits) == len(set(visits))
+    following = nodes[1:] + nodes[:1]  # the ring is closed
+    visits: int = sum(map(operator.ne, nodes, following))
+    return visits <= len(set(nodes))

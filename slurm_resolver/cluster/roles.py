@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
@@ -94,15 +95,19 @@ def _assign(
     free: Sequence[int] = range(layout.num_tasks)
     first = ("chief", "ps") if spreads else ()
     for job in sorted(counts, key=lambda job: (job not in allowed, job not in first, job)):
+        count = counts[job]
         candidates = free
         if job in allowed:
             candidates = [rank for rank in free if rank in allowed[job]]
-        ranks = candidates[: counts[job]]
         if spreads and job == "ps":
-            ranks = _spread_ranks(layout, candidates, counts[job], roles.get("chief", ()))
-        roles[job] = ranks
-        taken = set(ranks)
-        free = [rank for rank in free if rank not in taken]
+            roles[job] = _spread_ranks(layout, candidates, count, roles.get("chief", ()))
+        else:
+            roles[job] = candidates[:count]
+        if roles[job] == free[:count]:
+            free = free[count:]
+        else:
+            taken = set(roles[job])
+            free = [rank for rank in free if rank not in taken]
     return roles
 
 
@@ -124,10 +129,10 @@ def _spread_ranks(
     In every round each node gives one, as long as it has any; the chief's node comes last.
     """
     chiefs = {layout.node_of[rank] for rank in chief}
-    rounds = Counter[int]()  # by node
-    places = []
+    ranks_on = defaultdict(list)
     for rank in free:
-        node = layout.node_of[rank]
-        places.append((rounds[node], node in chiefs, node, rank))
-        rounds[node] += 1
-    return sorted(place[-1] for place in sorted(places)[:count])
+        ranks_on[layout.node_of[rank]].append(rank)
+    nodes = sorted(ranks_on, key=lambda node: (node in chiefs, node))
+    rounds = itertools.zip_longest(*map(ranks_on.__getitem__, nodes))
+    places = (rank for ranks in rounds for rank in ranks if rank is not None)
+    return sorted(itertools.islice(places, count))

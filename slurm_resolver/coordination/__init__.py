@@ -1,7 +1,35 @@
 """The tasks of a step meet once, and stay in touch until the last one leaves.
 
-One task serves (`service`); every task, including that one, holds one connection to it (`client`).
-This package knows ranks and names, but no cluster.
+The words of this folder:
+
+service
+    A thread in one task of the step, to which every task connects (`service`). That task is the one
+    with local rank 0 on the step's first node.
+client
+    A task's connection to the service, which that task has as well (`client`). `tcp` opens it,
+    `wire` says what goes over it, and `secret` how the two ends recognize each other.
+process
+    What represents a task: its program, or `slurm-resolver exec`, the launcher of that. A task may
+    have one process after another.
+gather
+    Every task gives a value for a purpose, such as "the start", and gets the values of all
+    (`rounds`).
+serving
+    Parameter servers, and workers of a coordinator, only serve the tasks that train. They end when
+    the training is over (`serving` in the service, `member` in the tasks).
+progress
+    What each worker does, which it reports every 5 s (`progress`).
+
+What a task can rely on:
+
+- A gather ends in every task, with all values, or with an error that names the missing tasks.
+- A task that ends with a goodbye has left. One that ends without, or whose node is silent for the
+  grace, is lost: all others are told which one, and why. A shorter outage of the network is none.
+- Only processes that know the step's secret take part, where there is one; and only one process for
+  each rank and role at a time.
+- A forked process does not inherit the connection.
+
+This folder knows ranks and the names of tasks, but no cluster.
 """
 
 from __future__ import annotations
@@ -13,8 +41,24 @@ NETWORK_GRACE = 30.0  # seconds
 NameOf = Callable[[int], str]  # from a rank to how messages name its task
 
 
+class TaskName(NamedTuple):
+    """A task as messages name it: ``worker 3 (rank 3 on n9)``."""
+
+    rank: int
+    job: str  # TensorFlow's
+    task_id: int  # TensorFlow's, among the tasks of the job
+    node: str
+
+    def __str__(self) -> str:
+        """Returns the name."""
+        return f"{self.job} {self.task_id} (rank {self.rank} on {self.node})"
+
+
 class ServiceAddress(NamedTuple):
-    """The address of a step's coordination service; only `rank` and `serves` differ by task."""
+    """The address of a step's coordination service.
+
+    Only `rank`, `serves` and `starts_program` differ by task.
+    """
 
     host: str
     port: int
@@ -24,6 +68,7 @@ class ServiceAddress(NamedTuple):
     rank: int  # of this task
     serves: bool  # whether the service runs in this task
     grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
+    starts_program: bool = False  # whether this process starts the program of its task
 
     @property
     def patience(self) -> float:

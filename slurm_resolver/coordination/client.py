@@ -7,7 +7,6 @@ service says.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import math
 import os
@@ -18,14 +17,18 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
+from slurm_resolver.coordination.tcp import detect_dead_peers
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
+    Gather,
     Message,
+    Process,
     WireError,
-    detect_dead_peers,
     encode,
     open_connection,
     read,
@@ -51,7 +54,7 @@ _MOST_VALUE_BYTES = MOST_BYTES - 4096
 class Client:
     """The connection of this process."""
 
-    def __init__(self, address: ServiceAddress, role: str = "program") -> None:
+    def __init__(self, address: ServiceAddress) -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
         self.name_of: NameOf = "rank {}".format  # how messages name a rank
@@ -59,24 +62,36 @@ class Client:
         # why the service could not be reached the last time, and why it does not admit this process
         self.problem = "it has not started, or has failed: look at the output of its task"
         self.refusal = ""
-        self._hello = {
-            "rank": address.rank,
-            "role": role,
-            "pid": os.getpid(),
-            "number": secrets.token_hex(8),
-        }
+        self._process = Process(
+            rank=address.rank,
+            role="launcher" if address.starts_program else "program",
+            number=secrets.token_hex(8),
+            pid=os.getpid(),
+        )
+        # None while there is no connection
         self._socket: socket.socket | None = None
+        # notified of each message, and of each change of what follows
         self._changed = threading.Condition()
-        self._gathers = Counter[str]()  # by purpose
-        self._answers: dict[str, Message] = {}  # by gather
-        self._told: dict[str, set[int]] = defaultdict(set)  # which ranks, by topic
-        self._standing: dict[str, Message] = {}  # sent again after a reconnection
+        # how many gathers this task has begun, by purpose
+        self._gathers = Counter[str]()
+        # what the service has answered to those that still run
+        self._answers: dict[Gather, Message] = {}
+        # which ranks have told something, by topic
+        self._told: dict[str, set[int]] = defaultdict(set)
+        # what is sent again after a reconnection: values of gathers, and what `say` says by key
+        self._standing: dict[object, Message] = {}
+        # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
+        # whether this process has said goodbye
         self._closed = False
-        self._service_rank = 0  # known once it has been reached
-        self._lost_at: float | None = None  # when the connection failed
-        self._has_ended = False  # whether the service has run and ended
-        self._notice_at = time.monotonic() + _NOTICE_SECONDS
+        # the rank of the service's task, known once it has been reached
+        self._service_rank = 0
+        # when the connection failed; None if there was none, or the service is gone
+        self._lost_at: float | None = None
+        # whether the service has run and ended
+        self._has_ended = False
+        # from when on this task may report that the service cannot be reached
+        self._notice_at = monotonic() + _NOTICE_SECONDS
         if address.serves:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
@@ -98,35 +113,39 @@ class Client:
             RendezvousError: in every task, with the names of the missing or lost tasks.
         """
         seconds = math.inf if timeout is None else timeout
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         with self._changed:
-            name = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
-            for more in (seconds, _ANSWER_SECONDS):
-                self.wait_for(lambda: name in self._answers or self.refusal, more)
-                if self._socket is None:  # nobody will answer
-                    break
-            del self._standing[name]
-            answer = self._answers.pop(name, None)
+            gather = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
+
+            def has_ended() -> object:
+                return gather in self._answers or self.refusal
+
+            self.wait_for(has_ended, seconds)
+            if self._socket:  # the service will say that the time is up
+                self.wait_for(has_ended, _ANSWER_SECONDS)
+            del self._standing[gather]
+            answer = self._answers.pop(gather, None)
         if self.service:
             self.service.flush()
         if answer is None:
-            silent = (
-                f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}."
+            raise RendezvousError(
+                self.refusal
+                or f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}.",
+                unreached=True,
             )
-            raise RendezvousError(self.refusal or silent, unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])
         return unpack(answer["values"])
 
-    def offer(self, purpose: str, value: Any, **options: Any) -> str:
-        """Gives this task's value for a gather, and returns the gather's name without waiting."""
+    def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
+        """Gives this task's value for a gather, and returns the gather without waiting for it."""
         self._gathers[purpose] += 1
-        name = f"{purpose} {self._gathers[purpose]}"
-        message = {"gather": name, "value": json.dumps(value), **options}
+        gather = Gather(purpose, self._gathers[purpose])
+        message = {"gather": gather, "value": json.dumps(value), **options}
         if len(encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
-        self.say(name, **message)
-        return name
+        self.say(gather, **message)
+        return gather
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
@@ -136,7 +155,7 @@ class Client:
         """Waits until these tasks have told something; returns whether they do in this time."""
         return self.wait_for(lambda: self._told[topic].issuperset(ranks), timeout)
 
-    def say(self, key: str, **message: Any) -> None:
+    def say(self, key: object, **message: Any) -> None:
         """Tells the service something, also after a reconnection unless `key` is said again."""
         with self._changed:
             self._standing[key] = message
@@ -168,7 +187,7 @@ class Client:
             self._changed.notify_all()
         if sock:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
             self._thread.join(_ANSWER_SECONDS)
         if self.service:
@@ -176,22 +195,23 @@ class Client:
 
     def sockets(self) -> list[socket.socket]:
         """Returns the sockets of the connection, and of the service if it runs here."""
-        own = [] if self._socket is None else [self._socket]
-        return own + (self.service.sockets() if self.service else [])
+        sockets = self.service.sockets() if self.service else []
+        return sockets if self._socket is None else [*sockets, self._socket]
 
     def _start_service(self) -> None:
+        """Starts the service in this process, unless another process of the task runs it."""
         from slurm_resolver.coordination.service import Service
 
-        until = time.monotonic() + _PORT_SECONDS
+        until = monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
-                with contextlib.suppress(OSError, WireError):
-                    open_connection(self.address, self._hello)[0].close()
+                with suppress(OSError, WireError):
+                    open_connection(self.address, self._process)[0].close()
                     return
-                if time.monotonic() > until:
+                if monotonic() > until:
                     raise RendezvousError(
                         f"the coordination service cannot listen at port {self.address.port} of "
                         f"this node: {error.strerror}. End the process that uses it, or start the "
@@ -200,10 +220,11 @@ class Client:
                 time.sleep(_LONGEST_PAUSE / 10)
 
     def _run(self) -> None:
+        """Holds a connection until this process leaves or is refused; the thread of the client."""
         pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
-                sock, lines, answer = open_connection(self.address, self._hello)
+                sock, lines, answer = open_connection(self.address, self._process)
             except (OSError, WireError, RendezvousError) as error:
                 self._take_failure(error)
                 self.wait_for(lambda: self._closed, pause)
@@ -218,8 +239,8 @@ class Client:
                 silent = self.address.grace / 2
             except (OSError, ValueError, WireError):
                 pass
-            self._lost_at = None if self._has_ended else time.monotonic() - silent
-            self._notice_at = time.monotonic() + _NOTICE_SECONDS
+            self._lost_at = None if self._has_ended else monotonic() - silent
+            self._notice_at = monotonic() + _NOTICE_SECONDS
             self._socket = None
             if self._has_ended:  # there may never be another service, nor a need for one
                 self.wait_for(lambda: self._standing or self._closed)
@@ -249,34 +270,38 @@ class Client:
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
-        now = time.monotonic()
-        pending = [key for key, message in [*self._standing.items()] if "gather" in message]
+        now = monotonic()
+        pending = [key for key in [*self._standing] if isinstance(key, Gather)]
         if self._lost_at is None:
             reports = self.address.rank <= 1 and now > self._notice_at  # one task does
             if reports and (pending or not self._has_ended):
                 self._notice_at = now + 2 * _NOTICE_SECONDS
                 warn("waiting for %s: %s", self.address.name, self.problem)
             return
-        why = "its process has ended"
-        if not isinstance(error, ConnectionRefusedError):
-            if now - self._lost_at <= self.address.grace:
-                return
-            why = f"its node has not answered for {self.address.grace:g} s"
-            if isinstance(error, (ConnectionError, WireError)):  # something answers
-                why = f"it has not been reached for {self.address.grace:g} s: {self.problem}"
+        grace = self.address.grace
+        if isinstance(error, ConnectionRefusedError):
+            why = "its process has ended"
+        elif now - self._lost_at <= grace:
+            return
+        elif isinstance(error, (ConnectionError, WireError)):  # something answers
+            why = f"it has not been reached for {grace:g} s: {self.problem}"
+        else:
+            why = f"its node has not answered for {grace:g} s"
         self._lost_at = None
         self._has_ended = True
-        for name in pending:
-            part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
-            self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
+        for gather in pending:
+            part = f"takes no part in {gather.purpose}: {why}"
+            self._answers[gather] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
+        """Takes a message of the service, and passes it on to those who listen."""
         if self._closed:
             return
         if "gathered" in message:
-            self._send({"received": message["gathered"]})
-            self._answers[message["gathered"]] = message
+            gather = Gather(*message["gathered"])
+            self._send({"received": gather})
+            self._answers[gather] = message
         elif "told" in message:
             self._told[message["told"]].add(message["rank"])
         elif "notice" in message:
@@ -288,15 +313,15 @@ class Client:
             self._changed.notify_all()
 
     def _send(self, message: Message) -> None:
+        """Sends a message, unless there is no connection."""
         if "until" in message:  # another task has another clock
-            message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
+            message = {**message, "seconds": max(0.0, message["until"] - monotonic())}
         # The thread notices a failure, and connects again.
-        with self._changed, contextlib.suppress(OSError):
+        with self._changed, suppress(OSError):
             if self._socket:
                 self._socket.sendall(encode(message))
 
 
-default_role = "program"  # how this process represents its task: see `wire.Process`
 _clients: dict[ServiceAddress, Client] = {}
 _of_parents: list[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()
@@ -311,7 +336,7 @@ def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     with _lock:
         client = _clients.get(address)
         if client is None:
-            client = _clients[address] = Client(address, default_role)
+            client = _clients[address] = Client(address)
         client.name_of = name_of or client.name_of
         return client
 
@@ -324,17 +349,22 @@ def leave_all(failure: str = "") -> None:
 
 
 def _leave_at_exit() -> None:
+    """Says goodbye, with the exception that ends this process if there is one."""
     error = getattr(sys, "last_value", None)
-    text = str(error).partition("\n")[0]
-    leave_all(f"{type(error).__name__}: {text}".rstrip(": ")[:500] if error is not None else "")
+    failure = ""
+    if error is not None:
+        first_line = str(error).partition("\n")[0]
+        failure = f"{type(error).__name__}: {first_line}".rstrip(": ")[:500]
+    leave_all(failure)
 
 
 def _close_in_child() -> None:
+    """Closes a forked process's copies of the connections."""
     global _lock
     _lock = threading.Lock()  # another thread may have held it
     for client in _clients.values():
         for sock in client.sockets():
-            with contextlib.suppress(OSError):  # the parent's stay open
+            with suppress(OSError):  # the parent's stay open
                 os.close(sock.fileno())
     _of_parents.extend(_clients.values())
     _clients.clear()

@@ -1,16 +1,18 @@
 """What each worker is doing: finds stuck workers, and answers `slurm-resolver status`.
 
-Every worker reports every 5 s. When no step ends, the service's `Monitor` names the workers that
-are behind in every task's log.
+A worker is in a stage (training, validation), in an epoch and a step of it, and in a phase: what it
+does there. It makes a `Report` of that every 5 s. Workers wait for each other in each step, so that
+a stuck one stops all: a stall. When no step ends for too long, the service's `Monitor` tells all
+tasks which workers are behind: the others wait for them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
-from slurm_resolver.coordination import NameOf
+from slurm_resolver.coordination import TaskName
 from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.wording import ranges_of, shorten
 
@@ -25,7 +27,12 @@ STEP = "in the step"
 CALLBACK = "in a callback"
 SAVING = "saving"
 MEETING = "waiting for all to call it"
-_PATIENT = (PREPARING, COMPILING, FIRST, SAVING)
+_PATIENT = (
+    PREPARING,
+    COMPILING,
+    FIRST,
+    SAVING,
+)
 _PATIENCE = 12
 # stages; others are "evaluate" and "predict"
 TRAINING = "training"
@@ -35,7 +42,6 @@ _REPORT_SECONDS = 5.0
 _REPEAT_SECONDS = 300.0
 _MOST_NAMES = 5
 _MOST_TRACEBACKS = 8
-Workers = Mapping[int, "Report"]  # by rank
 _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
@@ -66,98 +72,106 @@ class Report(NamedTuple):
         return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
 
 
+Workers = Mapping[TaskName, Report]
+
+
 def report_seconds(limit: float) -> float:
     """Returns the seconds between two reports of a worker."""
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_stall(workers: Workers, limit: float, silence: float) -> list[int]:
-    """Returns the ranks that the others wait for if no worker has done anything for too long.
+def find_stall(workers: Workers, limit: float, silence: float) -> list[TaskName]:
+    """Returns the workers that the others wait for if none has done anything for too long.
 
     They are those that have not reported for `silence` seconds, or are in the earliest step; all
-    ranks if that is unknown. Without a stall it returns [].
+    workers if that is unknown. Without a stall it returns [].
     """
     reports = workers.values()
     phases = {report.phase for report in reports}
     if phases == {IDLE}:
         return []
-    behind = [rank for rank, report in workers.items() if report.silent > silence]
+    behind = [task for task, report in workers.items() if report.silent > silence]
     if not behind:
         least = min(report.begun for report in reports)
-        late = {rank: report.phase for rank, report in workers.items() if report.begun == least}
+        late = [task for task, report in workers.items() if report.begun == least]
         waits = {STEP, MEETING}
         if len(late) == len(workers) and phases - {IDLE, *waits}:
             waits.add(IDLE)
-        behind = [rank for rank, phase in late.items() if phase not in waits] or list(late)
+        behind = [task for task in late if workers[task].phase not in waits] or late
     # An idle worker may prepare its data for long before a fit, but not while the others train.
-    if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
+    if MEETING in phases or any(workers[task].phase in _PATIENT for task in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []
 
 
-def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
+def describe_stall(workers: Workers, behind: Sequence[TaskName], silence: float) -> str:
     """Returns the line that every task logs."""
     with_epoch = len({report.epoch for report in workers.values()}) > 1
-    groups: dict[tuple[bool, str], list[int]] = {}  # by whether they are behind, and what they do
-    for rank, report in workers.items():
+    # by whether they are behind, and what they do: a verb and the rest
+    groups: dict[tuple[bool, str, str], list[TaskName]] = {}
+    for task, report in workers.items():
+        is_behind = task in behind
         where = report.where(with_epoch)
-        is_behind = rank in behind
-        does = f"is {where}, {report.phase}"
+        verb = "is"
+        does = f"{where}, {report.phase}"
         if report.silent > silence:
-            does = f"has not reported for {report.silent:.0f} s; the last report was {where}"
+            verb = "has"
+            does = f"not reported for {report.silent:.0f} s; the last report was {where}"
         elif report.phase == STEP:
-            does = f"is {where}" if is_behind else f"waits {where}"
+            verb = "is" if is_behind else "waits"
+            does = where
         elif report.phase in (IDLE, PREPARING):
-            does = f"is {report.phase}"
-        groups.setdefault((is_behind, does), []).append(rank)
+            does = report.phase
+        groups.setdefault((is_behind, verb, does), []).append(task)
     begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
     if len(groups) == 1 and first.phase == STEP and first.silent <= silence:
-        nodes = dict.fromkeys(name_of(rank).rpartition(" on ")[2].rstrip(")") for rank in behind)
+        nodes = list(dict.fromkeys(task.node for task in behind))
         return (
-            f"{begin}{_group(behind, name_of)} wait for each other {first.where()}, in its "
-            f"collective operations, on {shorten([*nodes], _MOST_NAMES)}. Look at the network "
-            "between these nodes, and at their GPUs (nvidia-smi, dmesg)"
+            f"{begin}{_group(behind)} wait for each other {first.where()}, in its collective "
+            f"operations, on {shorten(nodes, _MOST_NAMES)}. Look at the network between these "
+            "nodes, and at their GPUs (nvidia-smi, dmesg)"
         )
     parts = []
-    for (is_behind, does), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
-        names = shorten([*map(name_of, ranks)], _MOST_NAMES)
-        verb, _, rest = does.partition(" ")
-        verb = verb if len(ranks) == 1 else _PLURALS[verb]
-        parts.append(f"{names if is_behind else _group(ranks, name_of)} {verb} {rest}")
+    for (is_behind, verb, does), tasks in sorted(groups.items(), key=lambda group: group[0][0]):
+        names = shorten([*map(str, tasks)], _MOST_NAMES) if is_behind else _group(tasks)
+        parts.append(f"{names} {verb if len(tasks) == 1 else _PLURALS[verb]} {does}")
     return begin + "; ".join(parts)
 
 
-def _group(ranks: Sequence[int], name_of: NameOf) -> str:
-    """Returns tasks by their jobs and indices, such as "chief 0, workers 0 to 6"."""
-    jobs: dict[str, list[int]] = {}
-    for rank in ranks:
-        job, index = name_of(rank).split()[:2]
-        jobs.setdefault(job, []).append(int(index))
-    texts = [
-        f"{job}{'s' * (len(indices) > 1)} {' and '.join(ranges_of(indices))}"
-        for job, indices in jobs.items()
-    ]
+def _group(tasks: Sequence[TaskName]) -> str:
+    """Returns tasks by their jobs and ids, such as "chief 0, workers 0 to 6"."""
+    texts = []
+    for job in dict.fromkeys(task.job for task in tasks):
+        ids = [task.task_id for task in tasks if task.job == job]
+        noun = job if len(ids) == 1 else f"{job}s"
+        texts.append(f"{noun} {' and '.join(ranges_of(ids))}")
     return ", ".join(texts).replace("-", " to ")
 
 
 class Monitor:
     """The service's knowledge of the workers; it runs in the service's thread."""
 
-    def __init__(self, send: Send, name_of: NameOf) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._name_of = name_of
-        self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
-        self._reports: dict[int, tuple[float, Report]] = {}  # by rank; with when each came
-        self._ticked_at = self._awake_at = time.monotonic()
+        # the seconds without a step that make a stall; 0 for never
+        self._limit = 0.0
+        # by rank: when the last report came, whose it is, and the report
+        self._reports: dict[int, tuple[float, TaskName, Report]] = {}
+        # the last tick, and the first one after this process was stopped
+        self._ticked_at = monotonic()
+        self._awake_at = self._ticked_at
+        # when the last stall was reported, and whether it has not ended
         self._told_at = float("-inf")
         self._is_stalled = False
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
         self._limit = message["limit"]
-        self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
+        task = TaskName(process.rank, *message["task"])
+        report = Report(*message["progress"])
+        self._reports[process.rank] = (monotonic(), task, report)
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
@@ -175,30 +189,36 @@ class Monitor:
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            text = describe_stall(workers, behind, silence, self._name_of)
+            ranks = [task.rank for task in behind]
             # A stopped process cannot end itself. If one is silent, all that are behind are.
-            stopped = workers[behind[0]].silent > silence
-            tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
-            end = list(workers) if stopped else behind
+            is_stopped = workers[behind[0]].silent > silence
+            self._send(
+                None,
+                {
+                    "stall": describe_stall(workers, behind, silence),
+                    "behind": [] if self._is_stalled else ranks[:_MOST_TRACEBACKS],
+                    "end": [*self._reports] if is_stopped else ranks,
+                },
+            )
             self._told_at = now
             self._is_stalled = True
-            self._send(None, {"stall": text, "behind": tracing, "end": end})
         elif not behind and self._is_stalled:
             self._is_stalled = False
             self._send(None, {"stall": "steps advance again", "behind": [], "end": []})
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
-        workers = sorted(self._workers(time.monotonic()).items())
+        workers = self._workers(monotonic())
         return {
             "workers": [
-                {"rank": rank, "name": self._name_of(rank), **report._asdict()}
-                for rank, report in workers
+                {"rank": task.rank, "name": str(task), **report._asdict()}
+                for task, report in sorted(workers.items())
             ]
         }
 
     def _workers(self, now: float) -> Workers:
+        """Returns the last reports, with their ages by now."""
         return {
-            rank: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
-            for rank, (at, report) in self._reports.items()
+            task: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
+            for at, task, report in self._reports.values()
         }

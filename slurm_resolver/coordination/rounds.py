@@ -2,15 +2,21 @@
 
 A round ends when all have come, when the time of the first task is up, or when a task that has come
 ends. Every task gets the answer, including those that come later or ask again.
+
+| a task | what it does in a round |
+|---|---|
+| waits | gives its value, and needs the answer |
+| offers | gives its value only |
+| waits patiently | has no deadline: the round also ends when a missing task leaves |
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+from time import monotonic
 
 from slurm_resolver.coordination import NameOf
-from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack
+from slurm_resolver.coordination.wire import Gather, Message, Process, Send, TextByRank, pack
 from slurm_resolver.wording import brief, shorten
 
 # seconds until the missing tasks are reported
@@ -23,17 +29,22 @@ _MOST_NAMES = 10  # tasks that a message names
 class Round:
     """One round: which tasks have come, and its answer."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.purpose = name.rpartition(" ")[0]
+    def __init__(self, gather: Gather) -> None:
+        self.gather = gather
         self.values: TextByRank = {}
-        self.numbers: TextByRank = {}  # of the processes
-        self.waiting: set[int] = set()  # the ranks that wait for the answer
-        self.patient = False  # whether it has no deadline, and ends when a task leaves
-        self.began = time.monotonic()
-        self.is_expired = False  # whether it has ended because its time was up
+        # the random numbers of the processes that have given a value; see `wire.Process`
+        self.numbers: TextByRank = {}
+        # the ranks that wait for the answer, or have not confirmed it
+        self.waiting: set[int] = set()
+        # whether it has no deadline, and ends when a task leaves
+        self.patient = False
+        self.began = monotonic()
+        # whether it has ended because its time was up
+        self.is_expired = False
+        # when one of the waiting tasks reports which ones are missing
         self.next_notice = self.began + _FIRST_NOTICE
-        self.answer: Message = {}  # before the round has ended
+        # empty until the round has ended
+        self.answer: Message = {}
 
 
 class Rounds:
@@ -43,24 +54,23 @@ class Rounds:
         self._num_tasks = num_tasks
         self._send = send
         self._name_of = name_of
-        self._rounds: dict[str, Round] = {}
+        self._rounds: dict[Gather, Round] = {}
         self._endings: TextByRank = {}  # how the last process of a task ended
         self._left: set[int] = set()  # the ranks whose program has ended
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the value of a task, or that it has received an answer."""
         rank = process.rank
-        number = process.number
         if "received" in message:
-            received = self._rounds.get(message["received"])
+            received = self._rounds.get(Gather(*message["received"]))
             if received:
                 received.waiting.discard(rank)
             return
-        name = str(message["gather"])
-        current = self._rounds.setdefault(name, Round(name))
+        gather = Gather(*message["gather"])
+        current = self._rounds.setdefault(gather, Round(gather))
         # Another process of this task took part in that round: this one begins the next.
-        if current.answer and current.numbers.get(rank, number) != number:
-            current = self._rounds[name] = Round(name)
+        if current.answer and current.numbers.get(rank, process.number) != process.number:
+            current = self._rounds[gather] = Round(gather)
         if current.answer:
             answer = current.answer
             if current.is_expired and rank not in current.values:
@@ -68,25 +78,29 @@ class Rounds:
             self._send([rank], answer)
             return
         current.values[rank] = str(message["value"])
-        current.numbers[rank] = number
+        current.numbers[rank] = process.number
         self._endings.pop(rank, None)
         self._left.discard(rank)
         if "seconds" in message:  # else it does not wait
-            current.waiting.add(rank)
-            for other in message["without"]:  # it does not take part
-                current.values.setdefault(other, "null")
-            timeout = message["timeout"]
-            if timeout is not None:
-                loop = asyncio.get_running_loop()
-                loop.call_later(message["seconds"], self._expire, current, timeout)
-            elif not current.patient:
-                current.patient = True
-                current.next_notice = time.monotonic() + _PATIENT_NOTICE
+            self._await_answer(current, rank, message)
         if current.waiting and len(current.values) == self._num_tasks:
-            values = [current.values[each] for each in range(self._num_tasks)]
-            self._end(current, {"values": pack(values)})
+            by_rank = [text for _, text in sorted(current.values.items())]
+            self._end(current, values=pack(by_rank))
             # All tasks are beyond the round before, which nobody will ask for again.
-            self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
+            self._rounds.pop(gather._replace(round=gather.round - 1), None)
+
+    def _await_answer(self, current: Round, rank: int, message: Message) -> None:
+        """Notes that a task waits for the answer, and for how long."""
+        current.waiting.add(rank)
+        for other in message["without"]:  # it does not take part
+            current.values.setdefault(other, "null")
+        timeout = message["timeout"]
+        if timeout is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(message["seconds"], self._expire, current, timeout)
+        elif not current.patient:
+            current.patient = True
+            current.next_notice = monotonic() + _PATIENT_NOTICE
 
     @property
     def owes(self) -> bool:
@@ -103,15 +117,15 @@ class Rounds:
         """Ends the rounds in which an ended process takes part."""
         rank = process.rank
         is_program = process.role == "program"
-        raised = f"its process ended: {failure}" if said_goodbye else failure
-        self._endings[rank] = raised if failure else "it has ended"
+        self._endings[rank] = failure or "it has ended"
+        if failure and said_goodbye:
+            self._endings[rank] = f"its process ended: {failure}"
         if is_program:
             self._left.add(rank)
         for current in self._rounds.values():
             if current.answer or not is_program:
                 current.waiting.discard(rank)
-                continue
-            if current.numbers.get(rank) == process.number:
+            elif current.numbers.get(rank) == process.number:
                 self._end_without(current, rank)
             elif failure and current.waiting:
                 current.next_notice = 0.0
@@ -131,25 +145,26 @@ class Rounds:
                 self._end_without(current, min(left))
             elif now >= current.next_notice and waiting:
                 current.next_notice = now + _NEXT_NOTICES
+                rank = min(waiting)
                 if current.patient:
-                    rank = min(waiting)
-                    awaited = {"awaited": current.name, "rank": rank, "value": current.values[rank]}
-                    self._send(None, awaited)
+                    value = current.values[rank]
+                    self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
                 else:
                     count, names = self._describe_missing(current)
                     waited = now - current.began
                     notice = f"has waited {waited:.0f} s for {count}: {names}"
-                    self._send([min(waiting)], {"notice": notice})
+                    self._send([rank], {"notice": notice})
 
     def _expire(self, current: Round, timeout: float) -> None:
+        """Ends a round whose first task has waited for its `timeout`."""
         if not current.answer:
             current.is_expired = True
             count, names = self._describe_missing(current)
-            error = (
-                f"{count} did not reach {current.purpose} within {brief(timeout)} s: {names}. "
-                "Look at their output, and check that all tasks run the same program."
+            self._end(
+                current,
+                error=f"{count} did not reach {current.gather.purpose} within {brief(timeout)} "
+                f"s: {names}. Look at their output, and check that all tasks run the same program.",
             )
-            self._end(current, {"error": error})
 
     def _describe_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""
@@ -161,12 +176,14 @@ class Rounds:
         return f"{len(names)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
 
     def _end_without(self, current: Round, rank: int) -> None:
-        error = (
-            f"{self._name_of(rank)} is gone, and takes no part in {current.purpose}: "
-            f"{self._endings[rank]}."
+        """Ends a round because this task has ended."""
+        self._end(
+            current,
+            error=f"{self._name_of(rank)} is gone, and takes no part in {current.gather.purpose}: "
+            f"{self._endings[rank]}.",
         )
-        self._end(current, {"error": error})
 
-    def _end(self, current: Round, answer: Message) -> None:
-        current.answer = {**answer, "gathered": current.name}
+    def _end(self, current: Round, **answer: str) -> None:
+        """Ends a round, with the values of all tasks or an error."""
+        current.answer = {**answer, "gathered": current.gather}
         self._send(current.waiting, current.answer)

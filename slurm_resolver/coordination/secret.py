@@ -16,9 +16,9 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 
 from slurm_resolver.errors import RendezvousError
 
@@ -48,8 +48,8 @@ class Secret:
 
     def offer(self) -> dict[str, str]:
         """Returns the message from which a task of the same user obtains the secret."""
-        if self._offer["means"] == "munge" and time.monotonic() > self._made_at + _RENEW_SECONDS:
-            self._made_at = time.monotonic()
+        if self._offer["means"] == "munge" and monotonic() > self._made_at + _RENEW_SECONDS:
+            self._made_at = monotonic()
             # Sites can choose a default cipher that does not encrypt.
             options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
             try:

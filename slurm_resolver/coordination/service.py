@@ -1,7 +1,7 @@
 """The coordination service of a step: a thread of one task, to which every task connects.
 
 It admits processes (`wire`), answers their gathers (`rounds`), and passes on what they report and
-how they end to `job`, for tasks that serve others, and to `progress`, for training.
+how they end to `serving`, for tasks that serve others, and to `progress`, for training.
 
 | a connection ends | the process |
 |---|---|
@@ -23,22 +23,22 @@ import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
 from dataclasses import dataclass
+from time import monotonic
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
-from slurm_resolver.coordination.job import Job
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
+from slurm_resolver.coordination.serving import Training
+from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.wire import (
     HANDSHAKE_SECONDS,
     MOST_BYTES,
     PROTOCOL,
-    PROVEN,
     Message,
     Process,
     WireError,
     decode,
-    detect_dead_peers,
     encode,
     is_proof,
     prove,
@@ -79,23 +79,25 @@ class Service:
         self.address = address
         self._secret = Secret()
         self._refusal = _allow_connections(address)
-        dual = socket.has_dualstack_ipv6()
-        self._socket = socket.create_server(
-            ("", address.port),
-            family=socket.AF_INET6 if dual else socket.AF_INET,
-            dualstack_ipv6=dual,
-        )
+        self._socket = listen_at(address.port)
+        # what the messages of the tasks are for
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
-        self._job = Job(address.grace, self.send, name_of)
-        self._monitor = Monitor(self.send, name_of)
-        self._links: dict[tuple[int, str], _Link] = {}  # by rank and role
-        self._departed: list[int] = []  # whose goodbyes the others are not told yet
-        self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
+        self._training = Training(address.grace, self.send, name_of)
+        self._monitor = Monitor(self.send)
+        # by rank and role
+        self._links: dict[tuple[int, str], _Link] = {}
+        # the ranks whose goodbyes the others are not told yet
+        self._departed: list[int] = []
+        # what tasks tell all others, by topic and rank
+        self._told: dict[tuple[str, int], Message] = {}
+        # all open connections
         self._connections: set[StreamWriter] = set()
         # those of observers, and of who has not proved the secret; the oldest come first
         self._strangers: dict[StreamWriter, None] = {}
-        self._refused: set[int] = set()  # the ranks that know the refusal
-        self._waits_until = math.inf  # for tasks that it owes an answer, when this process ends
+        # the ranks that know the refusal
+        self._refused: set[int] = set()
+        # when this process ends although the service owes tasks an answer
+        self._waits_until = math.inf
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
@@ -108,21 +110,21 @@ class Service:
         own = self.address.rank
         for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
             is_meant = ranks is None or link.process.rank in ranks
-            if is_meant and link.writer and not link.writer.transport.is_closing():
+            if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
 
     def flush(self) -> None:
         """Waits until the messages of the service have left this process, for 3 s at most."""
-        until = time.monotonic() + _FLUSH_SECONDS
-        while time.monotonic() < until and self._thread.is_alive():
-            if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
+        until = monotonic() + _FLUSH_SECONDS
+        while monotonic() < until and self._thread.is_alive():
+            if not any(one.transport.get_write_buffer_size() for one in [*self._connections]):
                 break
             time.sleep(_TICK_SECONDS / 25)
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self._job.is_leaving = True
-        self._waits_until = time.monotonic() + self.address.grace
+        self._training.is_leaving = True
+        self._waits_until = monotonic() + self.address.grace
         self._thread.join()
 
     def sockets(self) -> list[socket.socket]:
@@ -130,15 +132,16 @@ class Service:
         return [self._socket, *(w.get_extra_info("socket") for w in self._connections)]
 
     async def _serve(self) -> None:
+        """Serves until this process leaves and no task relies on the service any more."""
         asyncio.get_running_loop().set_exception_handler(_report)
         server = await asyncio.start_server(
             self._admit, sock=self._socket, limit=MOST_BYTES, backlog=_ACCEPTED
         )
         self._socket.listen(_BACKLOG)
         owes = True  # whether some tasks have not been told something that they need
-        while owes or not self._job.is_leaving or self._job.has_to_tell():
+        while owes or not self._training.is_leaving or self._training.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
-            now = time.monotonic()
+            now = monotonic()
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
@@ -155,11 +158,12 @@ class Service:
                 link.loss.cancel()
         for writer in self._connections:
             writer.close()  # sends what is left
-        until = time.monotonic() + _FLUSH_SECONDS
-        while self._connections and time.monotonic() < until:
+        until = monotonic() + _FLUSH_SECONDS
+        while self._connections and monotonic() < until:
             await asyncio.sleep(_TICK_SECONDS / 25)
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serves one connection: a task's, an observer's or a stranger's."""
         self._connections.add(writer)
         self._strangers[writer] = None
         self._end_strangers(_CROWD)
@@ -203,57 +207,52 @@ class Service:
         if hello.get("identity") != self.address.identity:
             writer.write(encode({"other": "it belongs to another step, or another start"}))
             raise ConnectionRefusedError
-        parts = [challenge, *(hello.get(name) for name in PROVEN)]
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         is_valid = (
             process.role in ("program", "launcher", "observer")
             and {type(process.rank), type(process.pid)} == {int}
             and 0 <= process.rank < self.address.num_tasks
         )
-        if not (is_valid and is_proof(hello.get("proof"), key, "task", *parts)):
+        if not (is_valid and is_proof(hello.get("proof"), key, "task", challenge, hello)):
             raise ConnectionRefusedError
         answer = {
-            "proof": prove(key, "service", *parts),
+            "proof": prove(key, "service", challenge, hello),
             "grace": self.address.grace,
             "rank": self.address.rank,
         }
-        observes = process.role == "observer"
-        refusal = self._refusal
-        link = self._links.get(process[:2])
-        is_new = link is None or link.process.number != process.number
-        if link and link.writer and is_new:
-            refusal = refusal or (
-                f"rank {process.rank} is represented by process {link.process.pid}, which still "
-                f"runs; process {process.pid} is its child, or a second program in the task"
-            )
-        elif (process.rank, "program") in self._links and is_new and not key and not observes:
-            # Without a secret, it may be a stranger. The task's next program tries again.
-            raise ConnectionRefusedError
+        refusal = self._refusal or self._find_rival(process)
         if refusal:
             self._refused.add(process.rank)
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError
         if writer not in self._strangers:  # it has been ended
             raise ConnectionAbortedError
-        if not observes:
+        if process.role != "observer":
             del self._strangers[writer]
         writer.write(encode(answer))
         return process
 
-    async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
+    def _find_rival(self, process: Process) -> str:
+        """Returns why a process cannot represent its task beside another one; '' if it can.
+
+        Raises OSError if it may be a stranger.
+        """
         link = self._links.get(process[:2])
-        if link and link.loss:
-            link.loss.cancel()
-        if link is None or link.process.number != process.number:
-            if link:  # it has ended, and this process follows it
-                self._job.ended(link.process, link.reason, said_goodbye=True)
-                self._monitor.ended(link.process)
-            link = self._links[process[:2]] = _Link(process)
-        elif link.writer:
-            link.writer.close()
-        link.writer = writer
-        for told in self._told.values():
-            writer.write(encode(told))
+        if link and link.process.number == process.number:  # it returns
+            return ""
+        if link and link.writer:
+            return (
+                f"rank {process.rank} is represented by process {link.process.pid}, which still "
+                f"runs; process {process.pid} is its child, or a second program in the task"
+            )
+        is_task = process.role != "observer"
+        if is_task and not self._secret.key and (process.rank, "program") in self._links:
+            raise ConnectionRefusedError  # the task's next program tries again
+        return ""
+
+    async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
+        """Passes on what a process sends, and notes why its connection ends."""
+        link = self._enter(process, writer)
         grace = self.address.grace
         seconds = grace
         reason = f"its connection has failed for {grace:g} s"
@@ -268,8 +267,8 @@ class Service:
                     told = {**message, "rank": process.rank}
                     self._told[message["told"], process.rank] = told
                     self.send(None, told)
-                elif "job" in message:
-                    self._job.message(process, message)
+                elif "training" in message:
+                    self._training.message(process, message)
                 elif "progress" in message:
                     self._monitor.message(process, message)
                 else:
@@ -288,13 +287,30 @@ class Service:
                 link.loss = loop.call_later(seconds, self._end, link, reason, False)
                 self._rounds.disconnected(process)
 
+    def _enter(self, process: Process, writer: StreamWriter) -> _Link:
+        """Lets a process represent its task by this connection, and tells it what others tell."""
+        link = self._links.get(process[:2])
+        if link and link.loss:
+            link.loss.cancel()
+        if link is None or link.process.number != process.number:
+            if link:  # it has ended, and this process follows it
+                self._training.ended(link.process, link.reason, said_goodbye=True)
+                self._monitor.ended(link.process)
+            link = self._links[process[:2]] = _Link(process)
+        elif link.writer:
+            link.writer.close()
+        link.writer = writer
+        for told in self._told.values():
+            writer.write(encode(told))
+        return link
+
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""
         process = link.process
         self._links.pop(process[:2], None)
         link.writer = None
         self._rounds.ended(process, failure, said_goodbye)
-        self._job.ended(process, failure, said_goodbye)
+        self._training.ended(process, failure, said_goodbye)
         self._monitor.ended(process)
         if failure:
             self.send(None, {"gone": process.rank, "why": failure})

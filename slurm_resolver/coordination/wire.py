@@ -8,26 +8,50 @@ A connection begins with a mutual handshake, in which the secret itself is never
     service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
              or {"refused": "why"}
 
-Both challenges are random, so no proof is valid twice.
+Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
+a message is. A task sends:
+
+| keys | meaning |
+|---|---|
+| gather, value | the task's value for a gather: `rounds` |
+| … without, timeout, seconds | it also waits for the answer; "seconds" are left |
+| received | it has received the answer to this gather |
+| told, value | something for all tasks, also for those that connect later |
+| training, leader, cluster, serves | its part in a training with tasks that only serve: `serving` |
+| … seconds | the leader and the servers have to come in this time |
+| progress, task, limit | what the worker does: `progress` |
+| goodbye | it leaves; with the reason if it has failed, else '' |
+
+The service sends:
+
+| keys | meaning |
+|---|---|
+| gathered, values or error | the answer to a gather |
+| notice | a line for this task's log |
+| awaited, rank, value | a task waits for this gather without a deadline |
+| told, value, rank | what another task tells all |
+| over | how the training has ended; null if it has not |
+| stall, behind, end | no step ends: a line for the log, and the ranks that are behind |
+| gone, why | the task with this rank is lost, or has failed |
+| left | the tasks with these ranks have left |
+| closing | the service ends |
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hmac
 import json
-import os
 import secrets
 import socket
-import time
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import accept_offer
+from slurm_resolver.coordination.tcp import connect_to
 
 Message = dict[str, Any]
 TextByRank = dict[int, str]
@@ -41,7 +65,7 @@ MOST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends later
 HANDSHAKE_SECONDS = 5.0
 # What the proofs of a handshake cover, beside the service's challenge.
-PROVEN = ("challenge", "identity", "rank", "number", "role")
+_PROVEN = ("challenge", "identity", "rank", "number", "role")
 
 
 class Process(NamedTuple):
@@ -54,6 +78,13 @@ class Process(NamedTuple):
     role: str
     number: str  # random
     pid: int
+
+
+class Gather(NamedTuple):
+    """Which gather it is: the first one for a purpose is round 1, the next one round 2."""
+
+    purpose: str
+    round: int
 
 
 class WireError(Exception):
@@ -76,17 +107,21 @@ def decode(line: bytes) -> Message:
     return message
 
 
-def prove(key: bytes, role: str, *parts: object) -> str:
-    """Returns the proof that the sender knows the secret, for one connection."""
-    text = "\n".join([role, *map(str, parts)])
+def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
+    """Returns the proof that the "task" or the "service" knows the secret, for one connection.
+
+    Args:
+        challenge: the service's challenge.
+        hello: what the task has sent.
+    """
+    text = "\n".join(map(str, [role, challenge, *map(hello.get, _PROVEN)]))
     return hmac.new(key, text.encode(errors="backslashreplace"), "sha256").hexdigest()
 
 
-def is_proof(given: object, key: bytes, role: str, *parts: object) -> bool:
-    """Returns whether `given` is the proof for these parts."""
-    return hmac.compare_digest(
-        str(given).encode(errors="replace"), prove(key, role, *parts).encode()
-    )
+def is_proof(given: object, key: bytes, role: str, challenge: object, hello: Message) -> bool:
+    """Returns whether `given` is what `prove` returns."""
+    proof = prove(key, role, challenge, hello)
+    return hmac.compare_digest(str(given).encode(errors="replace"), proof.encode())
 
 
 def pack(values: Sequence[str]) -> str:
@@ -103,33 +138,6 @@ def unpack(packed: str) -> list[Any]:
     return [distinct[number] for number in index]
 
 
-def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
-    """Lets the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
-    interval = max(1, int(seconds / 6))
-    options = {
-        socket.TCP_KEEPIDLE: interval,
-        socket.TCP_KEEPINTVL: interval,
-        socket.TCP_USER_TIMEOUT: int(seconds * 1000),
-        socket.TCP_NODELAY: 1,
-    }
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in options.items():
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def outlast_outages(port: int, seconds: float) -> None:
-    """Lets the kernel keep the TCP connections at a port of this process for `seconds` of silence.
-
-    A server of gRPC ends them after 20 s, and TensorFlow has no option for that.
-    """
-    milliseconds = int(seconds * 1000)
-    for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
-        # Another thread may close it.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
-            if sock.getsockname()[1:2] == (port,):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-
 def read(lines: BinaryIO) -> Message:
     """Returns the next message; raises WireError if it is too long, OSError at the end."""
     line = lines.readline(_MOST_ANSWER_BYTES)
@@ -138,27 +146,15 @@ def read(lines: BinaryIO) -> Message:
     return decode(line if line.endswith(b"\n") else b"")
 
 
-def connect_to(host: str, port: int, seconds: float) -> socket.socket:
-    """Connects as `socket.create_connection`; its error has the address that was tried first."""
-    tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-    try:
-        return socket.create_connection((host, port), seconds)
-    except OSError as error:
-        raise type(error)(
-            f"{error} at {tried}; if Slurm has another address (scontrol show node), pass "
-            "node_address='slurm'"
-        ) from None
-
-
 def open_connection(
-    address: ServiceAddress, hello: Message
+    address: ServiceAddress, process: Process
 ) -> tuple[socket.socket, BinaryIO, Message]:
     """Returns a connection, its lines, and the service's answer to the handshake.
 
     Raises OSError, WireError or RendezvousError if the service does not answer as expected, which
     takes `HANDSHAKE_SECONDS` at most.
     """
-    until = time.monotonic() + HANDSHAKE_SECONDS
+    until = monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.serves else address.host.strip("[]")
     sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
     try:
@@ -167,13 +163,17 @@ def open_connection(
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise WireError("another program or another version of slurm_resolver answers there")
         key = accept_offer(offer, address.name)
-        hello = {**hello, "identity": address.identity, "challenge": secrets.token_hex(16)}
-        parts = [greeting.get("challenge"), *(hello[name] for name in PROVEN)]
-        sock.sendall(encode({**hello, "proof": prove(key, "task", *parts)}))
+        hello = {
+            **process._asdict(),
+            "identity": address.identity,
+            "challenge": secrets.token_hex(16),
+        }
+        challenge = greeting.get("challenge")
+        sock.sendall(encode({**hello, "proof": prove(key, "task", challenge, hello)}))
         answer = _receive(sock, until)
         if "other" in answer:
             raise WireError(f"a service answers there, but {answer['other']}")
-        if not is_proof(answer.get("proof"), key, "service", *parts):
+        if not is_proof(answer.get("proof"), key, "service", challenge, hello):
             raise WireError("what answers there does not know the step's secret")
         sock.settimeout(HANDSHAKE_SECONDS)
         return sock, sock.makefile("rb"), answer
@@ -189,7 +189,7 @@ def _receive(sock: socket.socket, until: float) -> Message:
     """
     line = b""
     while not line.endswith(b"\n"):
-        sock.settimeout(max(until - time.monotonic(), 0.001))
+        sock.settimeout(max(until - monotonic(), 0.001))
         byte = sock.recv(1)
         if not byte:
             raise ConnectionError("it closed the connection")

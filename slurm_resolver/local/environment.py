@@ -6,14 +6,15 @@ and the site; the tests compare them with srun of the version `slurm_resolver.lo
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import random
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 
+from slurm_resolver.coordination.tcp import listen_at
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.slurm.gpu_variables import (
@@ -28,6 +29,19 @@ from slurm_resolver.slurm.step import SlurmStep
 _PORTS = range(12_288, 32_768)
 # srun sets the end of a job without a time limit to one year after its start.
 _NO_LIMIT_SECONDS = 31_536_000
+# The variables that are the same in all steps.
+_ONE_NODE = {
+    "SLURMD_NODENAME": "localhost",
+    "SLURM_CLUSTER_NAME": "local",
+    "SLURM_JOB_NODELIST": "localhost",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_JOB_PARTITION": "local",
+    "SLURM_NNODES": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_NODELIST": "localhost",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_STEP_NUM_NODES": "1",
+}
 # Variables that describe a step. This package's others are settings, which tasks inherit.
 _OF_A_STEP = re.compile(
     "SLURMD_.*|SLURM_(?!RESOLVER).*|SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)"
@@ -41,36 +55,42 @@ def step_environment(
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
     """
+    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each task gets its own
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in removed and not _OF_A_STEP.fullmatch(name)
+    }
+    job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
     tasks = str(options.num_tasks)
-    values = {
-        # Unique on this machine, as a job id is on a cluster. SLURM_RESOLVER_JOB is not srun's: it
-        # marks a job that no Slurm knows.
-        "SLURM_JOB_ID SLURM_JOBID SLURM_RESOLVER_JOB": str(os.getpid()),
-        "SLURM_STEP_ID SLURM_STEPID": str(step_id),
-        "SLURMD_NODENAME SLURM_NODELIST SLURM_JOB_NODELIST SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_STEP_NUM_NODES": "1",
-        "SLURM_NTASKS SLURM_NPROCS SLURM_STEP_NUM_TASKS SLURM_CPUS_ON_NODE": tasks,
-        "SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE SLURM_JOB_CPUS_PER_NODE": tasks,
-        "SLURM_CLUSTER_NAME SLURM_JOB_PARTITION": "local",
+    start = int(job_started)
+    variables = {
+        # Python would keep back what a task prints into a pipe until the task ends.
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # TensorFlow's warnings and errors stay visible
+        **inherited,
+        **_ONE_NODE,
+        "SLURM_CPUS_ON_NODE": tasks,
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
-        "SLURM_JOB_END_TIME": str(int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)),
+        "SLURM_JOBID": job_id,
+        "SLURM_JOB_CPUS_PER_NODE": tasks,
+        "SLURM_JOB_END_TIME": str(start + (options.time_limit or _NO_LIMIT_SECONDS)),
+        "SLURM_JOB_ID": job_id,
         "SLURM_JOB_NAME": Path(options.command[0]).name,
-        "SLURM_JOB_START_TIME": str(int(job_started)),
+        "SLURM_JOB_START_TIME": str(start),
         "SLURM_JOB_USER": getpass.getuser(),
-        "SLURM_NODEID": "0",
+        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS": tasks,
+        "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
+        "SLURM_STEPID": str(step_id),
+        "SLURM_STEP_ID": str(step_id),
+        "SLURM_STEP_NUM_TASKS": tasks,
         "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(options.num_tasks + 1))),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
         "SLURM_SUBMIT_DIR": os.getcwd(),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
+        "SLURM_TASKS_PER_NODE": tasks,
     }
-    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each task gets its own
-    # Python would keep back what a task prints into a pipe until the task ends. TensorFlow's
-    # warnings and errors stay visible.
-    variables = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
-    for name, inherited in os.environ.items():
-        if name not in removed and not _OF_A_STEP.fullmatch(name):
-            variables[name] = inherited
-    for names, value in values.items():
-        variables.update(dict.fromkeys(names.split(), value))
     if restarts:
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     return variables
@@ -81,7 +101,7 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     # in any order, so that two steps that start at the same time find different ones
     for port in random.sample(_PORTS, len(_PORTS)):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
+        with suppress(OSError), listen_at(port):
             ports.append(port)
         if len(ports) == count:
             break
@@ -113,8 +133,9 @@ def gpu_variables(
     common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
     if count == 0:
         return [{**common, CUDA: ""}] * num_tasks
-    shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
-    visible = read_visible_devices(SlurmStep.read(shown))
+    visible = read_visible_devices(
+        SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
+    )
     devices = visible.devices
     whose = f"{visible.text} names"
     if devices is None:

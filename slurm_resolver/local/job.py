@@ -1,4 +1,4 @@
-"""A job on this machine: a step of several tasks, and the steps after it.
+"""A Slurm job on this machine: a step of several tasks, and the steps after it.
 
 A step ends by itself, or because a task failed, a signal came, the time limit was reached, the step
 was preempted, or a task asked for a requeue: the first of these decides. The job starts again if
@@ -8,13 +8,13 @@ Slurm would requeue it. After a failed step it starts another one, if `--restart
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import closing, suppress
 from typing import Any, Callable
 
 from slurm_resolver import signals
@@ -47,29 +47,31 @@ async def run_job(options: RunOptions) -> int:
         step = _Step(options)
         for number in (signal.SIGCHLD, *signals.PASSED_ON):
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
-        variables = step_environment(options, started, requeues, steps)
-        await step.run(variables, time.time() - started)
-        reason = step.requeue_reason or step.failure
-        count = steps
-        most = options.restarts
+        await step.run(
+            step_environment(options, started, requeues, steps), elapsed=time.time() - started
+        )
         if step.requeue_reason:
             if not options.requeue:
                 print_line("not started again: --requeue is not given")
                 return step.status
+            reason = step.requeue_reason
             count = requeues
             most = MAX_REQUEUES
+            started = time.time()
+            requeues += 1
+            steps = 0
         # A task that asks for a requeue has not failed, even if --requeue is not given.
-        elif not (reason and most) or step.status == REQUEUE_STATUS:
+        elif step.failure and options.restarts and step.status != REQUEUE_STATUS:
+            reason = step.failure
+            count = steps
+            most = options.restarts
+            steps += 1
+        else:
             return step.status
         if count == most:
             print_line(f"not started again after {counted(count, 'restart')}: {reason}")
             return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
-        steps += 1
-        if step.requeue_reason:
-            started = time.time()
-            requeues += 1
-            steps = 0
         options = options._replace(preempt_after=None, fail_after=None)
 
 
@@ -84,34 +86,32 @@ class _Step:
 
     def __init__(self, options: RunOptions) -> None:
         self.status = 0
-        self.requeue_reason = self.failure = ""
+        self.requeue_reason = ""
+        self.failure = ""
         self._options = options
+        # every task that has been started, by rank
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._running: set[int] = set()  # ranks
+        # the ranks of those that have not ended
+        self._running: set[int] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        # set when the last task has ended
         self._ended = asyncio.Event()
-        self._ending = False  # the tasks have been asked to end
-        self._ignore_statuses = False  # what they exit with then is not their own failure
+        # whether the tasks have been asked to end
+        self._ending = False
+        # whether what they exit with is not their own failure
+        self._ignore_statuses = False
 
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         output = Output(self._options)
-        with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
+        with closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
                     self._start_task(rank, variables, output)
                 self._set_timers(elapsed)
                 await self._ended.wait()
-                planned = self._options.preempt_after is not None
-                if planned and not self._ending:
-                    print_line(
-                        "not preempted: the tasks ended before --preempt-after, which counts from "
-                        "the first step that BackupAndResume, ResumableLoop or termination_config "
-                        "reports (kill -USR2 preempts any program)"
-                    )
-                preempted = self.requeue_reason and self._ignore_statuses
-                if planned and preempted and not self._reported(SAVED):
-                    print_line("nothing was saved after the preemption")
+                if self._options.preempt_after is not None:
+                    self._report_preemption()
             finally:
                 self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
@@ -161,6 +161,7 @@ class _Step:
         output.copy(rank, process, file)
 
     def _set_timers(self, elapsed: float) -> None:
+        """Plans the time limit, the signal before it, and what the user asks to simulate."""
         options = self._options
         if options.time_limit is not None:
             left = options.time_limit - elapsed
@@ -180,16 +181,19 @@ class _Step:
         self._timers.append(timer)
 
     def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
+        """Sends the signal of --signal."""
         print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
         # A stopped task could not handle it; Slurm sends both as well.
         self._send(self._running, number, signal.SIGCONT)
 
     def _fail_as_planned(self, rank: int) -> None:
+        """Kills the task of --fail-after, unless it has ended."""
         if rank in self._running:
             print_line(f"killing task {rank} (--fail-after)")
             self._send([rank], signal.SIGKILL)
 
     def _preempt(self) -> None:
+        """Ends all tasks, and has the job start anew, unless they end already."""
         if not self._ending:
             self._end_all("preempted")
             self.requeue_reason = "the step was preempted"
@@ -201,11 +205,24 @@ class _Step:
         else:
             self._call_later(0.1, self._preempt_in_training, seconds)
 
+    def _report_preemption(self) -> None:
+        """Says how far the planned preemption has come."""
+        if not self._ending:
+            print_line(
+                "not preempted: the tasks ended before --preempt-after, which counts from the "
+                "first step that BackupAndResume, ResumableLoop or termination_config reports "
+                "(kill -USR2 preempts any program)"
+            )
+        elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
+            print_line("nothing was saved after the preemption")
+
     def _reported(self, event: str) -> bool:
+        """Whether a task has reported this event: see `training_reports`."""
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
 
     def _on_task_end(self, rank: int, status: int) -> None:
+        """Takes the end of a task, and ends the others if it has failed or asks for a requeue."""
         self._running.discard(rank)
         if not self._running:
             self._ended.set()
@@ -231,7 +248,8 @@ class _Step:
         """Ends all tasks, whatever they exit with."""
         print_line(f"{why}: ending all tasks")
         self.status = max(self.status, 128 + number)
-        self.requeue_reason = self.failure = ""
+        self.requeue_reason = ""
+        self.failure = ""
         self._ignore_statuses = True
         # A second signal ends them at once.
         self._end_tasks(signal.SIGKILL if self._ending else number)
@@ -242,6 +260,7 @@ class _Step:
         self._end_tasks_after_grace(signal.SIGKILL)
 
     def _end_tasks_after_grace(self, number: int) -> None:
+        """Ends the tasks that have not ended by themselves in some seconds."""
         self._ending = True
         self._cancel_timers()
         self._call_later(GRACE_SECONDS, self._end_tasks, number)
@@ -252,8 +271,9 @@ class _Step:
         self._timers.clear()
 
     def _send(self, ranks: Iterable[int], *numbers: int) -> None:
+        """Sends signals to tasks, with all processes that they have started."""
         for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 for number in numbers:
                     os.killpg(self._processes[rank].pid, number)
 

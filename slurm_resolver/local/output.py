@@ -5,13 +5,13 @@ All output comes through pipes, and threads copy it, so that lines of several ta
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, BinaryIO
 
 from slurm_resolver.errors import LaunchError
@@ -54,9 +54,13 @@ class Output:
     def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
+        # by name; several tasks may have the same one
         self._files: dict[str, BinaryIO] = {}
+        # one for each pipe
         self._threads: list[threading.Thread] = []
+        # for lines, which tasks write at the same time
         self._lock = threading.Lock()
+        # whether a line could not be written; only the first one is reported
         self._lost_lines = False
 
     def open(self, rank: int, variables: Variables) -> BinaryIO | None:
@@ -66,10 +70,11 @@ class Output:
             LaunchError: for a file that cannot be written.
         """
         name = self._options.output
-        is_rank = name.isdecimal() and int(name) < self._options.num_tasks  # the only one shown
-        if name.lower() == "all" or (is_rank and int(name) == rank):
+        if name.isdecimal() and int(name) < self._options.num_tasks:  # the only rank that is shown
+            name = "all" if int(name) == rank else "none"
+        if name.lower() == "all":
             return None
-        if name.lower() == "none" or is_rank:
+        if name.lower() == "none":
             name = os.devnull
         name = file_name(name, variables)
         if name not in self._files:
@@ -86,7 +91,8 @@ class Output:
         """Starts to copy what comes from a task's pipes to its file, or to the screen."""
         tasks = self._options.num_tasks
         labelled = file is None if self._options.label is None else self._options.label
-        label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""
+        width = len(str(tasks - 1))
+        label = f"{rank:{width}d}: ".encode() if labelled else b""
         end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
         for source, screen in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if source:
@@ -108,11 +114,13 @@ class Output:
     def _copy(self, source: IO[bytes], target: BinaryIO, label: bytes, end: bytes) -> None:
         shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
         # BrokenPipeError: the reader of the screen has gone; ValueError: the file is closed
-        with source, contextlib.suppress(BrokenPipeError, ValueError):
+        with source, suppress(BrokenPipeError, ValueError):
             for line in source:
                 if shows_notes or not _EARLY_NOTES.match(line):
+                    if not line.endswith(b"\n"):
+                        line += end
                     with self._lock:
-                        self._write(label + line + (b"" if line.endswith(b"\n") else end), target)
+                        self._write(label + line, target)
 
     def _write(self, line: bytes, target: BinaryIO) -> None:
         """Writes a line. If the disk is full, the line is lost, and the tasks continue."""

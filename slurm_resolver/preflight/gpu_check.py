@@ -16,7 +16,6 @@ def check_driver(cluster: Cluster) -> Result:
     """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
     decision = cluster.gpu_decision
     assert cluster.task is not None
-    assert decision is not None
     problem = decision.conflict
     driver = count_driver_gpus()
     if not problem and driver is not None and decision.devices and decision.visible_before:

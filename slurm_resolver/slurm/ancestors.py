@@ -18,7 +18,7 @@ _LAUNCHERS = re.compile(
 )
 # slurmstepd's command line is "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component
 # in Slurm 22.05.
-_TITLE = re.compile(r"slurmstepd: \[(?P<job>[^\].]+)\.(?P<step>\w+)[^\]]*\]")
+_TITLE = re.compile(r"slurmstepd: \[([^\].]+)\.(\w+)[^\]]*\]")
 # A cgroup of a task, such as "/system.slice/slurmstepd.scope/job_42/step_0/user/task_0".
 _CGROUP = re.compile(r"/job_(\d+)/step_(\w+)")
 
@@ -60,9 +60,7 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
     for _ in range(64):  # a chain that changes meanwhile may not end
         name, parent = _name_and_parent(pid)
         if name == "slurmstepd":
-            title = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
-            job_id, step_id = title.groups() if title else (None, None)
-            return Ancestors(launcher, True, True, job_id, step_id)
+            break
         may_be = pid != own and not complete and launcher is None
         if may_be and _LAUNCHERS.fullmatch(name):
             launcher = name
@@ -71,10 +69,19 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         if parent < 1:
             break
         pid = parent
-    group = _CGROUP.search(read_proc("/proc/self/cgroup"))
-    if group is not None:
-        return Ancestors(launcher, True, complete, group[1], group[2])
-    return Ancestors(launcher, complete=complete, hidden=pid != own and not name)
+    is_known = name == "slurmstepd"
+    if is_known:
+        step = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
+    else:
+        step = _CGROUP.search(read_proc("/proc/self/cgroup"))
+    return Ancestors(
+        launcher=launcher,
+        under_slurmstepd=is_known or step is not None,
+        complete=is_known or complete,
+        job_id=step and step[1],
+        step_id=step and step[2],
+        hidden=step is None and pid != own and not name,
+    )
 
 
 def is_component(node: str | None, step: str) -> bool:

@@ -98,15 +98,15 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
     }
     found = {name: _parse(name, text) for name, text in texts.items() if text is not None}
     if not found:
-        return VisibleDevices(CUDA, None, {})
+        return VisibleDevices(name=CUDA, devices=None, others={})
     if _ROCR in found and (CUDA not in found or _AMD_DRIVER.exists()):
         devices = found.pop(_ROCR)
         for name in (_HIP, CUDA, _ORDINAL):
             if name in found:
                 devices = _select(devices, name, found[name])
-        return VisibleDevices(_ROCR, devices, found, rocm=True)
-    (name, devices), *others = found.items()
-    return VisibleDevices(name, devices, dict(others))
+        return VisibleDevices(name=_ROCR, devices=devices, others=found, rocm=True)
+    first = next(iter(found))
+    return VisibleDevices(name=first, devices=found.pop(first), others=found)
 
 
 def _select(devices: Devices, name: str, shown: Devices) -> Devices:

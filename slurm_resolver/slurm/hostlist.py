@@ -120,21 +120,20 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
             raise HostlistError(
                 f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}", expression, part
             )
-        first = int(match[1])
-        last = int(match[2] or match[1])
-        if last < first:
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if not numbers:
             raise HostlistError(
                 f"the range {item} runs backwards; expected its lower number first",
                 expression,
                 part,
             )
-        if last - first >= MAX_HOSTS_PER_RANGE:
+        if len(numbers) > MAX_HOSTS_PER_RANGE:
             raise HostlistError(
                 f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit",
                 expression,
                 part,
             )
-        ranges.append((range(first, last + 1), len(match[1])))
+        ranges.append((numbers, len(match[1])))
     return ranges
 
 
@@ -147,17 +146,15 @@ def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:
         [str(number).zfill(width) for numbers, width in ranges for number in numbers]
         for ranges in brackets
     ]
-    if not numbers:
-        return texts
     if len(numbers) == 1:
         before, after = texts
         return [before + number + after for number in numbers[0]]
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
     # is the outermost loop.
-    *outer, inner = numbers
+    loops = numbers[-2::-1] + numbers[-1:]
     return (
-        "".join(map("".join, zip(texts, [*reversed(combination), number, ""])))
-        for *combination, number in itertools.product(*reversed(outer), inner)
+        "".join(map("".join, itertools.zip_longest(texts, one[-2::-1] + one[-1:], fillvalue="")))
+        for one in itertools.product(*loops)
     )
 
 

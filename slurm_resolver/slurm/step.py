@@ -169,14 +169,24 @@ class SlurmStep:
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        self.__dict__ = {name: value for name, value in values.items() if value is not None}
+        unknown = values.keys() - _FIELDS
+        if unknown:
+            raise TypeError(f"SlurmStep() got an unexpected keyword argument {min(unknown)!r}")
+        vars(self).update({name: value for name, value in values.items() if value is not None})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a step cannot be changed; replace({name}=…) returns a changed copy")
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
-        return isinstance(other, SlurmStep) and self.__dict__ == other.__dict__
+        return isinstance(other, SlurmStep) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        """Returns the same number for equal steps."""
+        return hash(frozenset(vars(self).items()))
 
     def __repr__(self) -> str:
-        values = (f"{field}={value!r}" for field, value in self.__dict__.items())
+        values = (f"{field}={value!r}" for field, value in vars(self).items())
         return f"SlurmStep({', '.join(values)})"
 
     @classmethod
@@ -194,14 +204,10 @@ class SlurmStep:
             for name in environ  # most variables are not set, and os.environ is slow to say so
             if (known := _BY_NAME.get(name))
         }
-        het_size = values.get("het_size") or 0
         if values.get("het_job_id") not in (None, values.get("job_id")):
-            het_size = 0  # inherited from the job that submitted this one
-            values["het_size"] = None
-        step = cls(
-            **values,
-            components=tuple([_component(environ, group) for group in range(het_size)]),
-        )
+            values["het_size"] = None  # inherited from the job that submitted this one
+        groups = range(values.get("het_size") or 0)
+        step = cls(**values, components=tuple(_component(environ, group) for group in groups))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
@@ -212,14 +218,14 @@ class SlurmStep:
         )
         origin = step.ancestors
         is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
-        if step.place != "step" or not is_script:
-            return step
-        # The batch file of a job that was submitted from inside a step inherits its variables.
-        return step.replace(step_id=origin.step_id, num_tasks=None)
+        if step.place == "step" and is_script:
+            # The batch file of a job that was submitted from inside a step inherits its variables.
+            step = step.replace(step_id=origin.step_id, num_tasks=None)
+        return step
 
     def replace(self, **values: Any) -> SlurmStep:
         """Returns a copy with other values in these fields; None unsets a field."""
-        return SlurmStep(**{**self.__dict__, **values})
+        return SlurmStep(**{**vars(self), **values})
 
     def require(self, variable: Variable[Value]) -> Value:
         """Returns the value of a variable: ``step.require(SlurmStep.rank)``.
@@ -299,7 +305,8 @@ class SlurmStep:
     def is_for_one_task(self) -> bool:
         """Whether the allocation is for one task; Slurm's default is one task on each node."""
         tasks = self.job_num_tasks or self.job_tasks_per_node or "1"
-        return tasks == "1" == (self.job_num_nodes or "1") and (self.het_size or 1) == 1
+        nodes = self.job_num_nodes or "1"
+        return tasks == "1" and nodes == "1" and (self.het_size or 1) == 1
 
     def not_in_step(self) -> NotInStepError:
         """Returns the error for a process inside an allocation that srun did not start."""
@@ -314,6 +321,7 @@ class SlurmStep:
 
 VARIABLES = [field for field in vars(SlurmStep).values() if isinstance(field, Variable)]
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
+_FIELDS = {variable.field for variable in VARIABLES} | SlurmStep.__annotations__.keys()
 
 
 def _component(environ: Environ, group: int) -> Component:
@@ -332,8 +340,8 @@ def _component(environ: Environ, group: int) -> Component:
             f"set; expected one of them for every component. {RESTART_HINT}"
         )
     return Component(
-        group,
-        nodes,
-        read("SLURM_DISTRIBUTION", SlurmStep.distribution),
-        read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size),
+        group=group,
+        nodes=nodes,
+        distribution=read("SLURM_DISTRIBUTION", SlurmStep.distribution),
+        plane_size=read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size),
     )

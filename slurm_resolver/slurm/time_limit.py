@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import signal
 
@@ -29,8 +30,8 @@ def parse_time(text: str) -> int | None:
     parts = [int(part or 0) for part in clock.split(":")]
     if not dash and len(parts) < 3:
         parts.insert(0, 0)  # no hours
-    hours, minutes, seconds = (*parts, 0, 0)[:3]
-    return (((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or None
+    seconds = sum(map(operator.mul, parts, (3600, 60, 1)))  # the last parts may be left out
+    return int(days or 0) * 86_400 + seconds or None
 
 
 def parse_signal(text: str) -> LimitSignal:

@@ -8,6 +8,7 @@ from typing import Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_ranges
+from slurm_resolver.whole_number import LAST_PORT, read_whole_number
 
 Environ = Mapping[str, str]
 Value = TypeVar("Value")
@@ -95,12 +96,19 @@ def number_variable(
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
+        number = read_whole_number(text, minimum, maximum)
+        if number is None:
             raise ValueError(text)
-        return int(text)
+        return number
 
     expected = expected or f"a whole number from {minimum} to {maximum}"
-    return Variable(name, parse, expected, empty_is_unset, remedy)
+    return Variable(
+        name=name,
+        parse=parse,
+        expected=expected,
+        empty_is_unset=empty_is_unset,
+        remedy=remedy,
+    )
 
 
 def rank_variable(name: str) -> Variable[int]:
@@ -130,7 +138,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 def parse_ports(text: str) -> tuple[int, ...]:
     """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
     ports = tuple(port for ranges, _ in parse_ranges(text, text, text) for port in ranges)
-    if not all(1 <= port <= 65535 for port in ports):
+    if not all(1 <= port <= LAST_PORT for port in ports):
         raise ValueError(text)
     return ports
 
@@ -140,10 +148,9 @@ def parse_distribution(text: str) -> str:
     first = re.split("[:,]", text)[0].strip().lower()
     if first in ("pack", "nopack", "*", "unknown"):
         return "block"
-    name, _, size = first.partition("=")
-    if name not in ("block", "cyclic", "plane", "arbitrary") or (size and name != "plane"):
+    if not re.fullmatch("(block|cyclic|plane|arbitrary)=?|plane=.*", first):
         raise ValueError(text)
-    return name
+    return first.partition("=")[0]
 
 
 def parse_switch(text: str) -> str:

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Callable
 
 from slurm_resolver.cluster.addresses import Task
-from slurm_resolver.coordination.wire import connect_to
+from slurm_resolver.coordination.tcp import connect_to, listen_at
 
 Answer = Callable[[socket.socket], object]
 
@@ -27,14 +27,8 @@ def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
     """
     port = int(task.address.rpartition(":")[2])
     respond = answer or (lambda connection: connection.sendall(b"%d\n" % task.rank))
-    dual = socket.has_dualstack_ipv6()
     try:
-        server = socket.create_server(
-            ("", port),
-            family=socket.AF_INET6 if dual else socket.AF_INET,
-            backlog=512,
-            dualstack_ipv6=dual,
-        )
+        server = listen_at(port, backlog=512)
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
         return

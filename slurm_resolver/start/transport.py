@@ -51,7 +51,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     decision = cluster.gpu_decision
     assert task is not None
     told = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
-    if decision is None or decision.devices is None or not decision.visible_before:
+    if decision.devices is None or not decision.visible_before:
         return told
     step = cluster.step
     shown = decision.visible_before

@@ -16,8 +16,8 @@ from slurm_resolver.tf.keras import borrowed
 def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
     """Sets the GPUs; returns those that this process will see, None if they are unknown."""
     gpus = cluster.gpu_decision
-    if gpus is None or not auto_set_gpu:
-        return gpus and gpus.visible_devices(applied=False)
+    if not auto_set_gpu:
+        return gpus.visible_devices(applied=False)
     known = _known_gpus() if gpus.settings else 0
     apply_gpus(gpus, cluster.step, os.environ)
     # TensorFlow has not looked yet, or the program has hidden some GPUs itself.

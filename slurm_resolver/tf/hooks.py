@@ -5,10 +5,10 @@ The reference is tensorflow/python/distribute/cluster_resolver/slurm_cluster_res
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Union
 
 from slurm_resolver.cluster.alone import short_name
@@ -19,6 +19,7 @@ from slurm_resolver.cluster.resolve import find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.whole_number import whole_number
 
 TasksPerNode = Union[int, Mapping[str, int]]
 
@@ -150,7 +151,7 @@ class ResolverHooks:
             source = "tasks_per_node" if tasks_per_node is not None else _COUNTS
             raise LayoutError(f"{source} names no node; expected the number of tasks on each node.")
         for host, count in given.items():
-            if isinstance(count, bool) or not isinstance(count, Integral):
+            if whole_number(count, least=-math.inf) is None:
                 raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
         return {host: int(count) for host, count in given.items()}
 

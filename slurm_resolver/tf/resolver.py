@@ -112,17 +112,17 @@ class SlurmClusterResolver(
         """
         self._step = SlurmStep.read()
         options = ClusterOptions(
-            jobs,
-            port_base,
-            placement,
-            worker_order,
-            het_groups,
-            node_address,
-            gpu_jobs,
-            layout,
-            gpus_per_node,
-            gpus_per_task,
-            local,
+            jobs=jobs,
+            port_base=port_base,
+            placement=placement,
+            worker_order=worker_order,
+            het_groups=het_groups,
+            node_address=node_address,
+            gpu_jobs=gpu_jobs,
+            layout=layout,
+            gpus_per_node=gpus_per_node,
+            gpus_per_task=gpus_per_task,
+            local=local,
         )
         self._hooks = overridden_hooks(type(self))
         self._tasks_per_node = tasks_per_node

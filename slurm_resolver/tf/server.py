@@ -1,26 +1,25 @@
 """Tasks that serve others: parameter servers, and workers beside a coordinator.
 
 The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
-service says that the job is over: see `coordination.job`.
+service says that the training is over: see `coordination.serving`.
 """
 
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import TRAIN, JobResult, announcement
 from slurm_resolver.coordination.member import Member
+from slurm_resolver.coordination.serving import TRAIN, Outcome, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.start.probe import answers
@@ -28,7 +27,7 @@ from slurm_resolver.start.ready import offer_readiness
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.start import START_TIMEOUT
 
-_END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
+_END_SECONDS = 5.0  # for a task that trains to end by itself, when the training has failed
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
 _members: dict[tuple[ServiceAddress, str, int], Member] = {}
@@ -41,11 +40,11 @@ def _note_end() -> None:
         _ends.set()
 
 
-def _end_process(member: Member, result: JobResult) -> None:
-    """Ends a process that trains if the job has failed; TensorFlow would wait without end."""
-    if not result.status or member.serves or _ends.is_set():
+def _end_process(member: Member, outcome: Outcome) -> None:
+    """Ends a process that trains if the training has failed; TensorFlow would wait without end."""
+    if not outcome.status or member.serves or _ends.is_set():
         return
-    print_line(f"{member.name}: {result.message}. This process ends")
+    print_line(f"{member.name}: {outcome.message}. This process ends")
     if not _ends.wait(_END_SECONDS):
         exit_at_once()
 
@@ -53,16 +52,16 @@ def _end_process(member: Member, result: JobResult) -> None:
 def join(cluster: Cluster) -> None:
     """Connects this process to the coordination service, if it has to from the start.
 
-    A task of a step with servers takes part in their job. An evaluator's program never needs the
-    service, but the others may meet in its process.
+    A task of a step with servers takes part in their training. An evaluator's program never needs
+    the service, but the others may meet in its process.
     """
-    service = cluster.service
-    if cluster.step.is_live and cluster.task is not None:
-        seconds = cluster.step.start_timeout or START_TIMEOUT
-        _check_connections(cluster.task.address, seconds)
-    if not cluster.step.is_live or take_part(cluster) is not None or service is None:
+    own = cluster.task
+    if own is None or not cluster.step.is_live:
         return
-    if service.serves and cluster.task is not None and cluster.task.job == "evaluator":
+    _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
+    member = take_part(cluster)
+    service = cluster.service
+    if member is None and service is not None and service.serves and own.job == "evaluator":
         connect(service)
 
 
@@ -71,16 +70,14 @@ def _check_connections(own: str, seconds: float) -> None:
 
     It waits until there is a server at each address of the cluster, also at `own`, this task's.
     """
-    original = borrowed.SET_SERVER_DEF.find()
-    if original is None or original.__module__ == __name__:
-        return
 
-    def connect(server_def: Any) -> None:
+    def connect(original: Callable[..., Any], server_def: Any) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
         served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
+        addresses = [address for tasks in jobs.values() for address in tasks.values()]
         # With parameter servers, the strategy has waited for them.
-        for address in itertools.chain(*(jobs[job].values() for job in jobs if "ps" not in jobs)):
+        for address in [] if "ps" in jobs else addresses:
             while address != served and not answers(address):
                 if address == own or time.monotonic() > until:
                     raise JobsError(
@@ -92,11 +89,23 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    setattr(borrowed.SET_SERVER_DEF.owner(), borrowed.SET_SERVER_DEF.name, connect)
+    _replace_once(borrowed.SET_SERVER_DEF, connect)
+
+
+def _replace_once(name: borrowed.Name, replacement: Callable[..., Any]) -> None:
+    """Replaces a function of TensorFlow by `replacement(original, …)`, unless it is replaced."""
+    original = name.find()
+    if original is None or original.__module__ == __name__:
+        return
+
+    def replaced(*args: Any) -> None:
+        replacement(original, *args)
+
+    setattr(name.owner(), name.name, replaced)
 
 
 def take_part(cluster: Cluster) -> Member | None:
-    """Announces this task to the others of its job; returns None if it has no part in one."""
+    """Announces this task to those that serve and train; returns None if it is not among them."""
     service = cluster.service
     own = cluster.task
     if service is None or own is None or "ps" not in cluster.roles:
@@ -149,12 +158,12 @@ def serve(
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
-    if server is None and member.result is None:
+    if server is None and member.outcome is None:
         server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
-    result = member.await_over()
-    if result.status:
-        print_line(f"{member.name}: {result.message}")
-    return result.status
+    outcome = member.await_over()
+    if outcome.status:
+        print_line(f"{member.name}: {outcome.message}")
+    return outcome.status
 
 
 def _let_coordinators_end() -> None:
@@ -164,16 +173,13 @@ def _let_coordinators_end() -> None:
     lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
     coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
-    before = borrowed.STOP_PREEMPTION.find()
-    if before is None or before.__module__ == __name__:
-        return
 
-    def stop(handler: Any) -> None:
+    def stop(original: Callable[..., Any], handler: Any) -> None:
         finish = borrowed.UPDATE_OR_FINISH.of(handler, None)
         if finish is None or borrowed.SHOULD_RUN.of(handler, None) is None:
-            before(handler)  # another TensorFlow, with other names
+            original(handler)  # another TensorFlow, with other names
             return
         borrowed.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    setattr(borrowed.STOP_PREEMPTION.owner(), borrowed.STOP_PREEMPTION.name, stop)
+    _replace_once(borrowed.STOP_PREEMPTION, stop)

@@ -17,7 +17,7 @@ import slurm_resolver as sr
 
 def tell(who):
     try:
-        told = [task._asdict() for task in sr.resolve().tasks]
+        told = [dict(vars(task)) for task in sr.resolve().tasks]
     except sr.SlurmResolverError as error:
         told = f"{type(error).__name__}: {error}"
     Path(os.environ["TASK_OUTPUT"], f"{who}-{os.environ['SLURM_PROCID']}").write_text(

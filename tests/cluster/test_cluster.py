@@ -88,6 +88,20 @@ def test_print_shows_of_a_large_cluster_the_first_nodes_and_this_tasks() -> None
     assert len(lines) == 2 + 1 + 102 + 1 + 1
 
 
+def test_a_cluster_is_a_value() -> None:
+    cluster = sr.resolve(environ=TASK)
+    assert cluster
+    assert not sr.Cluster()
+    assert not hasattr(cluster, "__len__")
+    assert {cluster, sr.resolve(environ=TASK)} == {cluster}
+    assert hash(cluster.tasks)
+    assert (cluster.job_id, cluster.step_id) == ("42", "0")
+    assert (sr.Cluster().job_id, sr.Cluster().step_id) == (None, None)
+    for value, field in ((cluster, "ports"), (cluster.tasks[0], "index")):
+        with pytest.raises(AttributeError):
+            setattr(value, field, None)
+
+
 def test_a_task_in_one_line() -> None:
     assert (
         describe_own_task(sr.resolve(environ=TASK))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_resolver.cli.status import advise, describe_epoch, describe_job, slowest, table
-from slurm_resolver.coordination import progress, wire
+from slurm_resolver.coordination import TaskName, progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -22,8 +22,8 @@ from slurm_resolver.coordination.progress import (
 LIMIT, SILENCE = 300.0, 15.0
 
 
-def name_of(rank: int) -> str:
-    return f"worker {rank} (rank {rank} on n{rank // 2})"
+def task(rank: int) -> TaskName:
+    return TaskName(rank, "worker", rank, f"n{rank // 2}")
 
 
 def at(
@@ -35,8 +35,9 @@ def at(
 
 
 def said(workers: dict[int, Report], limit: float = LIMIT) -> str:
-    behind = find_stall(workers, limit, SILENCE)
-    return describe_stall(workers, behind, SILENCE, name_of) if behind else ""
+    tasks = {task(rank): report for rank, report in workers.items()}
+    behind = find_stall(tasks, limit, SILENCE)
+    return describe_stall(tasks, behind, SILENCE) if behind else ""
 
 
 WAITING = dict.fromkeys(range(7), at(812))
@@ -108,7 +109,7 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
 
 
 def shown(rank: int, **values: object) -> dict[str, object]:
-    return {"rank": rank, "name": name_of(rank), **Report()._asdict(), **values}
+    return {"rank": rank, "name": str(task(rank)), **Report()._asdict(), **values}
 
 
 def test_the_table_of_status() -> None:
@@ -162,10 +163,10 @@ def test_a_job_without_a_service(job: str) -> None:
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     """Its clock has continued, and it reads the others' reports only after the first tick."""
     sent: list[wire.Message] = []
-    monitor = progress.Monitor(lambda ranks, message: sent.append(message), name_of)
+    monitor = progress.Monitor(lambda ranks, message: sent.append(message))
     monitor.message(
         wire.Process(0, "program", "", 1),
-        {"progress": list(at(5, age=1)), "limit": LIMIT},
+        {"progress": list(at(5, age=1)), "task": ["worker", 0, "n0"], "limit": LIMIT},
     )
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)

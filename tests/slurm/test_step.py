@@ -78,6 +78,19 @@ def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
         step.require(variable)
 
 
+def test_a_step_is_a_value() -> None:
+    step = SlurmStep.read(TASK)
+    assert {step, SlurmStep.read(TASK)} == {step}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rnak'"):
+        SlurmStep(rnak=1)
+    with pytest.raises(TypeError, match="'rnak'"):
+        step.replace(rnak=1)
+    with pytest.raises(AttributeError, match=r"replace\(rank=…\)"):
+        step.rank = 1
+    assert step.replace(rank=1).rank == 1
+    assert step.rank == 3
+
+
 @pytest.mark.parametrize(
     ("environ", "one"),
     [

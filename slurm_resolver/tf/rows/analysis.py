@@ -1,6 +1,9 @@
 """Derives from a traced graph which rows of the batch each of its tensors belongs to.
 
-An `Analysis` is told which tensors are the batch, and derives all others when it is asked.
+An `Analysis` is told which tensors are the batch, and derives all others when it is asked, from the
+inputs of the operations that compute them. It follows the functions that an operation calls: both
+branches of a condition, and the rounds of a loop until no variable of the loop changes its value.
+What changes variables is found as well, in the same functions.
 """
 
 from __future__ import annotations
@@ -13,7 +16,14 @@ import tensorflow as tf
 
 from slurm_resolver.tf.rows.operations import FOLDED, STATEFUL
 from slurm_resolver.tf.rows.rules import derive, join
-from slurm_resolver.tf.rows.values import SAME, Kind, Reason, UnprovenError, Value
+from slurm_resolver.tf.rows.values import (
+    SAME,
+    Kind,
+    Reason,
+    RefutedError,
+    UnprovenError,
+    Value,
+)
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
@@ -109,13 +119,22 @@ class Analysis:
 
     # --- Functions -------------------------------------------------------------------------------
 
-    def _call(self, operation: Any, name: str, values: list[Value], first: int = 0) -> list[Value]:
-        """Returns the values of a function's results; its inputs begin with the `first` one."""
+    def call(
+        self, operation: Any, values: list[Value], name: str = "f", first: int = 0
+    ) -> list[Value]:
+        """Derives what the results of a function are.
+
+        Args:
+            operation: calls the function.
+            values: what is known of the operation's inputs.
+            name: the operation's attribute that names the function.
+            first: the number of the input that is the function's first argument.
+        """
         function = operation.get_attr(name).name
         graph = self._function_of(operation.graph, function)
         if graph is None:
             raise UnprovenError("a function without a graph")
-        handles = [self._handle_of(one) for one in list(operation.inputs)[first:]]
+        handles = [self._handle_of(one) for one in operation.inputs[first:]]
         references = [one.ref() for one in graph.inputs]
         inner = Analysis(graph, self._function_of)
         inner._begin = 0
@@ -125,14 +144,10 @@ class Analysis:
         self._called.setdefault(operation, []).append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
-    def call(self, operation: Any, values: list[Value]) -> list[Value]:
-        """Derives what the results of a function are."""
-        return self._call(operation, "f", values)
-
     def condition(self, operation: Any, values: list[Value]) -> list[Value]:
         """Derives what a condition returns: what both branches do, unless the data decides."""
         branches = [
-            self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
+            self.call(operation, values, name, first=1) for name in ("then_branch", "else_branch")
         ]
         if not values[0].is_plain:
             return self._depend(operation, values[0], "a condition")
@@ -142,14 +157,14 @@ class Analysis:
         """Derives what the variables of a loop are in any round, and whether the data ends it."""
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
-            after = self._call(operation, "body", values)
+            after = self.call(operation, values, "body")
             joined = [_joined(operation, *pair) for pair in zip(values, after)]
             if joined == values:
                 break
             values = joined
         else:
             raise UnprovenError("a loop with another value in each round")
-        ends = self._call(operation, "cond", values)[0]
+        ends = self.call(operation, values, "cond")[0]
         if not ends.is_plain:
             return self._depend(operation, ends, "the end of a loop")
         return values
@@ -157,7 +172,7 @@ class Analysis:
     def _depend(self, operation: Any, condition: Value, what: str) -> list[Value]:
         """Returns the values of what depends on a condition that differs between the workers."""
         if condition.kind is not Kind.UNKNOWN:
-            error = UnprovenError(f"{what} that depends on the batch", refuted=True)
+            error = RefutedError(f"{what} that depends on the batch")
             condition = _unknown(operation, error)
         self._decides[operation] = condition
         return [condition] * len(operation.outputs)
@@ -176,7 +191,7 @@ class Analysis:
             if operation.type in _CALLS and operation.op_def.is_stateful:
                 yield from self._assigned_in_call(operation, decides)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
-                values = [self.value_of(one) for one in list(operation.inputs)[1:]]
+                values = [self.value_of(one) for one in operation.inputs[1:]]
                 value = next((one for one in (decides, *values) if not one.is_plain), SAME)
                 added = _added(operation)
                 yield Assignment(
@@ -253,7 +268,7 @@ def _is_of_constants(operation: Any) -> bool:
 
 def _added(operation: Any) -> Any:
     """Returns the tensor that an operation adds to a variable; None if it does something else."""
-    handle, value = list(operation.inputs)[:2]
+    handle, value = operation.inputs[:2]
     if operation.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
         return value
     if operation.type != "AssignVariableOp" or value.op.type not in ("AddV2", "Sub"):
@@ -269,7 +284,8 @@ def _added(operation: Any) -> Any:
 
 
 def _unknown(operation: Any, error: UnprovenError) -> Value:
-    return Value(Kind.UNKNOWN, reason=Reason(str(error), error.refuted, operation))
+    reason = Reason(str(error), isinstance(error, RefutedError), operation)
+    return Value(Kind.UNKNOWN, reason=reason)
 
 
 def _joined(operation: Any, one: Value, other: Value) -> Value:

@@ -23,7 +23,8 @@ what is true of all of them is no coincidence of sizes.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class Value(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether the tensor is the same in all workers, however many rows they have."""
-        return self == SAME or (self.kind is Kind.NUMBERS and self.power_of_numbers == 0)
+        return self == SAME or (self.kind is Kind.NUMBERS and self.degree == 0)
 
     @property
     def is_mean(self) -> bool:
@@ -89,7 +90,7 @@ class Value(NamedTuple):
     @property
     def is_sum(self) -> bool:
         """Whether the tensor is a sum over the rows, such as their number."""
-        return self == SUM or (self.kind is Kind.NUMBERS and self.power_of_numbers == 1)
+        return self == SUM or (self.kind is Kind.NUMBERS and self.degree == 1)
 
     @property
     def is_by_row(self) -> bool:
@@ -97,15 +98,26 @@ class Value(NamedTuple):
         return self.kind is Kind.ROWS and not self.power
 
     @property
-    def power_of_numbers(self) -> int | None:
-        """The power of the number of rows to which NUMBERS are proportional; None if to none."""
-        few, more, _, many = (np.asarray(numbers, float) for numbers in self.entries)
+    def degree(self) -> int | None:
+        """The power of the number of rows to which the tensor is proportional; None if to none."""
+        if self.kind is not Kind.NUMBERS:
+            return self.power
         for power in (0, 1, -1):
-            factors = [float(batch.rows) ** power for batch in BATCHES]
-            same = few / factors[0]
-            if np.allclose(same, more / factors[1]) and np.allclose(same, many / factors[3]):
+            few, more, _, many = (
+                np.asarray(numbers) / float(batch.rows) ** power
+                for batch, numbers in zip(BATCHES, self.entries)
+            )
+            if np.allclose(few, more) and np.allclose(few, many):
                 return power
         return None
+
+    def shifted(self, places: int) -> Value:
+        """Returns the value whose rows are that many axes later."""
+        return self._replace(axis=self.axis + places)
+
+
+Values = Sequence[Value]  # what is known of an operation's inputs
+Found = Union[Value, list[Value]]  # of all its results together, or of each
 
 
 class Reason(NamedTuple):
@@ -125,26 +137,28 @@ class Reason(NamedTuple):
 class UnprovenError(Exception):
     """Raised by a rule that does not know its result."""
 
-    def __init__(self, text: str, *, refuted: bool = False) -> None:
-        super().__init__(text)
-        self.refuted = refuted
 
-
-def refuted(text: str) -> UnprovenError:
-    """Returns the error of a rule that knows that rows are compared."""
-    return UnprovenError(text, refuted=True)
+class RefutedError(UnprovenError):
+    """Raised by a rule that knows that rows are compared."""
 
 
 SAME = Value(Kind.SAME)
 SUM = Value(Kind.SUM)
 MEAN = Value(Kind.SUM, power=-1)
 COMPONENT = Value(Kind.COMPONENT)
-COUNT = Value(Kind.NUMBERS, entries=tuple((batch.rows,) for batch in BATCHES))
+
+
+def numbers(of_batches: Iterable[Any]) -> Value:
+    """Returns the value of a tensor of numbers, given its numbers for each of `BATCHES`."""
+    return Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in of_batches))
 
 
 def rows(axis: int = 0, layout: Layout = (), power: int = 0) -> Value:
     """Returns the value of a tensor by row along an axis, by default with one entry for each."""
     return Value(Kind.ROWS, power, axis, layout or repeated(1))
+
+
+COUNT = numbers(batch.rows for batch in BATCHES)
 
 
 def repeated(count: int) -> Layout:

@@ -1,4 +1,4 @@
-"""When a job with servers is over, and which tasks learn why, over real connections."""
+"""When a training with servers is over, and which tasks learn why, over real connections."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kinds import Strings
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.job import JobResult, announcement
 from slurm_resolver.coordination.member import Member
+from slurm_resolver.coordination.serving import Outcome, announcement
 
 
 class Job:
@@ -31,7 +31,10 @@ class Job:
         self.host = self.connect(0, "program")
 
     def connect(self, rank: int, role: str) -> Client:
-        client = Client(self.address._replace(rank=rank, serves=rank == 0), role)
+        address = self.address._replace(
+            rank=rank, serves=rank == 0, starts_program=role == "launcher"
+        )
+        client = Client(address)
         client.name_of = lambda rank: f"{self.names[rank]} (rank {rank} on n{rank})"
         return client
 
@@ -40,7 +43,7 @@ class Job:
         announced = announcement(self.tasks, rank)
         assert announced is not None
         announced.update(more)
-        member = Member(self.connect(rank, role), announced, lambda member, result: None)
+        member = Member(self.connect(rank, role), announced, lambda member, outcome: None)
         member.await_joined(10)
         self.members[name if role == "program" else f"{name}'s launcher"] = member
         return member
@@ -84,10 +87,10 @@ W = ["worker 0", "ps 0", "worker 1"]
 P = ["worker 0", "ps 0", "ps 1"]
 PS_LOST = "ps 1 (rank 3 on n3) is lost, and its variables with it: "
 ENDED = "its process has ended"
-FINISHED = JobResult(0, "all who train have finished")
+FINISHED = Outcome(0, "all who train have finished")
 
 # the tasks, their acts, the result of the job (None if it continues), and the standard error
-CASES: dict[str, tuple[Strings, str, JobResult | None, str]] = {
+CASES: dict[str, tuple[Strings, str, Outcome | None, str]] = {
     "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
     "one of two workers finishes": (W, "all come, worker 0 leaves", None, ""),
     "workers that only serve are not waited for": (
@@ -95,29 +98,29 @@ CASES: dict[str, tuple[Strings, str, JobResult | None, str]] = {
     "a worker that trains beside the chief is waited for": (
         C, "all come, worker 0 serves, chief 0 leaves", None, ""),
     "the chief fails": (C, "all come, chief 0 fails",
-        JobResult(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
+        Outcome(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "another training worker is lost": (W, "all come, worker 1 dies, worker 0 leaves",
-        JobResult(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
+        Outcome(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
         f"worker 1 (rank 3 on n3) has failed, the others continue: {ENDED}"),
     "a worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 1 dies", None,
         f"worker 1 (rank 4 on n4) is lost, the others continue: {ENDED}"),
     "the last worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 0 dies, worker 1 dies",
-        JobResult(1, f"worker 1 (rank 4 on n4) is lost, and no other worker is left: {ENDED}"),
+        Outcome(1, f"worker 1 (rank 4 on n4) is lost, and no other worker is left: {ENDED}"),
         f"worker 0 (rank 3 on n3) is lost, the others continue: {ENDED}"),
     "the last worker is lost before another has come": (
         C, "chief 0 comes, ps 0 comes, worker 1 comes, worker 1 serves, worker 1 dies", None,
         f"worker 1 (rank 4 on n4) is lost, the others continue: {ENDED}"),
-    "a server is lost": (P, "all come, ps 1 dies", JobResult(1, PS_LOST + ENDED), ""),
+    "a server is lost": (P, "all come, ps 1 dies", Outcome(1, PS_LOST + ENDED), ""),
     "a server ends too early": (P, "all come, ps 1 leaves",
-        JobResult(1, PS_LOST + "its process ended before those that it serves"), ""),
+        Outcome(1, PS_LOST + "its process ended before those that it serves"), ""),
     "a server does not come": (P, "worker 0 comes, ps 0 comes, ps 0 hurries",
-        JobResult(1, "ps 1 (rank 3 on n3) did not start within 0.3 s"), ""),
+         Outcome(1, "ps 1 (rank 3 on n3) did not start within 0.3 s"), ""),
     "another worker does not come": (
         W, "worker 0 comes, ps 0 comes, ps 0 hurries, worker 0 leaves",
-        JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not start within 0.3 s"), ""),
-    "a program is lost under its launcher": (
+        Outcome(1, "worker 1 (rank 3 on n3) has failed: it did not start within 0.3 s"), ""),
+     "a program is lost under its launcher": (
         W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
         None, ""),
     "a server ends by itself under its launcher": (
@@ -133,7 +136,7 @@ CASES: dict[str, tuple[Strings, str, JobResult | None, str]] = {
 def test_when_it_is_over(
     job: Job,
     acts: str,
-    result: JobResult | None,
+    result: Outcome | None,
     said: str,
     capfd: Captured,
 ) -> None:
@@ -141,9 +144,9 @@ def test_when_it_is_over(
     late = job.members.get("worker 1") if acts.endswith("worker 1 comes") else None
     observer = late or next(job.members[name] for name in job.members if name.startswith("ps 0"))
     until = time.monotonic() + (3.0 if result is None else 10.0)
-    while observer.result is None and time.monotonic() < until:
+    while observer.outcome is None and time.monotonic() < until:
         time.sleep(0.05)
-    assert observer.result == result
+    assert observer.outcome == result
     assert capfd.readouterr().err == (f"slurm_resolver: {said}\n" if said else "")
 
 
@@ -151,7 +154,7 @@ def test_when_it_is_over(
 def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
     job: Job, monkeypatch: Patch, capfd: Captured
 ) -> None:
-    monkeypatch.setattr("slurm_resolver.coordination.job._WAIT_NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr("slurm_resolver.coordination.serving._WAIT_NOTICE_SECONDS", 0.0)
     job.do("all come, worker 0 leaves")
     told = ""
     until = time.monotonic() + 10.0
@@ -169,7 +172,7 @@ def test_tasks_with_different_clusters_are_told(job: Job) -> None:
     assert (
         first.await_over()
         == other.await_over()
-        == JobResult(
+        == Outcome(
             1,
             "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) make different clusters: all tasks need "
             "the same arguments",

@@ -1,0 +1,246 @@
+"""When tasks that only serve end: as soon as the training that they serve is over.
+
+The servers are the parameter servers, and the workers of a coordinator. The others train. Their
+leader is the chief, or worker 0 without a chief.
+
+| event | consequence |
+|---|---|
+| the leader, and all others that train, have said goodbye | the training is over, status 0 |
+| the leader is lost, or says goodbye with a failure | the training is over, status 1 |
+| the leader has left, and workers still run after 30 s | one line names them |
+| another task that trains is lost, or fails | the others continue; the status will be 1 |
+| a worker that only serves is lost | the others continue |
+| the last worker that only serves is lost | the training is over, status 1 |
+| a ps, or the process of the coordination service, is lost | the training is over, status 1 |
+| the leader or a ps does not come in time | the training is over, status 1 |
+| tasks make different clusters | the training is over, status 1 |
+
+A launcher decides for its task: its program may leave, be lost, and be followed by another one.
+`Training` is the service's part, and `member.Member` the part of a task's process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import Callable, NamedTuple
+
+from slurm_resolver.coordination import NameOf, wire
+from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
+from slurm_resolver.log import print_line
+from slurm_resolver.wording import shorten
+
+TRAIN = ("chief", "worker")
+START_SECONDS = 300.0  # for the leader and the servers to come
+_TAKE_PART = (*TRAIN, "ps")
+_MOST_NAMES = 5
+# The loss of a server may become known this long after the failure that it causes in the leader.
+_REASON_SECONDS = 3.0
+_WAIT_NOTICE_SECONDS = 30.0  # from the leader's end until workers that still run are named
+
+
+class Outcome(NamedTuple):
+    """How the training has ended: the exit status of the tasks that serve, and a message."""
+
+    status: int
+    message: str
+
+
+def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | None:
+    """Returns the message by which a task takes part in the training, or serves it.
+
+    It is None for an evaluator, and in a step without parameter servers or without tasks that
+    train. `tasks` are job, index and address by rank.
+    """
+    jobs = [job for job, _, _ in tasks]
+    trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
+    if jobs[rank] not in _TAKE_PART or not trainers or "ps" not in jobs:
+        return None
+    leader = min(trainers, key=tasks.__getitem__)
+    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
+    # The jobs of all tasks take some 100 bytes, however many tasks there are.
+    return {
+        "training": wire.pack([json.dumps(job) for job in jobs]),
+        "leader": leader,
+        "cluster": digest,
+        "serves": jobs[rank] == "ps",
+    }
+
+
+class Training:
+    """What the service knows of the training; it runs in the service's thread."""
+
+    def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
+        self._grace = grace
+        self._send = send
+        self._name_of = name_of
+        # whether the service's process is about to end
+        self.is_leaving = False
+        # the job of each task, by rank; () before the first announcement
+        self._jobs: Sequence[str] = ()
+        # the leader's rank, and a digest of the cluster, both as the first task has them
+        self._leader = 0
+        self._cluster = ""
+        # by rank of a task that has come: the random number of its last process
+        self._numbers: TextByRank = {}
+        # by rank of a task whose process has not ended: the role of the one that decides
+        self._present: TextByRank = {}
+        # the ranks that have to come, and have not yet
+        self._awaited: set[int] = set()
+        # by rank of a task that trains: None, or once it has ended, why it failed or ''
+        self._ends: dict[int, str | None] = {}
+        # whether the tasks that have to come have a deadline
+        self._has_deadline = False
+        # when the service may end although some tasks have not been told
+        self._keep_until = math.inf
+        self._outcome: Outcome | None = None
+
+    def has_to_tell(self) -> bool:
+        """Returns whether some tasks have to be told how the training ends."""
+        if monotonic() >= self._keep_until:
+            return False
+        if self._present:
+            return True
+        if self._outcome is None:
+            # A failure of the leader counts a little later.
+            return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
+        # Tasks that come late to a failed training are told.
+        size = sum(job in _TAKE_PART for job in self._jobs)
+        return self._outcome.status != 0 and len(self._numbers) < size
+
+    def message(self, process: Process, message: Message) -> None:
+        """Takes the announcement of a task, and answers with the state of the training."""
+        rank = process.rank
+        # The task's next program belongs to the next training, whose service has not started yet.
+        is_next = self._numbers.get(rank, process.number) != process.number
+        is_over = self._outcome and rank not in self._present
+        if (is_over and is_next) or (self.is_leaving and not self._jobs):
+            return
+        if not self._jobs:
+            self._begin(message)
+        if "seconds" in message:
+            self._has_deadline = True
+            _call_later(message["seconds"], self._end_wait, message["seconds"])
+        self._awaited.discard(rank)
+        if message["serves"]:
+            self._ends.pop(rank, None)
+        elif rank not in self._present:
+            self._ends[rank] = None
+        self._numbers[rank] = process.number
+        if self._present.get(rank) != "launcher":
+            self._present[rank] = process.role
+        if message["cluster"] != self._cluster:
+            names = self._names([next(iter(self._numbers)), rank])
+            self._end(f"{names} make different clusters: all tasks need the same arguments")
+        self._end_if_finished()
+        self._send([rank], {"over": self._outcome})
+
+    def _begin(self, message: Message) -> None:
+        """Takes what the first announcement says of all tasks."""
+        self._jobs = wire.unpack(message["training"])
+        self._leader = message["leader"]
+        self._cluster = message["cluster"]
+        # Beside a chief, workers may only serve: the training need not wait for them.
+        needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
+        self._awaited = {rank for rank, job in enumerate(self._jobs) if job in needed}
+        self._awaited.add(self._leader)
+
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
+        """Takes the end of a process."""
+        rank = process.rank
+        if self._present.get(rank) != process.role:
+            return
+        del self._present[rank]
+        if self._outcome:
+            return
+        if rank in self._ends:
+            self._take_end_of_trainer(rank, failure, said_goodbye)
+        else:
+            # Only a launcher knows that a server has ended well before the others.
+            if process.role == "program":
+                failure = failure or "its process ended before those that it serves"
+            self._take_end_of_server(rank, failure)
+        self._end_if_finished()
+
+    def _take_end_of_server(self, rank: int, failure: str) -> None:
+        """Ends the training if it cannot continue without this server; else says that it does."""
+        name = self._name_of(rank)
+        is_ps = self._jobs[rank] == "ps"
+        workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
+        ended = self._numbers.keys() - self._present.keys()
+        # TensorFlow waits without end for a lost ps, and for a worker if none is left.
+        if failure and is_ps:
+            self._end(f"{name} is lost, and its variables with it: {failure}")
+        elif failure and workers <= ended:
+            self._end(f"{name} is lost, and no other worker is left: {failure}")
+        elif not is_ps:
+            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
+
+    def _take_end_of_trainer(self, rank: int, failure: str, said_goodbye: bool) -> None:
+        """Ends the training if its leader has failed; the other tasks' ends only count later."""
+        name = self._name_of(rank)
+        self._ends[rank] = failure
+        if rank == self._leader and failure:
+            seconds = _REASON_SECONDS if said_goodbye else 0.0
+            _call_later(seconds, self._end, f"{name} has failed: {failure}")
+        elif rank == self._leader:
+            _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
+        elif failure:
+            print_line(f"{name} has failed, the others continue: {failure}")
+
+    def _end_wait(self, timeout: float) -> None:
+        """Ends the training if the leader or a server has not come in time."""
+        why = f"did not start within {timeout:g} s"
+        needed = [
+            rank for rank in self._awaited if rank == self._leader or self._jobs[rank] == "ps"
+        ]
+        if needed:
+            self._end(f"{self._names(needed)} {why}")
+        self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
+        self._awaited.clear()
+        self._end_if_finished()
+
+    def _report_running(self) -> None:
+        """Names the workers that still run although the leader has ended."""
+        still = [rank for rank, end in self._ends.items() if end is None]
+        if still and self._outcome is None:
+            print_line(
+                f"{self._name_of(self._leader)} has ended; {self._names(still)} still runs. A "
+                "TensorFlow 1 session also waits for ended workers, unless it has "
+                'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
+            )
+
+    def _end_if_finished(self) -> None:
+        """Ends the training once all who train have ended.
+
+        A server that comes later cannot be told.
+        """
+        if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
+            return
+        ends = sorted(self._ends.items())
+        failed = [f"{self._name_of(rank)} has failed: {why}" for rank, why in ends if why]
+        if failed:
+            self._end("; ".join(failed[:_MOST_NAMES]))
+        else:
+            self._end("all who train have finished", status=0)
+
+    def _end(self, message: str, status: int = 1) -> None:
+        """Notes how the training has ended, unless that is known, and tells all tasks."""
+        if self._outcome is None:
+            self._outcome = Outcome(status, message)
+            # The service does not wait for ever for a stopped or disconnected task.
+            self._keep_until = monotonic() + self._grace
+            self._send(self._present, {"over": self._outcome})
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)
+
+
+def _call_later(seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    """Calls a function in the thread of the service, which calls this one."""
+    import asyncio  # takes long: only the service needs it
+
+    asyncio.get_running_loop().call_later(seconds, action, *arguments)

@@ -1,0 +1,61 @@
+"""TCP as the tasks use it: how to listen and connect, and when a silent node is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+
+def listen_at(port: int, backlog: int | None = None) -> socket.socket:
+    """Returns a socket that listens at a port of this node, for IPv4 and IPv6 if it has both.
+
+    Raises OSError if another process listens there.
+    """
+    dual = socket.has_dualstack_ipv6()
+    return socket.create_server(
+        ("", port),
+        family=socket.AF_INET6 if dual else socket.AF_INET,
+        backlog=backlog,
+        dualstack_ipv6=dual,
+    )
+
+
+def connect_to(host: str, port: int, seconds: float) -> socket.socket:
+    """Connects as `socket.create_connection`; its error has the address that was tried first."""
+    tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    try:
+        return socket.create_connection((host, port), seconds)
+    except OSError as error:
+        raise type(error)(
+            f"{error} at {tried}; if Slurm has another address (scontrol show node), pass "
+            "node_address='slurm'"
+        ) from None
+
+
+def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
+    """Lets the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
+    interval = max(1, int(seconds / 6))
+    options = {
+        socket.TCP_KEEPIDLE: interval,
+        socket.TCP_KEEPINTVL: interval,
+        socket.TCP_USER_TIMEOUT: int(seconds * 1000),
+        socket.TCP_NODELAY: 1,
+    }
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in options.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def outlast_outages(port: int, seconds: float) -> None:
+    """Lets the kernel keep the TCP connections at a port of this process for `seconds` of silence.
+
+    A server of gRPC ends them after 20 s, and TensorFlow has no option for that.
+    """
+    milliseconds = int(seconds * 1000)
+    for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
+        # Another thread may close it.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
+            if sock.getsockname()[1:2] == (port,):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
