@@ -36,8 +36,8 @@ def order_by_ring(
     if is_contiguous([node_of[rank] for rank in ring]):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    beside_chief = (rank for one in chiefs for rank in workers if node_of[rank] == node_of[one])
-    start = by_node.index(next(beside_chief, workers[0]))
+    beside_chief = [rank for one in chiefs for rank in by_node if node_of[rank] == node_of[one]]
+    start = by_node.index((beside_chief or workers)[0])
     by_index = list(workers)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
