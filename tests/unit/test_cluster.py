@@ -96,9 +96,10 @@ def test_a_cluster_is_a_value() -> None:
     assert {cluster, sr.resolve(environ=TASK)} == {cluster}
     assert hash(cluster.tasks)
     assert (cluster.job_id, cluster.step_id) == ("42", "0")
-    for value in (cluster, *cluster.tasks):
-        with pytest.raises(AttributeError):
-            value.index = 1  # type: ignore[misc,union-attr]
+    with pytest.raises(AttributeError):
+        cluster.step = cluster.step  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        cluster.tasks[0].index = 1  # type: ignore[misc]
 
 
 def test_a_task_in_one_line() -> None:
