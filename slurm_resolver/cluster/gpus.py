@@ -290,7 +290,8 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     per_node = node.gpus_per_node
     per_task = node.gpus_per_task
     most = node.most_users
-    for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
+    for name in ("gpus_per_node", "gpus_per_task"):
+        value = getattr(node, name)
         if value is not None and whole_number(value) is None:
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
     shown = visible.devices or ()
