@@ -65,9 +65,10 @@ def find_hosts(
         if "." not in asked:
             number = socket.inet_ntoa(socket.inet_aton(asked))
             problem = f"is a number to libc, which takes it for the address {number}"
-    except OSError as error:
-        if isinstance(error, socket.gaierror):
-            problem = f"does not resolve here ({error})"
+    except socket.gaierror as error:
+        problem = f"does not resolve here ({error})"
+    except OSError:  # no number
+        pass
     if not problem:
         return hosts
     if len(nodes) == 1:

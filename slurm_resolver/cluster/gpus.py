@@ -29,7 +29,7 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.whole_number import whole_number
 
 # How srun binds tasks to GPUs (SLURMD_TRES_BIND), and with "single" how many tasks to each.
-_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single)(?::([1-9]\d{0,4}))?")
+_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single(?::([1-9]\d{0,4}))?)")
 
 JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # a TaskGpus.source
 _SLICE = "MIG-"  # the UUID of a slice of a GPU begins so
@@ -82,7 +82,7 @@ class NodeGpus(NamedTuple):
     step: SlurmStep
     local_rank: int
     users: Sequence[int]
-    most_users: int = 1
+    most_users: int
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
 
@@ -121,13 +121,11 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
     step = node.step
     visible = read_visible_devices(step)
-    conflict = ""
     if step.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     else:
-        gpus = _choose(node, visible)
-        conflict = _find_conflict(node, visible)
-    source = f"{visible.name}, which Slurm has not set so" if conflict else gpus.source
+        gpus = _choose(node, visible)._replace(conflict=_find_conflict(node, visible))
+    source = f"{visible.name}, which Slurm has not set so" if gpus.conflict else gpus.source
     settings = gpus.settings
     if gpus.devices and not settings and visible.is_misread:
         settings = visible.settings_for(gpus.devices)
@@ -136,7 +134,6 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
     gpus = gpus._replace(
         source=source,
-        conflict=conflict,
         settings=settings,
         visible_before=gpus.visible_before or visible.devices,
         shared=shared and not chosen,
@@ -213,7 +210,7 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices) -> str:
 
 
 def _bound(node: NodeGpus, visible: VisibleDevices, bind: re.Match[str] | None) -> TaskGpus:
-    tasks = int(bind[2] or 1) if bind is not None and bind[1] == "single" else 1
+    tasks = 1 if bind is None else int(bind[2] or 1)
     shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
     if bind is not None and bind[1] == "closest" and len(node.users) > 1:
         # No variable shows which tasks see the same GPUs.
@@ -293,7 +290,8 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     per_node = node.gpus_per_node
     per_task = node.gpus_per_task
     most = node.most_users
-    for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
+    for name in ("gpus_per_node", "gpus_per_task"):
+        value = getattr(node, name)
         if value is not None and whole_number(value) is None:
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
     shown = visible.devices or ()

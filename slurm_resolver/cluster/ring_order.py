@@ -13,7 +13,6 @@ each node.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 
@@ -31,13 +30,14 @@ def order_by_ring(
     [0, 2, 1, 3]
     """
     indices = index_order(len(workers))  # as the ring visits them
-    chiefs = [] if chief is None else [chief]
-    ring = itertools.chain(chiefs, map(workers.__getitem__, indices))
-    if is_contiguous([node_of[rank] for rank in ring]):
+    ring = [node_of[workers[index]] for index in indices]
+    if chief is not None:
+        ring.insert(0, node_of[chief])
+    if is_contiguous(ring):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    beside_chief = (rank for one in chiefs for rank in workers if node_of[rank] == node_of[one])
-    start = by_node.index(next(beside_chief, workers[0]))
+    on_first_node = (rank for rank in by_node if node_of[rank] == ring[0])
+    start = by_node.index(next(on_first_node, workers[0]))
     by_index = list(workers)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank

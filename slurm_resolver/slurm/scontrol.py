@@ -63,8 +63,8 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
     except subprocess.TimeoutExpired:
         raise OSError(f"{program} did not answer within {timeout:g} s") from None
     if done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        reason = lines[-1] if lines else f"exit status {done.returncode}"
+        last_line = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        reason = last_line or f"exit status {done.returncode}"
         raise OSError(f"{' '.join(command)}: {reason}")
     return done.stdout
 

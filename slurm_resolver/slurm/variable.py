@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError, shorten_value
@@ -19,6 +20,7 @@ _REMEDY = (
 )
 
 
+@dataclass(eq=False)
 class Variable(Generic[Value]):
     """A variable, and the field of `SlurmStep` that holds its value.
 
@@ -27,25 +29,18 @@ class Variable(Generic[Value]):
 
     Attributes:
         name: the name of the variable, such as ``SLURM_PROCID``.
+        read: reads a text; raises ValueError for one that cannot be used.
         expected: what its value should be, for messages.
+        empty_is_unset: whether an empty text counts as unset.
         remedy: what to do about another value, for messages.
         field: the name of the field, such as ``rank``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parse: Callable[[str], Value],
-        expected: str,
-        empty_is_unset: bool = True,
-        remedy: str = _REMEDY,
-    ) -> None:
-        """Takes a `parse` that raises ValueError for a value that cannot be used."""
-        self.name = name
-        self.expected = expected
-        self.remedy = remedy
-        self._parse = parse
-        self._empty_is_unset = empty_is_unset
+    name: str
+    read: Callable[[str], Value]
+    expected: str
+    empty_is_unset: bool = True
+    remedy: str = _REMEDY
 
     def __set_name__(self, owner: type, field: str) -> None:
         self.field = field
@@ -66,10 +61,10 @@ class Variable(Generic[Value]):
         Raises:
             UnreadableValueError: for a text that cannot be used.
         """
-        if self._empty_is_unset and text in ("", "(null)"):
+        if self.empty_is_unset and text in ("", "(null)"):
             return None
         try:
-            return self._parse(text)
+            return self.read(text)
         except HostlistError as error:
             reason = f" ({error})"
         except ValueError:
@@ -104,7 +99,7 @@ def number_variable(
     expected = expected or f"a whole number from {minimum} to {maximum}"
     return Variable(
         name=name,
-        parse=parse,
+        read=parse,
         expected=expected,
         empty_is_unset=empty_is_unset,
         remedy=remedy,

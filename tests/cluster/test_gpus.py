@@ -133,6 +133,7 @@ def test_explicit_counts_as_tensorflow(
         ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES=0,1 has 2"),
         ("0,1", (8, 4), 2, "gpus_per_node=8, but SLURM_GPUS_ON_NODE=2"),
         (None, (-1, None), None, "gpus_per_node=-1"),
+        (None, (True, None), None, "gpus_per_node=True"),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
         ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
         ("0,1,0", (), None, "'0' is named twice"),
