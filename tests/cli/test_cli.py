@@ -162,7 +162,7 @@ def test_shtab_completes_them() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
+SLOW_MODULES = "asyncio ctypes logging subprocess"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
     [["exec", "--", "true"], ["show", "--jobs", "ps=1,worker=-1"], ["show", "--json"]],
 )
 def test_commands_that_start_in_every_task_import_little(arguments: Strings) -> None:
-    """SLOW_MODULES would more than double the time that the command needs to start."""
+    """SLOW_MODULES would double the time that the command needs to start."""
     done = captured(
         [
             sys.executable,
