@@ -1,21 +1,26 @@
-"""Gradients in a step: those of the whole batch, in every replica."""
+"""Gradients in a step: those of the whole batch, in every replica.
+
+A replica computes the gradient of its share of the target from its own rows. By a variable, which
+all replicas have, the gradients are then added up. By an input, each replica has the rows of its
+part. So whatever a step does to gradients, such as clipping, it does to those of the whole batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import check_assumed, known, line_of_program, refuse
+from slurm_resolver.tf.keras.verdicts import check_assumed, refuse, value_of
 from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
 
-Method = Callable[..., Any]
 
-
-def gradient(
+def gradient_in_step(
     step: Step,
     original: Method,
     tape: Any,
@@ -42,16 +47,20 @@ def gradient(
     if not step.whole:
         seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
         seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
-    before = _operations()
+    begin = len(_operations())
     found = original(tape, targets, flat, seeds, *args, **kwargs)
-    _check_custom_gradients(step, len(before))
-    shared = [
-        place for place, value in enumerate(values) if value.is_plain and found[place] is not None
-    ]
-    for place, total in zip(shared, _totals(step, [found[place] for place in shared])):
+    _check_custom_gradients(step, begin)
+    # By variables; a gradient is None if the target does not depend on the variable.
+    shared = {
+        place: gradient
+        for place, (gradient, value) in enumerate(zip(found, values))
+        if value.is_plain and gradient is not None
+    }
+    totals = _totals(step, list(shared.values()))
+    for place, total in zip(shared, totals):
         found[place] = total
-    for one, value in zip(found, values):
-        step.declare(one, value)
+    for gradient, value in zip(found, values):
+        step.declare(gradient, value)
     return tf.nest.pack_sequence_as(sources, found)
 
 
@@ -71,7 +80,7 @@ def _check_custom_gradients(step: Step, begin: int) -> None:
     if not any(one.type == "IdentityN" for one in operations):  # the results of such a function
         return
     for operation in operations[begin:]:
-        if line_of_program(operation, of="gradient"):
+        if line_of_program(operation, of="gradient_in_step"):
             for value in map(step.analysis.value_of, operation.outputs):
                 if value.reason:
                     check_assumed(step, "a custom gradient", value, operation)
@@ -85,23 +94,22 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     are not those of one process.
     """
     same = [isinstance(one, tf.IndexedSlices) and _are_same(step, one) for one in gradients]
-    parts = [one.values if kept else one for one, kept in zip(gradients, same)]
+    parts = [one.values if is_same else one for one, is_same in zip(gradients, same)]
     totals = step.add([_with_a_slice(step.counted(part)) for part in parts])
     return [
-        tf.IndexedSlices(total, one.indices, one.dense_shape) if kept else _without_it(total)
-        for one, total, kept in zip(gradients, totals, same)
+        tf.IndexedSlices(total, one.indices, one.dense_shape) if is_same else _without_it(total)
+        for one, total, is_same in zip(gradients, totals, same)
     ]
 
 
 def _with_a_slice(gradient: Any) -> Any:
-    """Adds a slice with the index -1 to a gradient with no slice.
+    """Adds a slice with the index -1 to a sparse gradient.
 
-    TensorFlow crashes if no replica has one, such as for a batch with empty rows.
+    TensorFlow crashes if no replica has a slice, such as for a batch with empty rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    missing = tf.cast(tf.equal(tf.size(gradient.indices), 0), tf.int32)
-    padding = [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)]
+    padding = [[0, 1], *[[0, 0]] * (gradient.values.shape.rank - 1)]
     return tf.IndexedSlices(
         tf.pad(gradient.values, padding),
         tf.pad(gradient.indices, padding[:1], constant_values=-1),
@@ -110,6 +118,7 @@ def _with_a_slice(gradient: Any) -> Any:
 
 
 def _without_it(gradient: Any) -> Any:
+    """Returns a sum of gradients without the slices that `_with_a_slice` has added."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     kept = gradient.indices >= 0
@@ -125,7 +134,7 @@ def _are_same(step: Step, slices: Any) -> bool:
     if step.whole:
         return False
     what = "the indices of a sparse gradient"
-    return known(step, slices.indices, what, certain=not step.vouched).is_plain
+    return value_of(step, slices.indices, what, certain=not step.vouched).is_plain
 
 
 def _value_of_source(step: Step, source: Any) -> Value:
@@ -134,7 +143,7 @@ def _value_of_source(step: Step, source: Any) -> Value:
         return SAME
     if step.whole:
         return rows()  # the gradient is the whole batch's already
-    value = known(step, tf.convert_to_tensor(source), "the source of a gradient")
+    value = value_of(step, tf.convert_to_tensor(source), "the source of a gradient")
     if value.is_plain or value.is_by_row:
         return value
     raise refuse("the source of a gradient", value)
@@ -143,7 +152,7 @@ def _value_of_source(step: Step, source: Any) -> Value:
 def _seed(step: Step, target: Any, seed: Any) -> Any:
     """Returns the start of backpropagation."""
     tensor = tf.convert_to_tensor(target)
-    value = known(step, tensor, "the target of a gradient")
+    value = value_of(step, tensor, "the target of a gradient")
     ones = tf.ones_like(tensor) if seed is None else seed
     if value.is_mean or value.is_plain:
         # Divided by the replica's rows, it is the same in all workers.

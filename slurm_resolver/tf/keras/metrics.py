@@ -13,27 +13,11 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed, loops
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
 from slurm_resolver.tf.keras.strategies import is_coordinated
-from slurm_resolver.tf.keras.verdicts import factor_of, together
+from slurm_resolver.tf.keras.verdicts import factor_of, put_together
 from slurm_resolver.tf.rows.values import SAME
-
-Method = Callable[..., Any]
-
-
-def add_variable(
-    original: Method,
-    metric: Any,
-    shape: Any,
-    initializer: Any,
-    dtype: Any = None,
-    aggregation: str = "sum",
-    name: str | None = None,
-) -> Any:
-    """Makes a variable that is the same in all workers, so that one worker alone can read it."""
-    if hasattr(tf.distribute.get_strategy(), "sharing"):
-        aggregation = "only_first_replica"
-    return original(metric, shape, initializer, dtype, aggregation, name)
 
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -46,20 +30,18 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if rows is not None and loss is not None and metric in loss.metrics:
         # Keras weights the loss of an output by the rows of the batch, where it knows their number.
         kwargs["sample_weight"] = int(rows)
-    factors: dict[int, Factor] | None = {}
-    if not step.whole:
-        factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
+    factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
     if factors is None:
         what = f"an argument of the metric {metric.name!r}"
         args, kwargs = tf.nest.map_structure(
-            lambda value: together(step, value, what), (args, kwargs)
+            lambda value: put_together(step, value, what), (args, kwargs)
         )
     else:
-        step.change(metric.variables, factors)
+        step.note_changes(metric.variables, factors)
     with step.setting("nested"):
         original(metric, *args, **kwargs)
     if factors is not None:
-        step.change(metric.variables, factors, made=True)
+        step.note_changes(metric.variables, factors, made=True)
 
 
 def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int, Factor] | None:
@@ -68,6 +50,8 @@ def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int,
     The update is traced in a graph of its own, in which the analysis of rows finds what is added to
     each variable. None if that does not add up to what one update with all rows adds.
     """
+    if step.whole:
+        return {}
     if step.analysis is None:
         return None
     graph = borrowed.FUNCTION_GRAPH.get()(metric.name)
@@ -97,7 +81,7 @@ def _result(step: Step, original: Method, metric: Any) -> Any:
 
 def _reset_state(step: Step, original: Method, metric: Any) -> None:
     original(metric)
-    step.keep(metric.variables)
+    step.note_equal(metric.variables)
 
 
 def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,10 @@
 
 A step on R replicas is one process's step on the whole batch: its gradient is the mean of the
 replicas' gradients, weighted by their rows.
+
+A *replica* is a copy of the model on one device; a worker has one for each of its devices. A
+*split* step computes some rows of the batch in each replica; in a *whole* step, each replica
+computes all of them. Afterwards, the weights, metrics and results are the same in all replicas.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ class Factor(enum.Enum):
 
 
 @dataclasses.dataclass
-class Counted:
+class SummedVariable:
     """A variable of a metric, or a statistic of BatchNormalization.
 
     Attributes:
@@ -68,22 +72,35 @@ class Step:
     whole: bool = False  # whether each replica computes all rows, whatever their number is
     # Which rows the tensors of a split step belong to; None if it runs eagerly.
     analysis: Analysis | None = None
-    vouched: bool = False  # whether the user says that what is not known is a mean over rows
     compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
 
     def __post_init__(self) -> None:
+        strategy = self.model.distribute_strategy
+        # Whether the user says that what is not known is a mean over rows.
+        self.vouched = strategy.custom_losses == "mean"
         self.draw = 0 if self.whole else self.replica  # which random numbers it draws
-        # The rows that this replica adds to the global batch.
-        counted = self.rows if self.replica == 0 else tf.zeros_like(self.rows)
-        self.count = tf.where(self.repeated, counted, self.own)
+        self.whole |= strategy.sharing.replicas == 1  # one replica has all rows
+        # Whether this replica has rows that no replica before it has.
+        is_first = self.replica == 0
+        self._counts = (self.own > 0) & (is_first | tf.logical_not(self.repeated))
         # The share of this replica's rows in a mean over the rows of all, float32.
         self.share = tf.cast(self.own / self.rows, tf.float32)
+        self.scale = tf.math.divide_no_nan(1.0, self.share)
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
-        self.of_metrics: dict[int, Counted] = {}
-        self.keep(self.model.metrics_variables)
+        self.of_metrics: dict[int, SummedVariable] = {}
+        self.note_equal(self.model.metrics_variables)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Makes this the caller's step in the block."""
+        _current[self.replica] = self
+        try:
+            yield
+        finally:
+            del _current[self.replica]
 
     @contextlib.contextmanager
     def setting(self, name: str) -> Iterator[None]:
@@ -123,7 +140,7 @@ class Step:
         self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 
-    def change(
+    def note_changes(
         self, variables: Iterable[Any], factors: Mapping[int, Factor], *, made: bool = False
     ) -> None:
         """Notes that metrics' variables get this replica's rows.
@@ -135,22 +152,22 @@ class Step:
             made: whether those that are not known yet have been made by the update, as zeros.
         """
         self._check_compiler()
-        given = [(one, factors.get(id(one), Factor.ONE)) for one in variables]
-        known = self.of_metrics
-        if any(id(one) in known and known[id(one)].factor not in (None, new) for one, new in given):
-            self.add_changes()
-        for variable, factor in given:
-            if id(variable) not in known:
+        for variable in variables:
+            key = id(variable)
+            if key not in self.of_metrics:
                 zeros = made or self.whole  # the first replica's value counts
                 before = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
-                known[id(variable)] = Counted(variable, tf.convert_to_tensor(before))
-            known[id(variable)].factor = factor
+                self.of_metrics[key] = SummedVariable(variable, tf.convert_to_tensor(before))
+            factor = factors.get(key, Factor.ONE)
+            if self.of_metrics[key].factor not in (None, factor):
+                self.add_changes()
+            self.of_metrics[key].factor = factor
 
-    def keep(self, variables: Iterable[Any]) -> None:
+    def note_equal(self, variables: Iterable[Any]) -> None:
         """Notes that metrics' variables are already the same in all replicas."""
         for variable in variables:
             before = tf.convert_to_tensor(variable.value)
-            self.of_metrics[id(variable)] = Counted(variable, before)
+            self.of_metrics[id(variable)] = SummedVariable(variable, before)
 
     def add_changes(self) -> None:
         """Adds what all replicas have added to metrics' variables.
@@ -159,10 +176,10 @@ class Step:
         the workers' batches and learning rates.
         """
         changed = [one for one in self.of_metrics.values() if one.factor]
-        changed += [Counted(one, before=0.0, factor=Factor.SHARE) for one in self.statistics]
-        comparison = self.comparison
-        own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
+        changed += [SummedVariable(one, 0.0, Factor.SHARE) for one in self.statistics]
         self.statistics = []
+        own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
+        comparison = self.comparison
         self.comparison = None
         if comparison is not None:
             own.append(comparison.row(self.replica, self.digest, self.names))
@@ -171,7 +188,7 @@ class Step:
             comparison.check(sums.pop())
         for one, total in zip(changed, sums):
             one.variable.value.assign(one.before + total)
-        self.keep(one.variable for one in changed)
+        self.note_equal(one.variable for one in changed)
 
     def addend(self, value: Any, factor: Factor | None) -> Any:
         """Returns what this replica adds to a sum over all replicas."""
@@ -202,9 +219,9 @@ class Step:
         if self._shared and self.repeated is False:
             return value
         if isinstance(value, tf.IndexedSlices):
-            kept = tf.where(self.count > 0, tf.shape(value.indices)[0], 0)
+            kept = tf.where(self._counts, tf.size(value.indices), 0)
             return tf.IndexedSlices(value.values[:kept], value.indices[:kept], value.dense_shape)
-        return tf.where(self.count > 0, value, tf.zeros_like(value))
+        return tf.where(self._counts, value, tf.zeros_like(value))
 
 
 def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
@@ -278,12 +295,3 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         return function(*tf.nest.map_structure(first, args))
-
-
-def run_in(step: Step, function: Callable[[], Any]) -> Any:
-    """Returns the result of a function in a step."""
-    _current[step.replica] = step
-    try:
-        return function()
-    finally:
-        del _current[step.replica]
