@@ -16,7 +16,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import check_assumed, refuse, value_of
+from slurm_resolver.tf.keras.verdicts import check_may_assume, refuse, value_of
 from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
 
 
@@ -32,8 +32,8 @@ def gradient_in_step(
 ) -> Any:
     """Returns the gradients of the whole batch by variables, and of this replica's rows by inputs.
 
-    In a split step, backpropagation begins with this replica's share if the target is a mean over
-    rows. A sum, or a value for each row, has no share.
+    In a split step, backpropagation begins with this replica's weight if the target is a mean over
+    rows. A sum, or a value for each row, has no weight.
     """
     flat = tf.nest.flatten(sources)
     if any(getattr(source, "overwrite_with_gradient", False) for source in flat):
@@ -43,12 +43,13 @@ def gradient_in_step(
         )
     values = [_value_of_source(step, source) for source in flat]
     targets = tf.nest.flatten(target)
-    seeds = output_gradients
     if not step.whole:
-        seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
-        seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
+        given = [None] * len(targets)
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
+        output_gradients = [_output_gradient(step, *each) for each in zip(targets, given)]
     begin = len(_operations())
-    found = original(tape, targets, flat, seeds, *args, **kwargs)
+    found = original(tape, targets, flat, output_gradients, *args, **kwargs)
     _check_custom_gradients(step, begin)
     # By variables; a gradient is None if the target does not depend on the variable.
     shared = {
@@ -83,7 +84,7 @@ def _check_custom_gradients(step: Step, begin: int) -> None:
         if line_of_program(operation, of="gradient_in_step"):
             for value in map(step.analysis.value_of, operation.outputs):
                 if value.reason:
-                    check_assumed(step, "a custom gradient", value, operation)
+                    check_may_assume(step, "a custom gradient", value, operation)
 
 
 def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
@@ -93,16 +94,18 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     do not depend on the batch, the values are added. Other slices, such as those of sparse inputs,
     are not those of one process.
     """
-    same = [isinstance(one, tf.IndexedSlices) and _are_same(step, one) for one in gradients]
+    same = [_has_same_indices(step, one) for one in gradients]
     parts = [one.values if is_same else one for one, is_same in zip(gradients, same)]
-    totals = step.add([_with_a_slice(step.counted(part)) for part in parts])
+    totals = step.add([_with_added_slice(step.zero_unless_counted(part)) for part in parts])
     return [
-        tf.IndexedSlices(total, one.indices, one.dense_shape) if is_same else _without_it(total)
+        tf.IndexedSlices(total, one.indices, one.dense_shape)
+        if is_same
+        else _without_added_slice(total)
         for one, total, is_same in zip(gradients, totals, same)
     ]
 
 
-def _with_a_slice(gradient: Any) -> Any:
+def _with_added_slice(gradient: Any) -> Any:
     """Adds a slice with the index -1 to a sparse gradient.
 
     TensorFlow crashes if no replica has a slice, such as for a batch with empty rows.
@@ -117,8 +120,8 @@ def _with_a_slice(gradient: Any) -> Any:
     )
 
 
-def _without_it(gradient: Any) -> Any:
-    """Returns a sum of gradients without the slices that `_with_a_slice` has added."""
+def _without_added_slice(gradient: Any) -> Any:
+    """Returns a sum of gradients without the slices that `_with_added_slice` has added."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     kept = gradient.indices >= 0
@@ -129,12 +132,12 @@ def _without_it(gradient: Any) -> Any:
     )
 
 
-def _are_same(step: Step, slices: Any) -> bool:
+def _has_same_indices(step: Step, gradient: Any) -> bool:
     """Whether a gradient has slices for the same indices in all replicas of a split step."""
-    if step.whole:
+    if step.whole or not isinstance(gradient, tf.IndexedSlices):
         return False
     what = "the indices of a sparse gradient"
-    return value_of(step, slices.indices, what, certain=not step.vouched).is_plain
+    return value_of(step, gradient.indices, what, certain=not step.vouched).is_plain
 
 
 def _value_of_source(step: Step, source: Any) -> Value:
@@ -149,14 +152,14 @@ def _value_of_source(step: Step, source: Any) -> Value:
     raise refuse("the source of a gradient", value)
 
 
-def _seed(step: Step, target: Any, seed: Any) -> Any:
-    """Returns the start of backpropagation."""
+def _output_gradient(step: Step, target: Any, given: Any) -> Any:
+    """Returns where backpropagation from a target begins: the gradient by the target itself."""
     tensor = tf.convert_to_tensor(target)
     value = value_of(step, tensor, "the target of a gradient")
-    ones = tf.ones_like(tensor) if seed is None else seed
+    output = tf.ones_like(tensor) if given is None else given
     if value.is_mean or value.is_plain:
         # Divided by the replica's rows, it is the same in all workers.
-        return ones * step.declare(tf.cast(step.share, tensor.dtype), COUNT)
+        return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)
     if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
         raise refuse("the target of a gradient", value)
-    return ones
+    return output

@@ -34,7 +34,7 @@ def loss_in_step(
     with step.setting("nested"):
         whole = original(loss, *gathered)
     # Its gradient is that of this replica's rows, and is weighted as all gradients are.
-    factor = tf.cast(step.scale - 1, whole.dtype)
+    factor = tf.cast(step.inverse_weight - 1, whole.dtype)
     return step.declare(whole + factor * (whole - tf.stop_gradient(whole)), MEAN)
 
 
@@ -51,7 +51,7 @@ def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
     value = value_of(step, loss, what, certain=certain)
     if value.kind is not Kind.SUM or value.power:
         return loss
-    return step.declare(loss * tf.cast(step.scale, loss.dtype), MEAN)
+    return step.declare(loss * tf.cast(step.inverse_weight, loss.dtype), MEAN)
 
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:

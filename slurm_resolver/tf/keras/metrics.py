@@ -84,7 +84,7 @@ def _reset_state(step: Step, original: Method, metric: Any) -> None:
     step.note_equal(metric.variables)
 
 
-def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric outside of a `Step`.
 
     In a loop of one's own, `strategy.run` adds what all replicas have added, as TensorFlow's class
@@ -95,12 +95,12 @@ def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     if replicas and replicas.replicas > 1:
         loops.update_state(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
-        _update_at_once(original, metric, *args, **kwargs)
+        _update_on_servers(original, metric, *args, **kwargs)
     else:
         original(metric, *args, **kwargs)
 
 
-def _update_at_once(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def _update_on_servers(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     import keras
 
     variables = metric.variables
@@ -113,7 +113,7 @@ def _update_at_once(original: Method, metric: Any, *args: Any, **kwargs: Any) ->
             variable.value.assign_add(tf.cast(new, old.dtype) - old)
 
 
-def add_at_once(original: Method, variable: Any, value: Any) -> Any:
+def add_on_servers(original: Method, variable: Any, value: Any) -> Any:
     """Lets the parameter server add to a variable, which Keras would read and assign."""
     if is_coordinated() and _is_stored(variable):
         return variable.value.assign_add(tf.cast(value, variable.dtype))
@@ -127,7 +127,7 @@ def _is_stored(variable: Any) -> bool:
 
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method | None]] = {
-    "update_state": (_update_state, _update),
+    "update_state": (_update_state, _update_outside_steps),
     "reset_state": (_reset_state, loops.reset_state),
     "result": (_result, loops.result),
 }

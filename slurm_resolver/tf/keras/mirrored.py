@@ -127,7 +127,7 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
-    def share_out(self, dataset: Any, *, in_memory: bool = False) -> Any:
+    def share_out(self, dataset: Any, *, in_memory: bool) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares

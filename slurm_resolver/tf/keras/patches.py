@@ -87,7 +87,7 @@ def _patch_models() -> None:
         borrowed.ADD_SLOT: _in_scope_of_optimizer,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         borrowed.METRICS_RESULT: _metrics_when_steps_are_done,
-        borrowed.ASSIGN_ADD: metrics.add_at_once,
+        borrowed.ASSIGN_ADD: metrics.add_on_servers,
         # A metric's variables are the same in all workers. Until Keras adds metrics up.
         borrowed.ADD_VARIABLE: _add_variable,
         # One worker writes. The program may have imported `save_model`, which calls these
@@ -318,7 +318,7 @@ def _apply_scaled(
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
-    return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
+    return seed + tf.cast(tf.stack([1_000_003 * step.random_stream, 0]), seed.dtype)
 
 
 def _key_of_replica(step: Step, original: Method, generator: Any, key: Any) -> Any:

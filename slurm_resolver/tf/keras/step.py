@@ -29,7 +29,7 @@ class Factor(enum.Enum):
     """By what a replica's addition to a variable is multiplied before the additions are summed."""
 
     ONE = enum.auto()  # each replica adds the part of its rows
-    SHARE = enum.auto()  # a mean over its rows, which is weighted by their number
+    WEIGHT = enum.auto()  # a mean over its rows, which is weighted by their number
     FIRST = enum.auto()  # all replicas add the same, which counts once
 
 
@@ -58,8 +58,8 @@ class Step:
 
     model: Any
     replica: int  # this replica's number among all
-    rows: Any  # their number in the global batch, int32
-    own: Any  # the number of those which this replica computes, int32
+    rows: Any  # the number of rows of the global batch, int32
+    own_rows: Any  # the number of rows that this replica computes, int32
     places: Any  # the numbers of these rows in the global batch, int32
     # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
     # tensor where the number of rows is not known.
@@ -79,15 +79,15 @@ class Step:
         strategy = self.model.distribute_strategy
         # Whether the user says that what is not known is a mean over rows.
         self.vouched = strategy.custom_losses == "mean"
-        self.draw = 0 if self.whole else self.replica  # which random numbers it draws
+        self.random_stream = 0 if self.whole else self.replica  # which random numbers it draws
         self.whole |= strategy.sharing.replicas == 1  # one replica has all rows
         # Whether this replica has rows that no replica before it has.
         is_first = self.replica == 0
-        self._counts = (self.own > 0) & (is_first | tf.logical_not(self.repeated))
-        # The share of this replica's rows in a mean over the rows of all, float32.
-        self.share = tf.cast(self.own / self.rows, tf.float32)
-        self.scale = tf.math.divide_no_nan(1.0, self.share)
-        self._shared = self.digest is not None  # whether all workers have read the same batch
+        self._counts = (self.own_rows > 0) & (is_first | tf.logical_not(self.repeated))
+        # The weight of this replica's rows in a mean over the rows of all, float32.
+        self.weight = tf.cast(self.own_rows / self.rows, tf.float32)
+        self.inverse_weight = tf.math.divide_no_nan(1.0, self.weight)
+        self._same_batch = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
         self.of_metrics: dict[int, SummedVariable] = {}
@@ -176,7 +176,7 @@ class Step:
         the workers' batches and learning rates.
         """
         changed = [one for one in self.of_metrics.values() if one.factor]
-        changed += [SummedVariable(one, 0.0, Factor.SHARE) for one in self.statistics]
+        changed += [SummedVariable(one, 0.0, Factor.WEIGHT) for one in self.statistics]
         self.statistics = []
         own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
         comparison = self.comparison
@@ -192,11 +192,11 @@ class Step:
 
     def addend(self, value: Any, factor: Factor | None) -> Any:
         """Returns what this replica adds to a sum over all replicas."""
-        counted = self.counted(value)
+        counted = self.zero_unless_counted(value)
         if factor is Factor.ONE:
             return counted
-        share = self.share if factor is Factor.SHARE else float(self.replica == 0)
-        return counted * tf.cast(share, counted.dtype)
+        weight = self.weight if factor is Factor.WEIGHT else float(self.replica == 0)
+        return counted * tf.cast(weight, counted.dtype)
 
     def components(self, variable: Any) -> Any:
         """Returns the variables of TensorFlow, one for each local replica, of one of Keras."""
@@ -210,13 +210,13 @@ class Step:
                 "that: leave jit_compile=True out, or compile only a part of the layers' code."
             )
 
-    def counted(self, value: Any) -> Any:
+    def zero_unless_counted(self, value: Any) -> Any:
         """Returns what this replica adds to a sum: zeros, or no slices, if its rows do not count.
 
         For no rows, many layers and losses return NaN. A replica has none if workers read their own
         data, and the data of one has ended.
         """
-        if self._shared and self.repeated is False:
+        if self._same_batch and self.repeated is False:
             return value
         if isinstance(value, tf.IndexedSlices):
             kept = tf.where(self._counts, tf.size(value.indices), 0)
@@ -280,7 +280,7 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
-def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
+def run_in_replicas(strategy: Any, function: Callable[[Any], Any], batch: Any) -> Any:
     """Calls a function in each replica of this worker, and returns the first one's result.
 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
@@ -291,7 +291,7 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
         return strategy.experimental_local_results(value)[0]
 
     if strategy.sharing.local > 1:
-        return tf.nest.map_structure(first, strategy.run(function, args=args))
+        return tf.nest.map_structure(first, strategy.run(function, args=(batch,)))
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        return function(*tf.nest.map_structure(first, args))
+        return function(tf.nest.map_structure(first, batch))

@@ -8,6 +8,7 @@ that is the same in all workers. A step that cannot be split is traced again as 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -97,8 +98,8 @@ class StepFunction:
         """
         self._whole = whole
         self._traced: set[str] = set()  # which of the functions have been traced
-        self._on_batch = compiled(self._model, self._run)
-        self._on_iterator = compiled(self._model, self._run_several)
+        self._on_batch = compiled(self._model, self._run_step)
+        self._on_iterator = compiled(self._model, self._run_steps)
 
     def __call__(self, data: Any) -> Any:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -108,17 +109,17 @@ class StepFunction:
         reporter.begin_step(count)
         try:
             with self._strategy.workers.step():
-                return self._predict(data) if isinstance(data, list) else self._take(data, count)
+                return self._predict(data) if isinstance(data, list) else self._take_steps(data)
         except (tf.errors.OpError, FitError) as error:
-            if DIFFERENCE in str(error):
+            text = str(error)
+            if DIFFERENCE in text:
                 raise FitError(self.comparison.describe()) from error
-            if _MISMATCH in str(error):
+            if _MISMATCH in text:
                 entries = describe_model(self._model)
                 compare_entries(self._strategy.workers, "this step", entries)
-                raise FitError(
-                    f"the workers compute different steps {reporter.where()}".rstrip()
-                    + f": {str(error).partition(_MISMATCH)[2].partition('.')[0].strip()}. {REMEDY}"
-                ) from error
+                what = text.partition(_MISMATCH)[2].partition(".")[0].strip()
+                where = f"the workers compute different steps {reporter.where()}".rstrip()
+                raise FitError(f"{where}: {what}. {REMEDY}") from error
             raise
         finally:
             reporter.end_step()
@@ -142,21 +143,23 @@ class StepFunction:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
-    def _take(self, iterator: Any, count: int) -> Any:
+    def _take_steps(self, iterator: Any) -> Any:
+        """Returns the logs of the next steps on an iterator's data."""
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        by_batch = isinstance(iterator, tf.data.Iterator) and self._takes_batches(count)
+        by_batch = isinstance(iterator, tf.data.Iterator) and self._takes_batches()
         if of_data and not (by_batch or self._model.run_eagerly):
             return self._call("_on_iterator", iterator)
         logs = None
-        for _, batch in zip(range(count), noting(iterator)):
+        for batch in itertools.islice(noting(iterator), self._model.steps_per_execution):
             logs = self._call("_on_batch", _shared(batch))
         if logs is None:
             raise StopIteration
         return logs
 
-    def _takes_batches(self, count: int) -> bool:
+    def _takes_batches(self) -> bool:
         """Whether the steps of a call take batches, as Keras reads them, and not an iterator."""
-        return self._kind == "predict" or (count == 1 and keras_takes_batches())
+        at_once = self._model.steps_per_execution
+        return self._kind == "predict" or (at_once == 1 and keras_takes_batches())
 
     def choose_data(self, data: Any) -> None:
         """Lets Keras read whole batches if a step must compute them.
@@ -168,7 +171,7 @@ class StepFunction:
         if not hasattr(shares, "undivided"):
             return
         spec = shares.element_spec
-        if self._takes_batches(self._model.steps_per_execution):
+        if self._takes_batches():
             rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
             self._trace("_on_batch", spec._replace(rows=rows))
         else:
@@ -230,8 +233,8 @@ class StepFunction:
 
         return call_outside(make_in_scope)
 
-    def _run_several(self, iterator: Any) -> Any:
-        results = self._run(timed(iterator.get_next))
+    def _run_steps(self, iterator: Any) -> Any:
+        results = self._run_step(timed(iterator.get_next))
         count = self._model.steps_per_execution
         if count == 1:
             return results
@@ -239,12 +242,12 @@ class StepFunction:
         def again(done: Any, results: Any) -> Any:
             batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
-            results = tf.cond(there, lambda: self._run(batch.get_value()), lambda: results)
+            results = tf.cond(there, lambda: self._run_step(batch.get_value()), lambda: results)
             return tf.where(there, done + 1, count), results
 
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
-    def _run(self, batch: Any) -> Any:
+    def _run_step(self, batch: Any) -> Any:
         """Returns the result of a step of all replicas, which is the same in all of them."""
         patch_metrics()
         if self._whole is not None:
@@ -285,9 +288,9 @@ class StepFunction:
         part = without_optionals(part)
         if not tf.executing_eagerly():
             graph = tf.compat.v1.get_default_graph()
-            if step.draw and graph.seed is not None:
+            if step.random_stream and graph.seed is not None:
                 # Each replica has other rows, which draw other random numbers.
-                graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
+                graph.seed = (graph.seed + 1_000_003 * step.random_stream) % _SEEDS
             if not step.whole:
                 step.analysis = analysis_of(part)
         creator: Any = tf.variable_creator_scope(self._make_variable)

@@ -67,11 +67,11 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
     value: Value = step.analysis.value_of(tensor)
     if value.reason is None:
         return value
-    check_assumed(step, what, value, value.reason.operation, certain=certain)
+    check_may_assume(step, what, value, value.reason.operation, certain=certain)
     return _assumed(step, tensor)
 
 
-def check_assumed(
+def check_may_assume(
     step: Step, what: str, value: Value, operation: Any, *, certain: bool = False
 ) -> None:
     """Raises an error unless no rule derives a value, and Keras made it, or the user vouches."""
@@ -111,7 +111,7 @@ def factor_of(value: Value) -> Factor | None:
     if value.is_sum:
         return Factor.ONE
     if value.is_mean:
-        return Factor.SHARE
+        return Factor.WEIGHT
     return Factor.FIRST if value.is_plain else None
 
 
@@ -127,7 +127,7 @@ def _assumed(step: Step, tensor: Any) -> Value:
     """
     if tensor.shape.rank == 0:
         return COUNT if tensor.dtype.is_integer else MEAN
-    own = None if step.analysis is not None else int(step.own)
+    own = None if step.analysis is not None else int(step.own_rows)
     return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
 
 
@@ -166,4 +166,4 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     for assignment in step.analysis.assigned():
         value = assignment.value
         if not value.is_plain and id(assignment.handle) not in exempt:
-            check_assumed(step, "a new value of a variable", value, assignment.operation)
+            check_may_assume(step, "a new value of a variable", value, assignment.operation)
