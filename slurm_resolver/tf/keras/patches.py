@@ -318,7 +318,7 @@ def _apply_scaled(
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
-    return seed + tf.cast(tf.stack([1_000_003 * step.random_stream, 0]), seed.dtype)
+    return seed + tf.cast(tf.stack([step.seed_offset, 0]), seed.dtype)
 
 
 def _key_of_replica(step: Step, original: Method, generator: Any, key: Any) -> Any:

@@ -79,7 +79,8 @@ class Step:
         strategy = self.model.distribute_strategy
         # Whether the user says that what is not known is a mean over rows.
         self.vouched = strategy.custom_losses == "mean"
-        self.random_stream = 0 if self.whole else self.replica  # which random numbers it draws
+        # What is added to seeds: each replica has other rows, which draw other random numbers.
+        self.seed_offset = 0 if self.whole else 1_000_003 * self.replica
         self.whole |= strategy.sharing.replicas == 1  # one replica has all rows
         # Whether this replica has rows that no replica before it has.
         is_first = self.replica == 0
@@ -87,7 +88,6 @@ class Step:
         # The weight of this replica's rows in a mean over the rows of all, float32.
         self.weight = tf.cast(self.own_rows / self.rows, tf.float32)
         self.inverse_weight = tf.math.divide_no_nan(1.0, self.weight)
-        self._same_batch = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
         self.of_metrics: dict[int, SummedVariable] = {}
@@ -111,16 +111,17 @@ class Step:
         finally:
             setattr(self, name, False)
 
-    def add(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the sums over all replicas."""
+    def add(self, values: Sequence[Any]) -> Any:
+        """Returns the list of the values' sums over all replicas."""
         self._check_compiler()
-        return [self.declare(total, SAME) for total in add_up(values)]
+        return self.declare(add_up(values), SAME)
 
     def declare(self, tensor: Any, value: Value) -> Any:
-        """Notes what is known of a tensor, or of the parts of a sparse one; returns the tensor."""
-        for part in tf.nest.flatten(tensor, expand_composites=True):
-            if self.analysis is not None and tf.is_symbolic_tensor(part):
-                self.analysis.declare(part, value)
+        """Notes what is known of a tensor, or of those in a structure; returns what is given."""
+        if self.analysis is not None:
+            for part in tf.nest.flatten(tensor, expand_composites=True):
+                if tf.is_symbolic_tensor(part):
+                    self.analysis.declare(part, value)
         return tensor
 
     def gather(self, value: Any) -> Any:
@@ -216,7 +217,8 @@ class Step:
         For no rows, many layers and losses return NaN. A replica has none if workers read their own
         data, and the data of one has ended.
         """
-        if self._same_batch and self.repeated is False:
+        reads_same_batch = self.digest is not None
+        if reads_same_batch and self.repeated is False:
             return value
         if isinstance(value, tf.IndexedSlices):
             kept = tf.where(self._counts, tf.size(value.indices), 0)

@@ -138,7 +138,7 @@ class StepFunction:
 
     def _predict(self, batches: list[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
-        outputs = [self._call("_on_batch", _shared(batch)) for batch in batches]
+        outputs = [self._call("_on_batch", _as_share(batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -151,7 +151,7 @@ class StepFunction:
             return self._call("_on_iterator", iterator)
         logs = None
         for batch in itertools.islice(noting(iterator), self._model.steps_per_execution):
-            logs = self._call("_on_batch", _shared(batch))
+            logs = self._call("_on_batch", _as_share(batch))
         if logs is None:
             raise StopIteration
         return logs
@@ -182,12 +182,12 @@ class StepFunction:
 
     def _call(self, name: str, data: Any) -> Any:
         """Calls a function, which is traced before the first call."""
-        self._trace(name, data)
-        try:
-            return getattr(self, name)(data)
-        except ComputeWholeError as error:  # in a step that runs eagerly
-            self._make_functions(error)
-            return getattr(self, name)(data)
+        while True:
+            self._trace(name, data)
+            try:
+                return getattr(self, name)(data)
+            except ComputeWholeError as error:  # in a step that runs eagerly
+                self._make_functions(error)
 
     def _trace(self, name: str, data: Any) -> None:
         """Traces a function until it makes no variable. One that runs eagerly is not traced."""
@@ -288,9 +288,8 @@ class StepFunction:
         part = without_optionals(part)
         if not tf.executing_eagerly():
             graph = tf.compat.v1.get_default_graph()
-            if step.random_stream and graph.seed is not None:
-                # Each replica has other rows, which draw other random numbers.
-                graph.seed = (graph.seed + 1_000_003 * step.random_stream) % _SEEDS
+            if step.seed_offset and graph.seed is not None:
+                graph.seed = (graph.seed + step.seed_offset) % _SEEDS
             if not step.whole:
                 step.analysis = analysis_of(part)
         creator: Any = tf.variable_creator_scope(self._make_variable)
@@ -320,9 +319,10 @@ def as_tensor(value: Any) -> Any:
     return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
 
 
-def _shared(batch: Any) -> Any:
+def _as_share(batch: Any) -> Any:
     """Returns a batch of `train_on_batch`, which is the same in all workers, as a dataset does."""
-    values = (Share, tf.distribute.DistributedValues)
-    if any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
+    values = tf.nest.flatten(batch)
+    of_replicas = any(isinstance(value, tf.distribute.DistributedValues) for value in values)
+    if of_replicas or isinstance(batch, Share):
         return batch
     return share(tf.nest.map_structure(as_tensor, batch))
