@@ -106,13 +106,15 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
 
 
 def _with_added_slice(gradient: Any) -> Any:
-    """Adds a slice with the index -1 to a sparse gradient.
+    """Adds a slice with the index -1 to a gradient with no slice.
 
-    TensorFlow crashes if no replica has a slice, such as for a batch with empty rows.
+    TensorFlow crashes if no replica has one, such as for a batch with empty rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    padding = [[0, 1], *[[0, 0]] * (gradient.values.shape.rank - 1)]
+    # No slice is added, and nothing is copied, if there is one.
+    missing = tf.cast(tf.equal(tf.size(gradient.indices), 0), tf.int32)
+    padding = [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)]
     return tf.IndexedSlices(
         tf.pad(gradient.values, padding),
         tf.pad(gradient.indices, padding[:1], constant_values=-1),
@@ -121,7 +123,7 @@ def _with_added_slice(gradient: Any) -> Any:
 
 
 def _without_added_slice(gradient: Any) -> Any:
-    """Returns a sum of gradients without the slices that `_with_added_slice` has added."""
+    """Returns a sum of gradients without the slice that `_with_added_slice` may have added."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     kept = gradient.indices >= 0

@@ -8,7 +8,7 @@ with all rows.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -44,7 +44,7 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         step.note_changes(metric.variables, factors, made=True)
 
 
-def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int, Factor] | None:
+def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | None:
     """Returns how the changes of a metric's variables by all replicas are added up.
 
     The update is traced in a graph of its own, in which the analysis of rows finds what is added to

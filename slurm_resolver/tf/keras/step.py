@@ -14,12 +14,13 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.comparison import Comparison
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
@@ -282,7 +283,7 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
-def run_in_replicas(strategy: Any, function: Callable[[Any], Any], batch: Any) -> Any:
+def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
     """Calls a function in each replica of this worker, and returns the first one's result.
 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update

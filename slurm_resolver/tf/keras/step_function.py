@@ -191,11 +191,12 @@ class StepFunction:
 
     def _trace(self, name: str, data: Any) -> None:
         """Traces a function until it makes no variable. One that runs eagerly is not traced."""
+        if self._model.run_eagerly:
+            return
         while name not in self._traced:
             made = self._made
             try:
-                if not self._model.run_eagerly:
-                    getattr(self, name).get_concrete_function(data)
+                getattr(self, name).get_concrete_function(data)
             except ComputeWholeError as error:
                 self._make_functions(error)
                 continue
@@ -234,6 +235,7 @@ class StepFunction:
         return call_outside(make_in_scope)
 
     def _run_steps(self, iterator: Any) -> Any:
+        """Returns the result of the last of several steps, fewer if the data ends."""
         results = self._run_step(timed(iterator.get_next))
         count = self._model.steps_per_execution
         if count == 1:
@@ -306,9 +308,8 @@ class StepFunction:
         if not self._step.__module__.startswith("keras."):
             step.statistics = statistics  # the step may have asked for a metric before
         step.add_changes()
-        check_assignments(
-            step, statistics_of(self._model)
-        )  # also of layers that the step has built
+        statistics = statistics_of(self._model)  # also of layers that the step has built
+        check_assignments(step, statistics)
         return tf.nest.map_structure(
             lambda one: put_together(step, one, "a result of the step"), results
         )
