@@ -87,7 +87,7 @@ class StepFunction:
         whole = None
         vouched = self._strategy.custom_losses == "mean"
         if self._splits and model.run_eagerly and not vouched:
-            whole = ComputeWholeError("it runs eagerly", vouched=True)
+            whole = ComputeWholeError("it runs eagerly", vouchable=True)
         self._make_functions(whole)
 
     def _make_functions(self, whole: ComputeWholeError | None) -> None:
@@ -266,7 +266,7 @@ class StepFunction:
         """Says why every worker computes whole batches, or cannot."""
         reason = f"the {self._kind} step of {self._model.name!r} cannot be split: {error.reason}."
         vouch = ""
-        if error.vouched:
+        if error.vouchable:
             vouch = (
                 " If each of its losses is a mean over rows, or a value for each row, pass "
                 'custom_losses="mean" to the strategy, so that the workers split the batches.'

@@ -38,13 +38,13 @@ class ComputeWholeError(BaseException):
 
     Attributes:
         reason: why.
-        vouched: whether ``custom_losses="mean"`` would let the step be split.
+        vouchable: whether ``custom_losses="mean"`` would let the step be split.
     """
 
-    def __init__(self, reason: str, *, vouched: bool = False) -> None:
+    def __init__(self, reason: str, *, vouchable: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.vouched = vouched
+        self.vouchable = vouchable
 
 
 def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value:
@@ -61,7 +61,7 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
         ComputeWholeError: if the step must compute the whole batch.
     """
     if step.analysis is None and certain:
-        raise ComputeWholeError(f"{what}: it runs eagerly", vouched=True)
+        raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
     if step.analysis is None or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
     value: Value = step.analysis.value_of(tensor)
@@ -77,10 +77,11 @@ def check_may_assume(
     """Raises an error unless no rule derives a value, and Keras made it, or the user vouches."""
     line = line_of_program(operation)
     no_rule = value.reason is not None and not value.reason.refuted
-    if certain or not no_rule or not (step.vouched or line is None):
-        place = f" in {line}" if line else ""
-        text = value.reason.text if value.reason else "it depends on the batch"
-        raise ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouched=no_rule)
+    if no_rule and not certain and (step.vouched or line is None):
+        return
+    place = f" in {line}" if line else ""
+    text = value.reason.text if value.reason else "it depends on the batch"
+    raise ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouchable=no_rule)
 
 
 def put_together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
