@@ -126,7 +126,7 @@ def _is_stored(variable: Any) -> bool:
 
 
 # By a metric's method: its replacement in a step, and elsewhere.
-REPLACEMENTS: dict[str, tuple[Method, Method | None]] = {
+REPLACEMENTS: dict[str, tuple[Method, Method]] = {
     "update_state": (_update_state, _update_outside_steps),
     "reset_state": (_reset_state, loops.reset_state),
     "result": (_result, loops.result),

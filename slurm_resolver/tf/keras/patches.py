@@ -152,7 +152,9 @@ def patch_metrics() -> None:
     import keras
 
     containers = (borrowed.COMPILE_METRICS.get(), borrowed.METRICS_LIST.get())
-    for kind in _subclasses(keras.metrics.Metric):
+    kinds = [keras.metrics.Metric]
+    for kind in kinds:
+        kinds += kind.__subclasses__()  # which come later in this loop
         if kind in containers:
             continue
         for name, (in_step, outside) in metrics.REPLACEMENTS.items():
@@ -174,12 +176,6 @@ def _add_variable(
     if hasattr(tf.distribute.get_strategy(), "sharing"):
         aggregation = "only_first_replica"
     return original(metric, shape, initializer, dtype, aggregation, name)
-
-
-def _subclasses(kind: Any) -> Iterator[Any]:
-    yield kind
-    for subclass in kind.__subclasses__():
-        yield from _subclasses(subclass)
 
 
 def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
