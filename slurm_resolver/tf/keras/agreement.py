@@ -12,12 +12,13 @@ from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
-from slurm_resolver.tf.keras import are_several, borrowed, strategies
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.drift import callback_of, compare_entries, compare_weights
 from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
+from slurm_resolver.tf.keras.strategies import are_several, strategies
 from slurm_resolver.tf.progress import reporter
 
 SCOPE = (

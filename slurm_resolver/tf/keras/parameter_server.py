@@ -21,9 +21,9 @@ from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.functions import as_tensor, compiled
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
+from slurm_resolver.tf.keras.step_function import as_tensor, compiled
 
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
@@ -177,9 +177,7 @@ class ScheduledFunction:
     """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
     def __init__(self, model: Any, kind: str) -> None:
-        import keras
-
-        patch_metrics(keras)
+        patch_metrics()
         self._model = model
         self._trains = kind == "train"
         self._strategy = model.distribute_strategy
