@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.file_callbacks import listed
+from slurm_resolver.tf.keras.files.callbacks import listed
 
 Entry = tuple[str, str]
 

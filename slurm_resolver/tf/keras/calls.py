@@ -16,7 +16,7 @@ from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.drift import callback_of, compare_entries, compare_weights
-from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
+from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.progress import reporter, reporting
 
 SCOPE = (
