@@ -13,9 +13,9 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, borrowed, strategies
-from slurm_resolver.tf.keras.configuration import describe_call, describe_model
+from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.drift import callback_of, compare_entries, compare_weights
+from slurm_resolver.tf.keras.drift import callback_of, compare_weights
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.progress import reporter, reporting
 
@@ -58,18 +58,16 @@ def call_together(
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
         model.jit_compile = False
     callbacks = listed(arguments.get("callbacks"))
-    own = [
-        sorted({type(callback).__name__ for callback in callbacks}),
-        [[kind, path] for kind, path, _ in writing(callbacks)],
-    ]
+    kinds = sorted({type(callback).__name__ for callback in callbacks})
+    files = [[kind, path] for kind, path, _ in writing(callbacks)]
     with reporting(name) as report:
-        kinds, paths = zip(*workers.exchange(f"calls {name}", own))
+        told = workers.exchange(f"calls {name}", [", ".join(kinds) or "none", files])
+        kinds_of_all, files_of_all = zip(*told)
         compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
-        compare = functools.partial(compare_weights, workers, model, kinds)
-        compare(f"before {name}")
+        compare_weights(workers, model, kinds_of_all, f"before {name}")
         reporter.enter(IDLE, "")
-        arguments["callbacks"] = [report, *callbacks, callback_of(workers, compare)]
-        with workers.failing_together(name), one_writer(callbacks, workers, paths):
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, kinds_of_all)]
+        with workers.failing_together(name), one_writer(callbacks, workers, files_of_all):
             return original(*bound.args, **bound.kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Describes what a model trains with, so that the workers can compare it before `fit`.
+"""Describes what a model trains with, and compares it in all workers before `fit`.
 
 The description is a list of names and values, such as ("optimizer.momentum", "0.9"). Names of
 layers and seeds are left out: Keras numbers layers, and all workers begin with the weights of the
@@ -10,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import sys
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.files.callbacks import listed
 
@@ -32,6 +35,7 @@ _LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "share
 _WEIGHTS = ("sample_weight", "class_weight")
 _DEEPEST = 8
 _LONGEST = 1000  # lists such as vocabularies are one entry
+_SHOWN = 200  # characters of a name or a value
 
 
 def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
@@ -88,6 +92,34 @@ def describe_model(model: Any) -> list[Entry]:
     return entries
 
 
+def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
+    """Raises FitError in every worker with the first entry that differs from worker to worker."""
+    purpose = f"compares what {call} trains with"
+    if len(set(workers.exchange(purpose, _digest_of(entries)))) == 1:
+        return
+    # One of the models may have fewer entries.
+    for entry in itertools.chain(entries, itertools.repeat(("", "nothing"))):
+        name, value = entry
+        own = [_digest_of(entry), name[:_SHOWN], value[:_SHOWN]]
+        digests, names, values = zip(*workers.exchange(purpose, own))
+        if len(set(digests)) == 1:
+            continue
+        what = names[0]
+        if len(set(names)) > 1:  # the models have other parts
+            what = "its model"
+            values = tuple(map(" ".join, zip(names, values)))
+        raise FitError(
+            f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
+            "Expected the same program in every worker, with the same data, of which each takes "
+            "its share. Data that each worker has of its own (AutoShardPolicy.OFF) needs "
+            "steps_per_epoch."
+        )
+
+
+def _digest_of(described: Any) -> int:
+    return zlib.crc32(repr(described).encode())
+
+
 def _own(layer: Any) -> dict[str, Any]:
     """Returns what describes a layer without the layers in it.
 
@@ -130,7 +162,7 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
                 yield from _describe(f"{name}.{key}", value[key], depth + 1)
     elif isinstance(value, (list, tuple)):
         if len(value) > _LONGEST:
-            yield name, f"{len(value)} items {zlib.crc32(repr(value).encode()):08x}"
+            yield name, f"{len(value)} items {_digest_of(value):08x}"
             return
         for place, item in enumerate(value):
             yield from _describe(f"{name}[{place}]", item, depth + 1)
