@@ -28,8 +28,10 @@ from slurm_resolver.tf.keras.sharing import (
     Share,
     Sharing,
     count_rows,
+    is_one_of,
     share,
     share_dataset,
+    without,
 )
 from slurm_resolver.tf.keras.verdicts import graph_of_function
 from slurm_resolver.tf.progress import reporter
@@ -37,6 +39,7 @@ from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names
 from slurm_resolver.tf.rows.values import rows
 
+_PASSED = (borrowed.PREFETCHED, borrowed.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
 _BATCHES = (borrowed.BATCH_DATASET, borrowed.PARALLEL_BATCH_DATASET)
 _COMPARED = 256  # bytes at the end of a string
@@ -208,22 +211,22 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     """Returns what a dataset consists of; raises UndividedError if it is something else."""
     later: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
     maps: list[_Map] = []
-    at = _without_passed(dataset)
-    while _is_one_of(at, (*_MAPS, *_COUNTED)):
-        if _is_one_of(at, _MAPS):
+    at = without(dataset, _PASSED)
+    while is_one_of(at, (*_MAPS, *_COUNTED)):
+        if is_one_of(at, _MAPS):
             _check_rows(at)
             later.insert(0, _map_of(at).apply)
         else:
-            method = next(name for kind, name in _COUNTED.items() if _is_one_of(at, (kind,)))
+            method = next(name for kind, name in _COUNTED.items() if isinstance(at, kind.get()))
             later.insert(0, operator.methodcaller(method, borrowed.COUNT.of(at)))
-        at = _without_passed(_input_of(at))
-    if not _is_one_of(at, _BATCHES):
+        at = _input_of(at)
+    if not is_one_of(at, _BATCHES):
         raise UndividedError("its batches do not come from batch(n)")
     batch = at
-    at = _without_passed(_input_of(at))
-    while _is_one_of(at, _MAPS):
+    at = _input_of(at)
+    while is_one_of(at, _MAPS):
         maps.insert(0, _map_of(at))
-        at = _without_passed(_input_of(at))
+        at = _input_of(at)
     if not maps:
         raise UndividedError("no map directly precedes batch(n)")
     for spec in tf.nest.flatten(at.element_spec):
@@ -238,20 +241,10 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     )
 
 
-def _without_passed(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset without what does not change its elements."""
-    while _is_one_of(dataset, (borrowed.PREFETCHED, borrowed.OPTIONS_DATASET)):
-        dataset = _input_of(dataset)
-    return dataset
-
-
-def _is_one_of(dataset: tf.data.Dataset, kinds: tuple[borrowed.Name, ...]) -> bool:
-    return isinstance(dataset, tuple(kind.get() for kind in kinds))
-
-
 def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns what a dataset is made of, without what does not change its elements."""
     (found,) = borrowed.INPUTS.of(dataset)()
-    return found
+    return without(found, _PASSED)
 
 
 def _map_of(dataset: tf.data.Dataset) -> _Map:
@@ -270,15 +263,14 @@ def _operations(graph: Any) -> Iterator[Any]:
     """Yields the operations of a graph, and of the functions that it calls."""
     for operation in graph.get_operations():
         yield operation
-        for attribute in operation.op_def.attr:
-            if attribute.type not in ("func", "list(func)"):
-                continue
-            value = operation.get_attr(attribute.name)
-            for function in value if isinstance(value, list) else [value]:
-                called = graph_of_function(graph, function.name)
-                if called is None:
-                    raise UndividedError(f"a map calls {function.name}, whose graph is not known")
-                yield from _operations(called)
+        for value in operation.node_def.attr.values():
+            for function in (value.func, *value.list.func):
+                name = function.name  # empty for an attribute of another type
+                if name:
+                    called = graph_of_function(graph, name)
+                    if called is None:
+                        raise UndividedError(f"a map calls {name}, whose graph is not known")
+                    yield from _operations(called)
 
 
 def _check_operation(operation: Any) -> None:
@@ -286,11 +278,11 @@ def _check_operation(operation: Any) -> None:
     kind = operation.type
     if not operation.op_def.is_stateful or kind in _HARMLESS:
         return
-    seeds = [one.name for one in operation.op_def.attr if one.name in ("seed", "seed2")]
-    if not seeds:
+    attributes = operation.node_def.attr
+    if "seed" not in attributes:
         raise UndividedError(f"a map depends on earlier elements ({kind})")
     global_seed = tf.compat.v1.get_seed(1)[0]
-    if global_seed != NO_SEED or any(operation.get_attr(name) for name in seeds):
+    if global_seed != NO_SEED or attributes["seed"].i or attributes["seed2"].i:
         raise UndividedError(f"a map draws random numbers with a seed ({kind})")
 
 

@@ -21,14 +21,19 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.sharing import Share
+from slurm_resolver.tf.keras.sharing import Share, is_one_of
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
 
+# The calls of Keras' list of callbacks that `_Fit` replaces by its methods of the same names.
 _HOOKS = (
-    *("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end"),
-    *("on_test_begin", "on_test_batch_end", "on_train_end"),
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_batch_end",
+    "on_train_end",
 )
 _GENERATED = (borrowed.GENERATOR, borrowed.PY_DATASET)
 
@@ -87,7 +92,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
-        self.options = directory, termination, save_every, max_to_keep
+        self.options = {
+            "directory": directory,
+            "termination": termination,
+            "save_every": save_every,
+            "max_to_keep": max_to_keep,
+        }
 
     def set_model(self, model: Any) -> None:
         """Stores the model; raises ResumeError for one of Keras 2."""
@@ -128,34 +138,37 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 class _Fit:
     """A run of `fit`: it replaces the model's train function and wraps the callbacks."""
 
+    _states: Any = None  # of the other callbacks, from the first epoch on
+    _muted = False  # whether the current step was trained before
+    _made = 0  # iterators over the data
+    _iterator: Any = None  # the current one
+    _iterators = 0  # their number, including the current one
+    _logs: Any = None  # of the steps that are skipped
+    _trained_metrics: Any = None  # the training's, while a validation uses its metrics
+
     def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
         """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
 
         `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
         """
-        self._model = model = callback.model
+        model = callback.model
+        self._model = model
         self._data = data
         self._callbacks = callbacks
         self._others = [other for other in callbacks.callbacks if other is not callback]
-        self._states: CallbackStates | None = None
         self._epochs = callback.params["epochs"]
-        self._muted = False  # whether the current step was trained before
-        self._made = 0  # iterators over the data
-        self._iterator: Any = None
-        self._iterators = 0  # their number, including the current one
-        self._logs: Any = None  # of the steps that are skipped
-        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._make_iterator = borrowed.GET_ITERATOR.of(data)
         borrowed.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
-        self._backup = backup = Backup(
+        backup = Backup(
             model.distribute_strategy,
             {"model": model, "random": self._untracked(), **callback.state},
-            *callback.options,
+            **callback.options,
             complete=True,
             collect=self._collect,
         )
-        self._saved: dict[str, Any] = backup.more or {}
+        self._backup = backup
+        self._saved = backup.more or {}
         backup.say_start(self._epochs)
         steps = self._saved.get("steps")
         adapter = borrowed.DATA_ADAPTER.of(data)
@@ -170,7 +183,7 @@ class _Fit:
             borrowed.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
-            if not any(isinstance(adapter, one.get()) for one in _GENERATED):
+            if not is_one_of(adapter, _GENERATED):
                 while self._made < self._saved["iterators"] - 1:
                     iter(self._count_iterator())
             if borrowed.NUM_BATCHES.of(data) is None:  # until the data has ended once
@@ -242,7 +255,6 @@ class _Fit:
         # Callbacks that run in parallel must see the last step.
         for future in borrowed.FUTURES.of(self._callbacks):
             future.result()
-        assert self._states is not None
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
@@ -263,7 +275,8 @@ class _Fit:
         if is_first:
             self._restore_callbacks()
         else:
-            self._backup.step = self._until = 0
+            self._backup.step = 0
+            self._until = 0
         call(epoch, logs)
         if is_first and self._until:
             self._restore_callbacks()
@@ -316,7 +329,8 @@ class _Fit:
             if not continues or borrowed.CURRENT_ITERATOR.of(data) is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
-            self._trained_metrics = self._iterator = None
+            self._trained_metrics = None
+            self._iterator = None
             backup.save()
         borrowed.INITIAL_EPOCH.set(model, None)
         delattr(data, borrowed.GET_ITERATOR.name)
@@ -354,7 +368,8 @@ class _Fit:
         These are the states of the model's random generators, which draw the masks of dropout.
         """
         model = self._model
-        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
+        optimizer = model.optimizer
+        variables = [*model.variables, *(optimizer.variables if optimizer else [])]
         tracked = {id(part) for part in tf.train.TrackableView(model).descendants()}
         tracked.update(map(id, model.metrics_variables))
         return [
