@@ -12,11 +12,12 @@ from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
-from slurm_resolver.tf.keras import are_several, borrowed, strategies
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.drift import callback_of, compare_weights
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
+from slurm_resolver.tf.keras.strategies import are_several, strategies
 from slurm_resolver.tf.progress import reporter, reporting
 
 SCOPE = (

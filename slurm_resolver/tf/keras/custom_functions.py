@@ -12,7 +12,8 @@ import weakref
 from typing import Any
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras import borrowed, strategies
+from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.strategies import strategies
 
 # The kind of steps that each method of a model takes.
 _KIND = {

@@ -12,8 +12,9 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed, is_coordinated, loops
+from slurm_resolver.tf.keras import borrowed, loops
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
+from slurm_resolver.tf.keras.strategies import is_coordinated
 from slurm_resolver.tf.keras.verdicts import factor_of, together
 from slurm_resolver.tf.rows.values import SAME
 

@@ -19,10 +19,10 @@ from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.division import share_out
-from slurm_resolver.tf.keras.functions import StepFunction
 from slurm_resolver.tf.keras.loops import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
+from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
 

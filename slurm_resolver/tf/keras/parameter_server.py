@@ -21,9 +21,9 @@ from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.preflight.keras_version import keras_takes_batches
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.functions import as_tensor, compiled
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
+from slurm_resolver.tf.keras.step_function import as_tensor, compiled
 
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits

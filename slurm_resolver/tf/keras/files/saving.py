@@ -17,9 +17,9 @@ from typing import Any, Callable
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.tf.keras import are_several
 from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.keras.drift import digest_of
+from slurm_resolver.tf.keras.strategies import are_several
 from slurm_resolver.tf.progress import reporter
 
 Method = Callable[..., Any]
