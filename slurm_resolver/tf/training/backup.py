@@ -140,7 +140,6 @@ class _Fit:
 
     _states: Any = None  # of the other callbacks, from the first epoch on
     _muted = False  # whether the current step was trained before
-    _made = 0  # iterators over the data
     _iterator: Any = None  # the current one
     _iterators = 0  # their number, including the current one
     _logs: Any = None  # of the steps that are skipped
@@ -157,6 +156,7 @@ class _Fit:
         self._callbacks = callbacks
         self._others = [other for other in callbacks.callbacks if other is not callback]
         self._epochs = callback.params["epochs"]
+        self._made = 0  # iterators over the data
         self._make_iterator = borrowed.GET_ITERATOR.of(data)
         borrowed.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
