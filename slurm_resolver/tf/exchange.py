@@ -1,28 +1,26 @@
-"""Lets the workers of a strategy compare their next call, and learn that another one has failed."""
+"""Lets the workers of a strategy compare their next call, and fail together.
+
+Workers that take a step together wait for each other in TensorFlow's collectives, without end if
+one of them does something else. So they first tell each other what they do.
+"""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import math
 import re
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.roles import ranks_of
-from slurm_resolver.coordination.client import Client, leave_all
-from slurm_resolver.coordination.job import TRAIN
+from slurm_resolver.coordination.client import Client
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
-from slurm_resolver.log import exit_at_once, warn
-from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.causes import OF_PEERS, cause_of
+from slurm_resolver.tf.peers import IN_ALL, Peers, abort_collectives
 from slurm_resolver.wording import shorten
 
 # Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.
@@ -34,32 +32,13 @@ _FAILED = "has failed"
 _UNMADE = "cannot make a variable"
 # TensorFlow's words if workers send or receive other shapes or types.
 _MISMATCHES = "mismatch in the collective|expected type"
-_IN_ALL = (
-    "Make each call in all workers, as each of them computes its rows: leave out what lets one "
-    "worker alone make it, such as `if task_id == 0:`."
-)
-_GONE_SECONDS = 4.0  # in which the service names the task that is gone
-# In what another task says of its end: the task that has caused it.
-_CAUSE = re.compile(r"\w+ \d+ \(rank \d+ on \S+\) is gone.*")
-MARK = "slurm_resolver: "  # in the errors of collectives that this module ends
 
 
-class Workers:
-    """The workers of a strategy, as one of them sees them; all make it at the same point.
+class Workers(Peers):
+    """The workers of a strategy, which compare what they do; all make it at the same point."""
 
-    If another worker is gone, TensorFlow's collectives fail here with an error that names it.
-    TensorFlow itself notices only after its heartbeats have failed, and blames the worker that
-    notices first.
-    """
-
-    call = ""  # the method in which they fail together, such as "fit"
-    _calls: int = 0
-    _failure = ""  # of another worker, in the current call
     _failed = False  # whether this worker alone has failed in its last call
-    loss = ""  # which worker is gone or has ended
-    _is_in_step = False
     _is_unmade = False  # whether another worker cannot make the current variable
-    _is_exchanging = False  # the worker that has failed then answers
     _begins = _STEP  # what this worker has begun with the others, as messages say it
     # How many exchanges and steps this worker has begun, and those of one that waits for it.
     _exchanges = 0
@@ -67,30 +46,12 @@ class Workers:
     _awaited = (0, 0)
 
     def __init__(self, strategy: Any, client: Client | None) -> None:
-        global _newest
-        _newest = self
-        resolver = strategy.cluster_resolver
-        counts = resolver.cluster_spec().as_dict()
-        # every worker's name, such as "worker 0"; none if the strategy trains alone
-        self.names = [
-            f"{job} {index}" for job in TRAIN for index in range(len(counts.get(job, ())))
-        ]
-        self._name = f"{resolver.task_type} {resolver.task_id}"
-        self.index = self.names.index(self._name) if self.names else 0
+        super().__init__(strategy.cluster_resolver, client)
         self._strategy = strategy
-        self._client: Any = client  # None under TF_CONFIG
         self._lock = threading.Lock()
         self._gather_lines = tf.function(self._gather_line, autograph=False, reduce_retracing=True)
         if client is not None:
-            cluster = resolver.cluster
-            # their names, by rank, in the order of their indices
-            self._ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
-            self._others = set(range(cluster.num_tasks)).difference(self._ranks)
-            self._name_of = cluster.name_of
-            client.listen("told", self._take_failure)
             client.listen("awaited", self._take_waiting)
-            client.listen("gone", self._take_loss)
-            client.listen("left", self._take_goodbyes)
 
     def exchange(self, call: str, value: Any) -> list[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.
@@ -117,7 +78,7 @@ class Workers:
             try:
                 by_rank = self._client.gather(_CALL, given, None, self._others)
             except RendezvousError as error:
-                raise FitError(self._failure or f"this worker {call}: {error} {_IN_ALL}") from error
+                raise FitError(self.failure or f"this worker {call}: {error} {IN_ALL}") from error
             finally:
                 self._is_exchanging = False
             told = [by_rank[rank] for rank in self._ranks]
@@ -125,7 +86,7 @@ class Workers:
         for name, other in zip(self.names, calls):
             if other != calls[0]:
                 raise FitError(
-                    self._failure or _describe_calls(self.names[0], calls[0], name, other)
+                    self.failure or _describe_calls(self.names[0], calls[0], name, other)
                 )
         return list(values)
 
@@ -147,13 +108,13 @@ class Workers:
         self._is_in_step = True
         try:
             if self.loss:
-                raise FitError(self._failure or self.loss)
+                raise FitError(self.failure or self.loss)
             yield
         except (tf.errors.OutOfRangeError, StopIteration):  # there was no data for a step
             self._steps -= 1
             raise
         except tf.errors.OpError as error:
-            reason = "" if self.call else self._reason_of(error)
+            reason = "" if self.call else self.reason_of(error)
             if reason:  # as in `train_on_batch`
                 raise FitError(reason) from error
             raise
@@ -212,13 +173,13 @@ class Workers:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
             if self._is_in_step:
-                _abort_collectives(f"{self._name} makes another variable")
+                abort_collectives(f"{self._name} makes another variable")
         elif self._failed and not self.call and within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
             self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
             other = self._ranks[message["rank"]]
-            _abort_collectives(_describe_calls(other, call, self._name, self._begins))
+            abort_collectives(_describe_calls(other, call, self._name, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
@@ -249,113 +210,30 @@ class Workers:
         Raises:
             FitError: when another worker has failed or is lost.
         """
-        self._calls += 1
-        self._failure = ""
+        self.calls += 1
+        self.failure = ""
         self._failed = False
         self.call = call
         try:
             yield
         except Exception as error:
-            reason = self._reason_of(error)
+            reason = self.reason_of(error)
             if reason and isinstance(error, tf.errors.OpError):
-                raise FitError(self._failure or reason) from error
+                raise FitError(self.failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
-            in_all = str(error).endswith(_IN_ALL) or isinstance(error, OF_PEERS)
+            in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)
             if self._client is not None and not in_all:
-                topic = f"failed {self._calls}"
+                topic = f"failed {self.calls}"
                 self._client.tell(topic, cause_of(error))
                 if not self._client.all_tell(topic, self._ranks, _SECONDS):
-                    self._client.tell(f"ends {self._calls}", "")
+                    self._client.tell(f"ends {self.calls}", "")
                     self._failed = True
                     self._answer_after_failure()
             raise
         finally:
             self.call = ""
-            self._failure = ""
-
-    def _reason_of(self, error: BaseException) -> str:
-        """Returns why another worker has ended what failed with an error, or ''."""
-        reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
-        if not reason and isinstance(error, OF_PEERS):
-            if self._client is not None:
-                self._client.wait_for(lambda: self._failure or self.loss, _GONE_SECONDS)
-            reason = self._failure or self.loss or self.lost_by(error)
-        return reason
-
-    def lost_by(self, error: BaseException) -> str:
-        """Returns which worker is gone if an error of TensorFlow says so, or ''."""
-        name = lost_task(error, self.names, self.index)
-        if name and self._client is not None:
-            name = self._name_of(self._ranks[self.names.index(name)])
-        return name and _describe_loss(name, "it does not answer TensorFlow")
-
-    def _take_failure(self, message: Message) -> None:
-        """Notes that another worker has failed in the same call, and ends the call if asked to."""
-        name = self._ranks[message["rank"]]
-        told = message["told"]
-        if not self.call or name == self._name:
-            return
-        if told == f"failed {self._calls}":
-            self._failure = f"{name} has failed in {self.call}: {message['value']}"
-        elif told == f"ends {self._calls}" and not self._is_exchanging:
-            _abort_collectives(self._failure)
-
-    def _take_loss(self, message: Message) -> None:
-        if message["gone"] in self._ranks or "service" in message:
-            cause = _CAUSE.search(message["why"])
-            name = self._name_of(message["gone"])
-            reason = cause[0] if cause else _describe_loss(name, message["why"])
-            own = self._name_of(self._client.address.rank)
-            if reason.startswith(own):
-                reason = f"{own} was stopped or cut off, and the others have ended without it"
-            if not (cause and self.loss):
-                warn("%s", reason)
-            self.loss = self.loss or reason
-            _abort_collectives(reason)
-
-    def _take_goodbyes(self, message: Message) -> None:
-        # These workers may have ended without an error, as this one may soon. Only a step fails.
-        left = [rank for rank in self._ranks if rank in message["left"]]
-        if left:
-            name = self._name_of(left[0])
-            self.loss = self.loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
-            if self._is_in_step:
-                _abort_collectives(self.loss)
+            self.failure = ""
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
-    return f"{name} {call}, and {other} {others_call}. {_IN_ALL}"
-
-
-def _describe_loss(name: str, why: str) -> str:
-    # All workers take each step together: it was lost in the step that this one is in.
-    return f"{name} is gone {reporter.where()}".rstrip() + f": {why}"
-
-
-def _abort_collectives(reason: str) -> None:
-    """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
-    missing = [name for name in (borrowed.CONTEXT, borrowed.ABORT) if name.is_missing()]
-    if missing:  # in a loop of one's own; `fit` has raised an error
-        warn("%s This step may wait without end: %s", borrowed.error_of(*missing), reason)
-        return
-    # TensorFlow's strategies do the same when their own check finds a peer gone.
-    borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
-
-
-def _leave() -> None:
-    """Tells the others which error ends this process. If a worker is lost, it ends at once.
-
-    TensorFlow would wait for the answer to a heartbeat, for up to a minute.
-    """
-    error = getattr(sys, "last_value", None)
-    if error is None or _newest is None:
-        return
-    lost = _newest.lost_by(error)
-    leave_all((lost or cause_of(error))[:500])
-    if lost or _newest.loss:
-        exit_at_once()
-
-
-_newest: Workers | None = None  # the workers of the newest strategy
-# After the functions that the program registers later.
-atexit.register(_leave)
+    return f"{name} {call}, and {other} {others_call}. {IN_ALL}"

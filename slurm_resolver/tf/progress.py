@@ -8,23 +8,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import functools
 import statistics
-import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import progress as phases
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.wire import Message, outlast_outages
 from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.tf import data_waits
+from slurm_resolver.tf.start import cluster_of
 
 _STALL_SECONDS = 300.0
 _WINDOW = 12  # reports over which the shares of time are taken
@@ -36,9 +32,6 @@ _SPENT_WITH = {
     phases.STEP: "steps",
     phases.DATA: "data",
 }
-
-# When the running step asked for data, negative when it got them; and the seconds waited in all.
-_variables: list[tf.Variable] = []
 
 
 class Reporter:
@@ -90,7 +83,7 @@ class Reporter:
 
     def _count_graphs(self) -> None:
         """Counts as waiting what the graphs of steps have waited for data since the last call."""
-        waited = sum(float(variable.numpy()) for variable in _variables[1:])
+        _, waited = data_waits.read()
         if self.stage == phases.TRAINING:
             self._spent["data"] += waited - self._in_graphs
             self._spent["steps"] -= waited - self._in_graphs
@@ -130,7 +123,7 @@ class Reporter:
         """Returns what this process is doing."""
         phase = self.phase
         since = self._since
-        mark, waited = (float(variable.numpy()) for variable in _variables)
+        mark, waited = data_waits.read()
         # On a busy machine, the line above may take longer than a step takes to ask for data: only
         # clocks that are read at the same time say which came first.
         wall = time.time()
@@ -141,17 +134,27 @@ class Reporter:
             since = marked
         waited += self._waited + (now - since if phase == phases.DATA else 0.0)
         self._samples.append((now, waited, self._outside))
-        seconds, *parts = np.subtract(self._samples[-1], self._samples[0]).tolist()
+        began, *before = self._samples[0]
+        seconds = max(now - began, 0.001)
+        waiting, outside = (
+            round(min((total - earlier) / seconds, 1.0), 3)
+            for total, earlier in zip((waited, self._outside), before)
+        )
+        steps, spent = self._last_epoch
         return phases.Report(
-            self.stage,
-            self.epoch,
-            self.step,
-            self.begun,
-            phase,
-            now - since,
-            round(1000 * statistics.median([*self._durations] or [0.0]), 3),
-            *(round(min(part / max(seconds, 0.001), 1.0), 3) for part in parts),
-        )._replace(steps=self._last_epoch[0], seconds=self._last_epoch[1], whole=self.whole)
+            stage=self.stage,
+            epoch=self.epoch,
+            step=self.step,
+            begun=self.begun,
+            phase=phase,
+            age=now - since,
+            ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
+            waiting=waiting,
+            outside=outside,
+            steps=steps,
+            seconds=spent,
+            whole=self.whole,
+        )
 
     def start(self, resolver: Any, on_stall: str = "report") -> None:
         """Begins to report, if this process is one of several workers of a live step.
@@ -161,21 +164,17 @@ class Reporter:
         """
         if on_stall not in ("report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
-        cluster = getattr(resolver, "cluster", None)
-        if (
-            not isinstance(cluster, Cluster)
-            or cluster.service is None
-            or len(cluster.tasks) < 2
-            or not cluster.step.is_live
-        ):
+        cluster = cluster_of(resolver)
+        if cluster is None or cluster.service is None or not cluster.step.is_live:
+            return
+        if len(cluster.tasks) < 2:
             return
         seconds = cluster.step.stall_seconds
         self._limit = _STALL_SECONDS if seconds is None else float(seconds)
         self._exits = on_stall == "exit"
         if self._rank is not None:
             return
-        with tf.init_scope(), tf.device("/cpu:0"):
-            _variables.extend(tf.Variable(0.0, dtype=tf.float64) for _ in range(2))
+        data_waits.start()
         client = connect(cluster.service, cluster.name_of)
         self._rank = client.address.rank
         client.listen("stall", self._take_stall)
@@ -205,84 +204,13 @@ class Reporter:
 
 
 reporter = Reporter()
-start = reporter.start
-
-
-def timed(get: Callable[[], Any]) -> Any:
-    """Returns the result of `get`, which reads an iterator in a graph, and measures its time."""
-    if not _variables:
-        return get()
-    mark, waited = _variables
-    with tf.device("/cpu:0"):
-        asked_at = tf.timestamp()
-        noted = mark.assign(asked_at)
-    with tf.control_dependencies([noted]):
-        batch = get()
-    tensors = tf.nest.flatten(batch, expand_composites=True)
-    with tf.device("/cpu:0"), tf.control_dependencies(tensors[:1]):
-        came_at = tf.timestamp()
-        waited.assign_add(came_at - asked_at)
-        mark.assign(-came_at)
-    return batch
 
 
 def noting(iterator: Iterator[Any]) -> Iterator[Any]:
     """Yields the items of an iterator; while it waits for one, the phase is DATA."""
-    while True:
-        reporter.enter(phases.DATA)
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        finally:
-            reporter.enter(phases.STEP)
+    reporter.enter(phases.DATA)
+    for batch in iterator:
+        reporter.enter(phases.STEP)
         yield batch
-
-
-@contextlib.contextmanager
-def reporting(name: str) -> Iterator[Any]:
-    """Waits in the block until all workers call `fit`, `evaluate` or `predict`, and runs it.
-
-    Yields a callback that reports the steps; it has to come before all others.
-    """
-    callback = _make_callback()
-    callback.stage = phases.TRAINING if name == "fit" else name
-    reporter.enter(phases.MEETING, name)
-    reporter.whole = False
-    try:
-        yield callback
-    finally:
-        reporter.enter(phases.IDLE, "")
-
-
-@functools.cache  # once, and only here, as Keras need not be imported
-def _make_callback() -> Any:
-    class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
-        stage = ""
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            reporter.enter(phases.PREPARING, self.stage)
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            reporter.begin_epoch(epoch + 1)
-
-        def on_test_begin(self, logs: Any = None) -> None:
-            validates = self.stage == phases.TRAINING
-            reporter.step = 0
-            reporter.enter(phases.START, phases.VALIDATION if validates else self.stage)
-
-        def on_test_end(self, logs: Any = None) -> None:
-            reporter.enter(phases.CALLBACK, self.stage)
-
-        on_predict_begin = on_test_begin
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            reporter.step = batch + 1
-
-        on_test_batch_begin = on_train_batch_begin
-
-        def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-            reporter.step = batch + 1
-            reporter.enter(phases.DATA)
-
-    return SlurmResolverProgress()
+        reporter.enter(phases.DATA)
+    reporter.enter(phases.STEP)

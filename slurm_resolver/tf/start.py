@@ -28,6 +28,12 @@ _CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes
 _served: set[str] = set()  # the addresses at which TensorFlow listens in this process
 
 
+def cluster_of(resolver: Any) -> Cluster | None:
+    """Returns the cluster of a `SlurmClusterResolver`; None of another class."""
+    cluster = getattr(resolver, "cluster", None)
+    return cluster if isinstance(cluster, Cluster) else None
+
+
 @contextlib.contextmanager
 def starting_together(
     resolver: Any, timeout: float | None, jobs: Collection[str]
@@ -49,9 +55,9 @@ def starting_together(
     Raises:
         RendezvousError: in every task, as `wait_until_ready`; if this process has a strategy.
     """
-    cluster = getattr(resolver, "cluster", None)
+    cluster = cluster_of(resolver)
     client = None
-    if isinstance(cluster, Cluster) and cluster.step.is_live:
+    if cluster is not None and cluster.step.is_live:
         if timeout is None:
             timeout = cluster.step.start_timeout or START_TIMEOUT
         _refuse_second(cluster)
@@ -64,7 +70,7 @@ def starting_together(
             yield client
         finally:
             faulthandler.cancel_dump_traceback_later()
-    if isinstance(cluster, Cluster) and cluster.task and "ps" not in cluster.roles:
+    if cluster is not None and cluster.task and "ps" not in cluster.roles:
         _served.add(cluster.task.address)
 
 
@@ -98,8 +104,8 @@ def choose_communication(
     `given`, are returned as they are.
     """
     usable = len(tf.config.get_visible_devices("GPU"))
-    cluster = getattr(resolver, "cluster", None)
-    if not isinstance(cluster, Cluster):
+    cluster = cluster_of(resolver)
+    if cluster is None:
         return given
     if cluster.gpus and not usable:
         why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())

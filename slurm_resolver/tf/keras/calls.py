@@ -17,8 +17,9 @@ from slurm_resolver.tf.keras.configuration import compare_entries, describe_call
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.drift import callback_of, compare_weights
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
+from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategies import are_several, strategies
-from slurm_resolver.tf.progress import reporter, reporting
+from slurm_resolver.tf.progress import reporter
 
 SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
-from slurm_resolver.tf.exchange import MARK
 from slurm_resolver.tf.keras.origins import Origin
+from slurm_resolver.tf.peers import MARK
 from slurm_resolver.tf.progress import reporter
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # which name the batches in an error

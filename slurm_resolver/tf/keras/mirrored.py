@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.division import share_out
@@ -23,6 +22,7 @@ from slurm_resolver.tf.keras.loops import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_function import StepFunction
+from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
 
@@ -117,7 +117,7 @@ class MultiWorkerMirroredStrategy(
             _agree_on_seeds(self.workers)
             _replace(self.extended, borrowed.CREATE_VARIABLE, self.workers.make)
         prepare(self)
-        progress.start(cluster_resolver, on_stall)
+        reporter.start(cluster_resolver, on_stall)
 
     def share_out(self, dataset: Any, *, in_memory: bool = False) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""

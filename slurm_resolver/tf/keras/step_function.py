@@ -10,6 +10,7 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import keras_takes_batches
+from slurm_resolver.tf.data_waits import timed
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_model
@@ -39,7 +40,7 @@ from slurm_resolver.tf.keras.verdicts import (
     check_assignments,
     together,
 )
-from slurm_resolver.tf.progress import noting, reporter, timed
+from slurm_resolver.tf.progress import noting, reporter
 
 Method = Callable[..., Any]
 _SEEDS = 2**31 - 1

@@ -19,7 +19,7 @@ from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Factor, Step
 from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.rules import sizes_of
+from slurm_resolver.tf.rows.computed import sizes_of
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
 
 # Functions of this package that call what the program has written, and their files.

@@ -13,7 +13,14 @@ import tensorflow as tf
 
 from slurm_resolver.tf.rows.operations import FOLDED, STATEFUL
 from slurm_resolver.tf.rows.rules import derive, join
-from slurm_resolver.tf.rows.values import SAME, Kind, Reason, UnprovenError, Value
+from slurm_resolver.tf.rows.values import (
+    SAME,
+    Kind,
+    Reason,
+    RefutedError,
+    UnprovenError,
+    Value,
+)
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
@@ -157,7 +164,7 @@ class Analysis:
     def _depend(self, operation: Any, condition: Value, what: str) -> list[Value]:
         """Returns the values of what depends on a condition that differs between the workers."""
         if condition.kind is not Kind.UNKNOWN:
-            error = UnprovenError(f"{what} that depends on the batch", refuted=True)
+            error = RefutedError(f"{what} that depends on the batch")
             condition = _unknown(operation, error)
         self._decides[operation] = condition
         return [condition] * len(operation.outputs)
@@ -269,7 +276,8 @@ def _added(operation: Any) -> Any:
 
 
 def _unknown(operation: Any, error: UnprovenError) -> Value:
-    return Value(Kind.UNKNOWN, reason=Reason(str(error), error.refuted, operation))
+    reason = Reason(str(error), isinstance(error, RefutedError), operation)
+    return Value(Kind.UNKNOWN, reason=reason)
 
 
 def _joined(operation: Any, one: Value, other: Value) -> Value:

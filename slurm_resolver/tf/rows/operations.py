@@ -40,10 +40,10 @@ ENTRIES = names(
     Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Inv Invert IsFinite
     IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
     Maximum Minimum Mod MulNoNan Ndtri NextAfter NotEqual OnesLike Polygamma Pow Reciprocal
-    RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
-    Softplus Softsign Sqrt Square SquaredDifference StaticRegexReplace StringLength StringLower
-    StringStrip StringToHashBucketFast StringToNumber StringUpper Tan Tanh TruncateDiv TruncateMod
-    Xdivy Xlog1py Xlogy ZerosLike Zeta
+    RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Rsqrt Select SelectV2 Selu Sigmoid
+    Sign Sin Sinh Softplus Softsign Sqrt Square SquaredDifference StaticRegexReplace StringLength
+    StringLower StringStrip StringToHashBucketFast StringToNumber StringUpper Tan Tanh TruncateDiv
+    TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
     """
 )
 REDUCING = names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
@@ -59,6 +59,13 @@ WINDOWS = names(
 TRANSPOSED_WINDOWS = names(
     "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 )
+# Entries are combined along the last axis, along the last two, or along the axis that the second
+# input names.
+ALONG_LAST_AXIS = names("BiasAdd FFT IFFT IRFFT LogSoftmax RFFT Softmax TopKV2")
+ALONG_TWO_AXES = names("Cholesky FFT2D IFFT2D MatrixInverse")
+ALONG_GIVEN_AXIS = names("Cumprod Cumsum CumulativeLogsumexp")
+# The second input has the keys of a table of entries.
+LOOKING_UP = names("LookupTableFindV2 ResourceGather")
 MATRIX_PRODUCTS = names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")
 ADDING = names("Add AddN AddV2 Complex Sub")
 DIVIDING = names("Div DivNoNan RealDiv")

@@ -23,7 +23,8 @@ what is true of all of them is no coincidence of sizes.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -99,13 +100,22 @@ class Value(NamedTuple):
     @property
     def power_of_numbers(self) -> int | None:
         """The power of the number of rows to which NUMBERS are proportional; None if to none."""
-        few, more, _, many = (np.asarray(numbers, float) for numbers in self.entries)
         for power in (0, 1, -1):
-            factors = [float(batch.rows) ** power for batch in BATCHES]
-            same = few / factors[0]
-            if np.allclose(same, more / factors[1]) and np.allclose(same, many / factors[3]):
+            few, more, _, many = (
+                np.asarray(numbers) / float(batch.rows) ** power
+                for batch, numbers in zip(BATCHES, self.entries)
+            )
+            if np.allclose(few, more) and np.allclose(few, many):
                 return power
         return None
+
+    def shifted(self, places: int) -> Value:
+        """Returns the value whose rows are that many axes later."""
+        return self._replace(axis=self.axis + places)
+
+
+Values = Sequence[Value]  # what is known of an operation's inputs
+Found = Union[Value, list[Value]]  # of all its results together, or of each
 
 
 class Reason(NamedTuple):
@@ -125,14 +135,9 @@ class Reason(NamedTuple):
 class UnprovenError(Exception):
     """Raised by a rule that does not know its result."""
 
-    def __init__(self, text: str, *, refuted: bool = False) -> None:
-        super().__init__(text)
-        self.refuted = refuted
 
-
-def refuted(text: str) -> UnprovenError:
-    """Returns the error of a rule that knows that rows are compared."""
-    return UnprovenError(text, refuted=True)
+class RefutedError(UnprovenError):
+    """Raised by a rule that knows that rows are compared."""
 
 
 SAME = Value(Kind.SAME)

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINING
-from slurm_resolver.tf import progress
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.termination import TerminationConfig
@@ -54,7 +53,7 @@ class ResumableLoop:
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
         strategy = strategy or tf.distribute.get_strategy()
-        progress.start(strategy.cluster_resolver)
+        reporter.start(strategy.cluster_resolver)
         self._backup = Backup(strategy, state, directory, termination, save_every, max_to_keep)
         self._endless: Iterator[Any] | None = None
         self.restored = self._backup.restored is not None

@@ -21,7 +21,6 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver import training_reports
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import TRAIN
@@ -31,6 +30,7 @@ from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, req
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.start import cluster_of
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
 # to learn how all exit.
@@ -167,8 +167,7 @@ class SavingRanks:
     """
 
     def __init__(self, resolver: Any) -> None:
-        cluster = getattr(resolver, "cluster", None)
-        self._cluster = cluster if isinstance(cluster, Cluster) else None
+        self._cluster = cluster_of(resolver)
         self.step = self._cluster.step if self._cluster else SlurmStep.read()
         spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
         if spec.get("ps"):

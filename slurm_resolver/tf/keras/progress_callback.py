@@ -1,0 +1,61 @@
+"""Reports the progress of `fit`, `evaluate` and `predict`, by a callback of Keras."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from slurm_resolver.coordination import progress as phases
+from slurm_resolver.tf.progress import reporter
+
+
+@contextlib.contextmanager
+def reporting(name: str) -> Iterator[Any]:
+    """Waits in the block until all workers call `fit`, `evaluate` or `predict`, and runs it.
+
+    Yields a callback that reports the steps; it has to come before all others.
+    """
+    callback = _make_callback()
+    callback.stage = phases.TRAINING if name == "fit" else name
+    reporter.enter(phases.MEETING, name)
+    reporter.whole = False
+    try:
+        yield callback
+    finally:
+        reporter.enter(phases.IDLE, "")
+
+
+@functools.cache  # once, and only here, as Keras need not be imported
+def _make_callback() -> Any:
+    class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
+        stage = ""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            reporter.enter(phases.PREPARING, self.stage)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            reporter.begin_epoch(epoch + 1)
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            validates = self.stage == phases.TRAINING
+            reporter.step = 0
+            reporter.enter(phases.START, phases.VALIDATION if validates else self.stage)
+
+        def on_test_end(self, logs: Any = None) -> None:
+            reporter.enter(phases.CALLBACK, self.stage)
+
+        on_predict_begin = on_test_begin
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            reporter.step = batch + 1
+
+        on_test_batch_begin = on_train_batch_begin
+
+        def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+            reporter.step = batch + 1
+            reporter.enter(phases.DATA)
+
+    return SlurmResolverProgress()
