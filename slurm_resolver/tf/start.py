@@ -21,6 +21,7 @@ from slurm_resolver.preflight.transport import (
     task_devices,
     why_no_gpu,
 )
+from slurm_resolver.slurm.step import SlurmStep
 
 START_TIMEOUT = 600.0  # seconds
 _CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes some
@@ -32,6 +33,12 @@ def cluster_of(resolver: Any) -> Cluster | None:
     """Returns the cluster of a `SlurmClusterResolver`; None of another class."""
     cluster = getattr(resolver, "cluster", None)
     return cluster if isinstance(cluster, Cluster) else None
+
+
+def step_of(resolver: Any) -> SlurmStep:
+    """Returns the step whose cluster a resolver has resolved; of another class, this task's."""
+    cluster = cluster_of(resolver)
+    return SlurmStep.read() if cluster is None else cluster.step
 
 
 @contextlib.contextmanager

@@ -16,11 +16,11 @@ from typing import Any, Callable
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
-from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.keras.drift import digest_of
 from slurm_resolver.tf.keras.strategies import are_several
 from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.start import step_of
 
 Method = Callable[..., Any]
 
@@ -35,7 +35,8 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
     if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
     # The workers do not wait for an incomplete save of an earlier start.
-    identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest_of(model)}"
+    start = identity_of(step_of(model.distribute_strategy.cluster_resolver))
+    identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving():
         write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs))
     return None
