@@ -1,4 +1,16 @@
-"""Checks that all workers call Keras 3's `fit`, `evaluate` and `predict` with equal arguments."""
+"""Lets all workers make the same calls of Keras 3's `fit`, `evaluate` and `predict`, or none.
+
+Workers train as one process only if all of them make the same calls in the same order. What is
+compared, when, and where:
+
+    the method, and the callbacks' kinds   before a call                 `Workers.exchange`
+    the arguments and the model            before a call                 `configuration`
+    the weights                            the same, and each epoch      `drift`
+    the batch and the learning rate        in each step                  `comparison`
+
+A difference is a FitError in every worker, which says which worker has what. If the call fails in
+one worker, it ends in all of them, with that worker's error.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +71,13 @@ def call_together(
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
         model.jit_compile = False
-    callbacks = listed(arguments.get("callbacks"))
+    callbacks = listed(arguments["callbacks"])
+    arguments["callbacks"] = callbacks
     kinds = sorted({type(callback).__name__ for callback in callbacks})
     files = [[kind, path] for kind, path, _ in writing(callbacks)]
     with reporting(name) as report:
-        told = workers.exchange(f"calls {name}", [", ".join(kinds) or "none", files])
-        kinds_of_all, files_of_all = zip(*told)
+        own = [", ".join(kinds) or "none", files]
+        kinds_of_all, files_of_all = zip(*workers.exchange(f"calls {name}", own))
         compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
         compare_weights(workers, model, kinds_of_all, f"before {name}")
         reporter.enter(IDLE, "")

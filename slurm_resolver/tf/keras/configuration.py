@@ -1,8 +1,15 @@
 """Describes what a model trains with, and compares it in all workers before `fit`.
 
-The description is a list of names and values, such as ("optimizer.momentum", "0.9"). Names of
-layers and seeds are left out: Keras numbers layers, and all workers begin with the weights of the
-first one.
+A description is a list of entries, each a name and a value as text, such as ("optimizer.momentum",
+"0.9"). It covers
+
+    the call       how much data there is, steps and epochs, callbacks that restore a training
+    the model      its optimizer, loss and metrics, and how it runs
+    its layers     their configurations, and the numbers that layers of the program compute with
+
+Names of layers and seeds are left out: Keras numbers layers, and all workers begin with the weights
+of the first one. Code that raises an error is left out as well: what cannot be described is found
+by the comparison of the weights (`drift`).
 """
 
 from __future__ import annotations
@@ -25,13 +32,19 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.files.callbacks import listed
 
 Entry = tuple[str, str]
 
 _PLAIN = (type(None), int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
-_LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
+_LEFT_OUT = (
+    "name",
+    "seed",
+    "module",
+    "registered_name",
+    "build_config",
+    "shared_object_id",
+)
 _WEIGHTS = ("sample_weight", "class_weight")
 _DEEPEST = 8
 _LONGEST = 1000  # lists such as vocabularies are one entry
@@ -39,7 +52,10 @@ _SHOWN = 200  # characters of a name or a value
 
 
 def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`."""
+    """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`.
+
+    Their callbacks are a list.
+    """
     steps = arguments.get("steps_per_epoch", arguments.get("steps"))
     yield "the data", _describe_data(arguments["x"], steps)
     validation = arguments.get("validation_data")
@@ -51,7 +67,7 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
             yield name, repr(value)
     restoring = sorted(
         type(callback).__name__
-        for callback in listed(arguments.get("callbacks"))
+        for callback in arguments["callbacks"]
         if isinstance(callback, sys.modules["keras"].callbacks.BackupAndRestore)
         or getattr(callback, "restores_all_workers", False)
     )
@@ -136,7 +152,9 @@ def _own(layer: Any) -> dict[str, Any]:
         found["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
     if "batch_shape" in found:
         found["batch_shape"] = found["batch_shape"][1:]  # a step builds it for its own rows
-    for name, value in () if isinstance(layer, keras.Model) else vars(layer).items():
+    if isinstance(layer, keras.Model):
+        return found
+    for name, value in vars(layer).items():
         if not name.startswith("_") and isinstance(value, (int, float, np.ndarray)):
             found.setdefault(name, value)
     return found
@@ -186,5 +204,9 @@ def _parts(thing: Any) -> dict[str, Any]:
             return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
     if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
         kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
-        return {key.lstrip("_"): one for key, one in vars(thing).items() if isinstance(one, kept)}
+        return {
+            name.lstrip("_"): value
+            for name, value in vars(thing).items()
+            if isinstance(value, kept)
+        }
     return _config(thing)

@@ -58,38 +58,11 @@ _HARMLESS = names(
 )
 
 
+_Apply = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
 class UndividedError(Exception):
     """Says why every worker produces all rows of a dataset."""
-
-
-class _Map(NamedTuple):
-    """A map of a dataset, of elements or of batches."""
-
-    function: Callable[..., Any]
-    parallel: Any  # the number of calls at the same time; None if it is not parallel
-    unpacks: bool  # whether the function takes the parts of a tuple as its arguments
-
-    def apply(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Maps a dataset of pairs, of which the function takes the second part.
-
-        Raises:
-            UndividedError: if the result depends on earlier elements.
-        """
-
-        def mapped(about: Any, element: Any) -> Any:
-            # Each worker draws other random numbers; seeds that remain are the program's.
-            tf.compat.v1.get_default_graph().seed = None
-            made = self.function(*element) if self.unpacks else self.function(element)
-            return about, tuple(made) if isinstance(made, list) else made
-
-        found = dataset.map(
-            mapped,
-            num_parallel_calls=self.parallel,
-            deterministic=None if self.parallel is None else True,
-        )
-        for operation in _operations(_graph_of_map(found)):
-            _check_operation(operation)
-        return found
 
 
 class _About(NamedTuple):
@@ -104,10 +77,10 @@ class _Chain(NamedTuple):
     """What a dataset consists of: a source, maps, batches, and maps of batches."""
 
     source: tf.data.Dataset
-    maps: list[_Map]
+    maps: list[_Apply]
     size: int  # of a batch
     drops: bool  # whether the last batch is left out if it is smaller
-    later: list[Callable[[tf.data.Dataset], tf.data.Dataset]]  # what is done with batches
+    later: list[_Apply]  # what is done with batches
 
 
 def share_out(
@@ -177,8 +150,8 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
 
     divided = chain.source.batch(chain.size, drop_remainder=chain.drops).flat_map(own_rows)
-    for each in chain.maps:
-        divided = each.apply(divided)
+    for apply in chain.maps:
+        divided = apply(divided)
     # The last batch may have another number of rows.
     divided = divided.group_by_window(
         key_func=lambda about, _: about.own,
@@ -209,13 +182,13 @@ def _without_folder(value: Any) -> Any:
 
 def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     """Returns what a dataset consists of; raises UndividedError if it is something else."""
-    later: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
-    maps: list[_Map] = []
+    later: list[_Apply] = []
+    maps: list[_Apply] = []
     at = without(dataset, _PASSED)
     while is_one_of(at, (*_MAPS, *_COUNTED)):
         if is_one_of(at, _MAPS):
             _check_rows(at)
-            later.insert(0, _map_of(at).apply)
+            later.insert(0, _map_of(at))
         else:
             method = next(name for kind, name in _COUNTED.items() if isinstance(at, kind.get()))
             later.insert(0, operator.methodcaller(method, borrowed.COUNT.of(at)))
@@ -247,12 +220,32 @@ def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return without(found, _PASSED)
 
 
-def _map_of(dataset: tf.data.Dataset) -> _Map:
-    return _Map(
-        function=borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset)),
-        parallel=borrowed.PARALLEL_CALLS.of(dataset, None),
-        unpacks=isinstance(_input_of(dataset).element_spec, tuple),
-    )
+def _map_of(dataset: tf.data.Dataset) -> _Apply:
+    """Returns what maps a dataset of pairs: their second parts, as this dataset maps its elements.
+
+    It raises UndividedError if the result depends on earlier elements.
+    """
+    function = borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset))
+    parallel = borrowed.PARALLEL_CALLS.of(dataset, None)  # None if it makes one call at a time
+    unpacks = isinstance(_input_of(dataset).element_spec, tuple)
+
+    def mapped(about: Any, element: Any) -> Any:
+        # Each worker draws other random numbers; seeds that remain are the program's.
+        tf.compat.v1.get_default_graph().seed = None
+        made = function(*element) if unpacks else function(element)
+        return about, tuple(made) if isinstance(made, list) else made
+
+    def apply(pairs: tf.data.Dataset) -> tf.data.Dataset:
+        found = pairs.map(
+            mapped,
+            num_parallel_calls=parallel,
+            deterministic=None if parallel is None else True,
+        )
+        for operation in _operations(_graph_of_map(found)):
+            _check_operation(operation)
+        return found
+
+    return apply
 
 
 def _graph_of_map(dataset: tf.data.Dataset) -> Any:

@@ -1,7 +1,12 @@
 """Each worker's share of a global batch.
 
-Every worker reads the same batches and keeps its own rows. TensorFlow splits a dataset by elements:
-only some workers get a shorter last batch, and the data of a generator is not split at all.
+The batches of the program are *global*: each of them is a step of all workers together. Every
+worker reads the same batches and keeps its own rows; row i belongs to replica i mod R of R. (A
+replica is a model on one device, of which a worker has one or several.) A `Share` is what a worker
+reads of a batch, with fingerprints of its tensors, by which a step compares what the workers read.
+
+TensorFlow splits a dataset by elements: only some workers get a shorter last batch, and the data of
+a generator is not split at all.
 """
 
 from __future__ import annotations

@@ -58,7 +58,13 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     more: Any = None
     _since = 0  # steps since the last save
     _reported = False  # whether the first step is done
-    _SAVED = ("epoch", "step", "drawn", "batch_size", "more")
+    _SAVED = (
+        "epoch",
+        "step",
+        "drawn",
+        "batch_size",
+        "more",
+    )
 
     def __init__(
         self,

@@ -1,5 +1,12 @@
 """The folder of a training's checkpoints: its owner, the checkpoint to restore, and the next save.
 
+All ranks read the folder, and one of them, the leader, writes it::
+
+    ckpt-3.index, ckpt-3.data-…    a checkpoint of TensorFlow; a greater number is newer
+    ckpt-4_temp/                   a save that is under way, or was interrupted
+    checkpoint                     TensorFlow's list of checkpoints, which need not be there
+    slurm_resolver.owner           the job and the process that saves here
+
 An interrupted save, a full disk or a broken file system may leave a checkpoint that cannot be read.
 It stays in the folder, and the next older one is used.
 
@@ -28,8 +35,10 @@ from slurm_resolver.tf.training.termination import SavingRanks
 
 POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
-_UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"  # the files of an interrupted save
+# The files of an interrupted save.
+_UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
 _PURPOSE = "the restore"
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the reader of a pipe
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
 _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
@@ -244,13 +253,13 @@ class CheckpointFolder:
 
     def _remove(self, pattern: str) -> None:
         """Removes files and folders, and nothing behind a link."""
+        # TensorFlow's function would follow a link.
+        remove_folder = shutil.rmtree if self._is_local else tf.io.gfile.rmtree
         for path in map(self._path, self._list(pattern)):
-            if not self._is_local:
-                (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
-            elif os.path.isdir(path):
-                shutil.rmtree(path)  # which refuses a link
+            if tf.io.gfile.isdir(path):
+                remove_folder(path)
             else:
-                os.remove(path)
+                tf.io.gfile.remove(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -266,15 +275,16 @@ class CheckpointFolder:
     def _open_owner(self, mode: str) -> Any:
         path = self._path(_OWNER)
         if self._is_local:
-            return open(path, mode, errors="replace", opener=_open_no_link)
+            return open(
+                path,
+                mode,
+                errors="replace",
+                opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666),
+            )
         return tf.io.gfile.GFile(path, mode)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,12 @@
 """Lets one worker write each file that several workers save.
 
 All workers hold the same model. All of them may save it, or one alone. They agree through the file
-system, so that every node gets the file if the path is on a disk of its own.
+system, so that every node gets the file if the path is on a disk of its own:
+
+1. The worker that makes the folder `.saving-…` beside the path writes; the others wait until the
+   folder is gone. Its name is a digest of what is saved.
+2. It writes into that folder, and moves what it has written to the path in one step.
+3. The others find the path changed, and do not save.
 """
 
 from __future__ import annotations
