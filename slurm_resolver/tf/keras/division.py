@@ -283,12 +283,13 @@ def _check_rows(dataset: tf.data.Dataset) -> None:
     """Raises UndividedError unless a map of batches treats each row by itself."""
     graph = _graph_of_map(dataset)
     analysis = Analysis(graph, graph_of_function)
-    captured = {inner.ref() for _, inner in graph.captures}
+    captured = {tensor.ref() for tensor in graph.internal_captures}
     for tensor in graph.inputs:
         if tensor.ref() not in captured:
             analysis.declare(tensor, rows())
     for tensor in graph.outputs:
-        if analysis.value_of(tensor) != rows():
-            reason = analysis.value_of(tensor).reason
+        value = analysis.value_of(tensor)
+        if value != rows():
+            reason = value.reason
             text = f": {reason.text} ({reason.operation.type})" if reason else ""
             raise UndividedError(f"a map after batch(n) may not treat each row by itself{text}")

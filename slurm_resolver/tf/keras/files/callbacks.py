@@ -106,7 +106,5 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
 
 def make_folder(original: Any, path: Any) -> Any:
     """Makes a folder for a callback, unless another worker was faster."""
-    try:
+    with contextlib.suppress(FileExistsError):
         return original(path)
-    except FileExistsError:
-        return None
