@@ -9,6 +9,10 @@ reads, decodes and augments only them::
 
 The batches have the same rows as in one process, because nothing else is moved. A map of whole
 batches is kept if the analysis of its graph shows that it treats each row by itself.
+
+A dataset that is not known to give the same rows is *undivided*: every worker makes all rows, and
+keeps its own. The user is told why (`UndividedError`). These are, among others, a dataset without a
+map before its batches, and a map with a state or a seed.
 """
 
 from __future__ import annotations

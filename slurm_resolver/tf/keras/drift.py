@@ -22,7 +22,8 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.progress import reporter
 
 _AT_ONCE = 200  # variables whose measures fit into one message
-_NO_VARIABLE = ("a variable", "no variable", "", 0.0, 0.0)  # where a model has fewer
+# What `_measure` returns of a variable that a worker's model lacks.
+_NO_VARIABLE = ("a variable", "no variable", "", 0.0, 0.0)
 _ROUNDING = 1e-3  # how far weights may differ by rounding alone, relative to their norm
 REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
@@ -82,7 +83,8 @@ def compare_weights(workers: Workers, model: Any, callbacks: Sequence[str], when
         for column in itertools.zip_longest(*parts, fillvalue=_NO_VARIABLE):
             paths, shapes, shown, values, norms = zip(*column)
             # Only floats are rounded: a step counts the same in all workers.
-            tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
+            is_rounded = "float" in shapes[0]
+            tolerance = _ROUNDING * max(norms) * is_rounded
             # Keras numbers the names of layers, so that they may differ.
             if len(set(shapes)) > 1:
                 shown = shapes

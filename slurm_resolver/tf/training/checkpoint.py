@@ -240,9 +240,10 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     termination.save_fn = lambda *args, **kwargs: _running.save()
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
-    resolver = strategy.cluster_resolver
-    if resolver is None:  # one process, but the handler of TensorFlow 2.15 needs a resolver
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    # One process has none, but the handler of TensorFlow 2.15 needs a resolver.
+    resolver = strategy.cluster_resolver or (
+        tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    )
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).

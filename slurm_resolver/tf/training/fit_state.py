@@ -1,7 +1,11 @@
 """The state of Keras' `fit` in a checkpoint, besides variables: plain values, as JSON.
 
 Plain values are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of them.
-Reading them runs no code.
+Reading them runs no code. What JSON cannot express is an object with one key, the type::
+
+    (1, "a")               {"tuple": [1, "a"]}
+    {1: None}              {"dict": [[1, null]]}
+    np.zeros(3)            {"array": the base64 of TensorFlow's TensorProto}
 """
 
 from __future__ import annotations
@@ -24,7 +28,12 @@ _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _ALONE = (bool, int, float, str, type(None))
 # Keras sets the first two in every callback. It derives the others, which belong together, from
 # a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
-_OF_KERAS = ("model", "params", "monitor_op", "min_delta")
+_OF_KERAS = (
+    "model",
+    "params",
+    "monitor_op",
+    "min_delta",
+)
 
 
 def pack(value: Any) -> str:
@@ -42,7 +51,8 @@ def _encode(value: Any) -> Any:
     if type(value) in _ALONE:
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV":
-        return {"array": base64.b64encode(tf.make_tensor_proto(value).SerializeToString()).decode()}
+        proto = tf.make_tensor_proto(value)
+        return {"array": base64.b64encode(proto.SerializeToString()).decode()}
     name = type(value).__name__
     if type(value) is dict:
         return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}

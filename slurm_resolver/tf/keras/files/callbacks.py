@@ -20,7 +20,11 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
 
 # The callbacks, and the attribute with the path.
-_PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore": "backup_dir"}
+_PATHS = {
+    "CSVLogger": "filename",
+    "TensorBoard": "log_dir",
+    "BackupAndRestore": "backup_dir",
+}
 
 
 def listed(callbacks: Any) -> list[Any]:
