@@ -9,4 +9,5 @@ from __future__ import annotations
 import os
 
 VARIABLE = "SLURM_RESOLVER_REPLACE"  # "strategy", "resolver" or both, separated by a comma
+HOOK = "slurm_resolver.tf.replace:replace"  # what is called once TensorFlow has been imported
 FOLDER = os.path.dirname(os.path.abspath(__file__))

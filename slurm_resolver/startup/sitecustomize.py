@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module, util
+from importlib import util
 from importlib.machinery import ModuleSpec, PathFinder
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -15,11 +15,6 @@ def load(spec: ModuleSpec | None) -> None:
     if spec is not None and spec.loader is not None:
         sys.modules[spec.name] = module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-
-
-def replace(tensorflow: object) -> None:
-    """Replaces the classes that the variable names."""
-    import_module("slurm_resolver.tf.replace").replace(os.environ[VARIABLE].split(","))
 
 
 class Watch:
@@ -36,7 +31,7 @@ class Watch:
         import wrapt
 
         sys.meta_path.remove(cls)
-        wrapt.when_imported(name)(replace)
+        wrapt.register_post_import_hook(HOOK, name)
         return util.find_spec(name)
 
 
@@ -50,7 +45,7 @@ if util.find_spec("slurm_resolver") is None:  # the program's Python does not ha
         )
     )
 
-from slurm_resolver.startup import VARIABLE  # noqa: E402 (see above)
+from slurm_resolver.startup import HOOK, VARIABLE  # noqa: E402 (see above)
 
 if os.environ.get(VARIABLE):
     sys.meta_path.insert(0, Watch)

@@ -23,6 +23,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.preflight.links import measure_links
@@ -59,7 +60,7 @@ def main() -> int:
     rate = measure_links(cluster)
     if task is None or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
-        row = _measure(strategy, *((task.rank, task.local_rank) if task else (0, 0)), rate)
+        row = _measure(strategy, task, rate)
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
         fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
@@ -81,7 +82,14 @@ def main() -> int:
     return 1 if warnings else 0
 
 
-def _measure(strategy: Any, rank: int, local_rank: int, rate: float | None) -> Row:
+def _measure(strategy: Any, task: Task | None, rate: float | None) -> Row:
+    """Returns what this task measures, in turn with all others.
+
+    Args:
+        strategy: of all tasks that train.
+        task: this one; None without a cluster.
+        rate: at which this task sends, in GB/s; None if another task of its node sends.
+    """
     exchange = strategy.workers.exchange
     tasks = max(1, len(strategy.workers.names))
     device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"  # TensorFlow's default
@@ -107,7 +115,7 @@ def _measure(strategy: Any, rank: int, local_rank: int, rate: float | None) -> R
     steps = []
     for turn in range(2 * _MEASUREMENTS):  # half of the tasks at a time, as they may share CPUs
         exchange("measures a step", None)
-        if turn % 2 == local_rank % 2:
+        if turn % 2 == (task.local_rank % 2 if task else 0):
             steps.append(_mean_time(step, int(1000 * _SECONDS / _mean_time(step, 1)) + 1))
     rates = [one for one in exchange("measures what it sends", rate) if one is not None]
     # Less on a link that is so slow that it would take minutes.
@@ -117,12 +125,12 @@ def _measure(strategy: Any, rank: int, local_rank: int, rate: float | None) -> R
     mean = _mean_time(reduce, max(2, min(50, int(1000 * _SECONDS / once)))) * _BYTES / size
     sent = 2 * _BYTES * (tasks - 1) / tasks  # by a task in a ring, and at least in any other way
     return {
-        "rank": rank,
+        "rank": task.rank if task else 0,
         "device": device,
         "step_ms": round(min(steps), 3),
         "all_reduce_ms": round(mean, 2),
         "gb_per_s": round(sent / mean / 1e6, 3),
-        "sent_gb_per_s": rate,  # None: another task of its node sends
+        "sent_gb_per_s": rate,
     }
 
 
@@ -143,37 +151,37 @@ def find_warnings(
     rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
 ) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-    slow = []
-    for does, advice, costs in (
-        (
-            "computes",
-            "look at what else runs on its node, and at the CPUs that it was given",
-            {row["rank"]: row["step_ms"] for row in rows},
-        ),
-        (
-            "sends",
-            "look at the network of its node",
-            {
-                row["rank"]: 1 / max(row["sent_gb_per_s"], _LEAST_RATE)
-                for row in rows
-                if row.get("sent_gb_per_s") is not None
-            },
-        ),
-    ):
+
+    def slower(does: str, costs: dict[int, float], advice: str) -> list[str]:
         median = statistics.median(costs.values() or [0])
-        slow += [
+        return [
             f"{name_of(rank)} {does} {cost / median:.1f} times as slowly as the median task; "
             f"{advice}"
             for rank, cost in costs.items()
             if cost > _FAR_SLOWER * median
         ]
+
+    steps = {row["rank"]: row["step_ms"] for row in rows}
+    sending = {
+        row["rank"]: 1 / max(row["sent_gb_per_s"], _LEAST_RATE)
+        for row in rows
+        if row["sent_gb_per_s"] is not None
+    }
     sockets = [
         f"NCCL uses sockets in {name_of(row['rank'])}, though its node has {', '.join(names)}: "
         "load your site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"
         for row, names in zip(rows, unused)
         if names
     ]
-    return slow + sockets[:1]
+    return [
+        *slower(
+            "computes",
+            steps,
+            "look at what else runs on its node, and at the CPUs that it was given",
+        ),
+        *slower("sends", sending, "look at the network of its node"),
+        *sockets[:1],
+    ]
 
 
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:

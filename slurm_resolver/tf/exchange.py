@@ -12,7 +12,7 @@ import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
@@ -32,6 +32,15 @@ _FAILED = "has failed"
 _UNMADE = "cannot make a variable"
 # TensorFlow's words if workers send or receive other shapes or types.
 _MISMATCHES = "mismatch in the collective|expected type"
+
+
+class _Given(NamedTuple):
+    """What a worker gives in an exchange."""
+
+    call: str  # what it does
+    value: Any
+    steps: int  # how many it has begun
+    within: str  # the method in which it fails together with the others
 
 
 class Workers(Peers):
@@ -66,13 +75,13 @@ class Workers(Peers):
         if len(self.names) < 2:
             return [value]
         self._exchanges += 1
-        given = [call, value, self._steps, self.call]
+        given = self._give(call, value)
         if self._client is None:  # under TF_CONFIG there is no service
             line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
             gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
             lines = bytes(gathered.numpy().tolist()).splitlines()
             replicas = len(self._strategy.extended.worker_devices)
-            told = [json.loads(line) for line in lines[::replicas]]
+            told = [_Given(*json.loads(line)) for line in lines[::replicas]]
         else:
             self._is_exchanging = True
             try:
@@ -81,14 +90,16 @@ class Workers(Peers):
                 raise FitError(self.failure or f"this worker {call}: {error} {IN_ALL}") from error
             finally:
                 self._is_exchanging = False
-            told = [by_rank[rank] for rank in self._ranks]
-        calls, values, *_ = zip(*told)
-        for name, other in zip(self.names, calls):
-            if other != calls[0]:
-                raise FitError(
-                    self.failure or _describe_calls(self.names[0], calls[0], name, other)
-                )
-        return list(values)
+            told = [_Given(*by_rank[rank]) for rank in self._ranks]
+        first = told[0].call
+        for name, other in zip(self.names, told):
+            if other.call != first:
+                calls = _describe_calls(self.names[0], first, name, other.call)
+                raise FitError(self.failure or calls)
+        return [one.value for one in told]
+
+    def _give(self, call: str, value: Any = None) -> _Given:
+        return _Given(call, value, steps=self._steps, within=self.call)
 
     @contextlib.contextmanager
     def step(self, begins: str = _STEP) -> Iterator[None]:
@@ -167,24 +178,24 @@ class Workers(Peers):
         if purpose != _CALL:
             return
         exchanges = int(number)
-        call, _, steps, within = json.loads(message["value"])
-        self._awaited = (exchanges, steps)
-        if call == _UNMADE and exchanges > self._exchanges:
+        given = _Given(*json.loads(message["value"]))
+        self._awaited = (exchanges, given.steps)
+        if given.call == _UNMADE and exchanges > self._exchanges:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
             if self._is_in_step:
                 abort_collectives(f"{self._name} makes another variable")
-        elif self._failed and not self.call and within:
+        elif self._failed and not self.call and given.within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
-            self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
+            self._client.offer(_CALL, self._give(self._begins))
             other = self._ranks[message["rank"]]
-            abort_collectives(_describe_calls(other, call, self._name, self._begins))
+            abort_collectives(_describe_calls(other, given.call, self._name, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
         if self._is_awaited(math.inf):
-            self._client.offer(_CALL, [_FAILED, None, self._steps, self.call])
+            self._client.offer(_CALL, self._give(_FAILED))
 
     def _is_awaited(self, before: float) -> bool:
         """Whether another worker waits in a call before the step with this number; True once."""

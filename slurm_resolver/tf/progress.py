@@ -42,8 +42,12 @@ class Reporter:
         self.phase = phases.IDLE
         self.epoch = self.step = self.begun = 0
         self._since = time.monotonic()
-        self._began = self._ended = 0.0  # the last step of this stage
-        self._waited = self._outside = 0.0
+        # When the last step of this stage began and ended; 0 before the first one.
+        self._began = 0.0
+        self._ended = 0.0
+        # Seconds in all that Python has waited for data, and that have passed between steps.
+        self._waited = 0.0
+        self._outside = 0.0
         self._durations: deque[float] = deque(maxlen=101)
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._rank: int | None = None  # once it reports
@@ -134,12 +138,8 @@ class Reporter:
             since = marked
         waited += self._waited + (now - since if phase == phases.DATA else 0.0)
         self._samples.append((now, waited, self._outside))
-        began, *before = self._samples[0]
-        seconds = max(now - began, 0.001)
-        waiting, outside = (
-            round(min((total - earlier) / seconds, 1.0), 3)
-            for total, earlier in zip((waited, self._outside), before)
-        )
+        first_at, first_waited, first_outside = self._samples[0]
+        seconds = max(now - first_at, 0.001)
         steps, spent = self._last_epoch
         return phases.Report(
             stage=self.stage,
@@ -149,8 +149,8 @@ class Reporter:
             phase=phase,
             age=now - since,
             ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
-            waiting=waiting,
-            outside=outside,
+            waiting=_share(waited - first_waited, seconds),
+            outside=_share(self._outside - first_outside, seconds),
             steps=steps,
             seconds=spent,
             whole=self.whole,
@@ -201,6 +201,10 @@ class Reporter:
         if self._exits and self._rank in message["end"]:
             warn("this task ends with status 1 (on_stall='exit')")
             exit_at_once()
+
+
+def _share(part: float, seconds: float) -> float:
+    return round(min(part / seconds, 1.0), 3)
 
 
 reporter = Reporter()

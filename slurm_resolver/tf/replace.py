@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.startup import VARIABLE
 from slurm_resolver.tf.keras import mirrored
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
@@ -49,7 +50,7 @@ def install() -> None:
     theirs.register(SlurmClusterResolver)
 
 
-def replace(names: Iterable[str]) -> None:
-    """Replaces the "strategy", the "resolver" or both; called by `slurm_resolver.startup`."""
-    for name in names:
+def replace(tensorflow: object) -> None:
+    """Replaces the "strategy", the "resolver" or both; called when TensorFlow is imported."""
+    for name in os.environ[VARIABLE].split(","):
         {"strategy": replace_strategy, "resolver": install}[name]()

@@ -7,12 +7,11 @@ service says that the job is over: see `coordination.job`.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -56,13 +55,13 @@ def join(cluster: Cluster) -> None:
     A task of a step with servers takes part in their job. An evaluator's program never needs the
     service, but the others may meet in its process.
     """
-    service = cluster.service
-    if cluster.step.is_live and cluster.task is not None:
-        seconds = cluster.step.start_timeout or START_TIMEOUT
-        _check_connections(cluster.task.address, seconds)
-    if not cluster.step.is_live or take_part(cluster) is not None or service is None:
+    own = cluster.task
+    if own is None or not cluster.step.is_live:
         return
-    if service.serves and cluster.task is not None and cluster.task.job == "evaluator":
+    _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
+    member = take_part(cluster)
+    service = cluster.service
+    if member is None and service is not None and service.serves and own.job == "evaluator":
         connect(service)
 
 
@@ -71,16 +70,14 @@ def _check_connections(own: str, seconds: float) -> None:
 
     It waits until there is a server at each address of the cluster, also at `own`, this task's.
     """
-    original = borrowed.SET_SERVER_DEF.find()
-    if original is None or original.__module__ == __name__:
-        return
 
-    def connect(server_def: Any) -> None:
+    def connect(original: Callable[..., Any], server_def: Any) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
         served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
+        addresses = [address for tasks in jobs.values() for address in tasks.values()]
         # With parameter servers, the strategy has waited for them.
-        for address in itertools.chain(*(jobs[job].values() for job in jobs if "ps" not in jobs)):
+        for address in [] if "ps" in jobs else addresses:
             while address != served and not answers(address):
                 if address == own or time.monotonic() > until:
                     raise JobsError(
@@ -92,7 +89,19 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    setattr(borrowed.SET_SERVER_DEF.owner(), borrowed.SET_SERVER_DEF.name, connect)
+    _replace_once(borrowed.SET_SERVER_DEF, connect)
+
+
+def _replace_once(name: borrowed.Name, replacement: Callable[..., Any]) -> None:
+    """Replaces a function of TensorFlow by `replacement(original, …)`, unless it is replaced."""
+    original = name.find()
+    if original is None or original.__module__ == __name__:
+        return
+
+    def replaced(*args: Any) -> None:
+        replacement(original, *args)
+
+    setattr(name.owner(), name.name, replaced)
 
 
 def take_part(cluster: Cluster) -> Member | None:
@@ -164,16 +173,13 @@ def _let_coordinators_end() -> None:
     lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
     coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
-    before = borrowed.STOP_PREEMPTION.find()
-    if before is None or before.__module__ == __name__:
-        return
 
-    def stop(handler: Any) -> None:
+    def stop(original: Callable[..., Any], handler: Any) -> None:
         finish = borrowed.UPDATE_OR_FINISH.of(handler, None)
         if finish is None or borrowed.SHOULD_RUN.of(handler, None) is None:
-            before(handler)  # another TensorFlow, with other names
+            original(handler)  # another TensorFlow, with other names
             return
         borrowed.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    setattr(borrowed.STOP_PREEMPTION.owner(), borrowed.STOP_PREEMPTION.name, stop)
+    _replace_once(borrowed.STOP_PREEMPTION, stop)

@@ -14,9 +14,11 @@ from slurm_resolver import startup
 # The strategy is in slurm_resolver.tf, which a stand-in also replaces.
 TENSORFLOW = "print('tensorflow is imported')\n"
 REPLACE = """
-import sys, types
+import os, sys, types
 module = types.ModuleType("slurm_resolver.tf.replace")
-module.replace = lambda names: print("replaced", *names, "of", "tensorflow" in sys.modules)
+module.replace = lambda tensorflow: print(
+    "replaced", os.environ["SLURM_RESOLVER_REPLACE"], "of", "tensorflow" in sys.modules
+)
 sys.modules["slurm_resolver.tf"] = types.ModuleType("slurm_resolver.tf")
 sys.modules["slurm_resolver.tf.replace"] = module
 """

@@ -116,13 +116,22 @@ class Analysis:
 
     # --- Functions -------------------------------------------------------------------------------
 
-    def _call(self, operation: Any, name: str, values: list[Value], first: int = 0) -> list[Value]:
-        """Returns the values of a function's results; its inputs begin with the `first` one."""
+    def call(
+        self, operation: Any, values: list[Value], name: str = "f", first: int = 0
+    ) -> list[Value]:
+        """Derives what the results of a function are.
+
+        Args:
+            operation: calls the function.
+            values: what is known of the operation's inputs.
+            name: the operation's attribute that names the function.
+            first: the number of the input that is the function's first argument.
+        """
         function = operation.get_attr(name).name
         graph = self._function_of(operation.graph, function)
         if graph is None:
             raise UnprovenError("a function without a graph")
-        handles = [self._handle_of(one) for one in list(operation.inputs)[first:]]
+        handles = [self._handle_of(one) for one in operation.inputs[first:]]
         references = [one.ref() for one in graph.inputs]
         inner = Analysis(graph, self._function_of)
         inner._begin = 0
@@ -132,14 +141,10 @@ class Analysis:
         self._called.setdefault(operation, []).append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
-    def call(self, operation: Any, values: list[Value]) -> list[Value]:
-        """Derives what the results of a function are."""
-        return self._call(operation, "f", values)
-
     def condition(self, operation: Any, values: list[Value]) -> list[Value]:
         """Derives what a condition returns: what both branches do, unless the data decides."""
         branches = [
-            self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
+            self.call(operation, values, name, first=1) for name in ("then_branch", "else_branch")
         ]
         if not values[0].is_plain:
             return self._depend(operation, values[0], "a condition")
@@ -149,14 +154,14 @@ class Analysis:
         """Derives what the variables of a loop are in any round, and whether the data ends it."""
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
-            after = self._call(operation, "body", values)
+            after = self.call(operation, values, "body")
             joined = [_joined(operation, *pair) for pair in zip(values, after)]
             if joined == values:
                 break
             values = joined
         else:
             raise UnprovenError("a loop with another value in each round")
-        ends = self._call(operation, "cond", values)[0]
+        ends = self.call(operation, values, "cond")[0]
         if not ends.is_plain:
             return self._depend(operation, ends, "the end of a loop")
         return values
@@ -183,7 +188,7 @@ class Analysis:
             if operation.type in _CALLS and operation.op_def.is_stateful:
                 yield from self._assigned_in_call(operation, decides)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
-                values = [self.value_of(one) for one in list(operation.inputs)[1:]]
+                values = [self.value_of(one) for one in operation.inputs[1:]]
                 value = next((one for one in (decides, *values) if not one.is_plain), SAME)
                 added = _added(operation)
                 yield Assignment(
@@ -260,7 +265,7 @@ def _is_of_constants(operation: Any) -> bool:
 
 def _added(operation: Any) -> Any:
     """Returns the tensor that an operation adds to a variable; None if it does something else."""
-    handle, value = list(operation.inputs)[:2]
+    handle, value = operation.inputs[:2]
     if operation.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
         return value
     if operation.type != "AssignVariableOp" or value.op.type not in ("AddV2", "Sub"):

@@ -26,6 +26,7 @@ from slurm_resolver.tf.rows.values import (
     UnprovenError,
     Value,
     Values,
+    numbers,
     rows,
 )
 
@@ -46,14 +47,16 @@ def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     function = getattr(tf.raw_ops, operation.type)
     attributes = _attributes(operation)
     accepted = inspect.signature(function).parameters
-    arguments = {name: value for name, value in attributes.items() if name in accepted}
-    names = [name for name in accepted if name not in (*attributes, "name")]
+    arguments: dict[str, Any] = {}
     waiting = iter(inputs)
-    for name, count in zip(names, _counts(operation)):
-        if count is None:
-            arguments[name] = next(waiting)
-        else:
-            arguments[name] = list(itertools.islice(waiting, count))
+    counts = iter(_counts(operation))
+    for name in accepted:
+        if name in attributes:
+            arguments[name] = attributes[name]
+        elif name != "name":
+            count = next(counts)
+            several = itertools.islice(waiting, count)
+            arguments[name] = next(waiting) if count is None else list(several)
     return tf.nest.flatten(function(**arguments))  # type: ignore[no-any-return]
 
 
@@ -100,10 +103,7 @@ def numbers_of(operation: Any, values: Values) -> Found:
         if plain:
             return SAME
         raise
-    return [
-        Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in numbers))
-        for numbers in zip(*results)
-    ]
+    return [numbers(of_batches) for of_batches in zip(*results)]
 
 
 def _run_in_batches(operation: Any, values: Values) -> list[Any]:
@@ -115,7 +115,7 @@ def _run_in_batches(operation: Any, values: Values) -> list[Any]:
     attributes = repr(_attributes(operation))
     results = []
     for batch in BATCHES:
-        inputs = [array_of(*pair, batch) for pair in zip(operation.inputs, values)]
+        inputs = [array_of(tensor, value, batch) for tensor, value in zip(operation.inputs, values)]
         key = (operation.type, attributes, pickle.dumps(inputs))
         found = _COMPUTED.get(key) or _run(operation, inputs)
         if all(np.size(one) < _FEW for one in inputs):
@@ -136,9 +136,7 @@ def _sizes(tensor: Any, value: Value, batch: Batch) -> list[int]:
 
 def sizes_of(tensor: Any, value: Value) -> Value:
     """Returns the value of a tensor's shape."""
-    return Value(
-        Kind.NUMBERS, entries=tuple(tuple(_sizes(tensor, value, batch)) for batch in BATCHES)
-    )
+    return numbers(_sizes(tensor, value, batch) for batch in BATCHES)
 
 
 def shapes_of(operation: Any, values: Values) -> list[Value]:
@@ -149,7 +147,7 @@ def shapes_of(operation: Any, values: Values) -> list[Value]:
 def size_of(operation: Any, values: Values) -> Value:
     """Rule for Size: the number of all entries."""
     (found,) = shapes_of(operation, values)
-    return found._replace(entries=tuple((int(np.prod(sizes)),) for sizes in found.entries))
+    return numbers(map(np.prod, found.entries))
 
 
 def _labels(tensor: Any, value: Value, batch: Batch) -> Any:
@@ -175,8 +173,9 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
     found = set()
     layout = []
     for batch, array in zip(FOLLOWED, arrays):
-        for axis in range(array.ndim):
-            others = tuple({*range(array.ndim)} - {axis})
+        axes = range(array.ndim)
+        for axis in axes:
+            others = tuple(other for other in axes if other != axis)
             line = np.max(array, axis=others, keepdims=True)
             counts = np.bincount(line.ravel(), minlength=batch.rows + 1)
             same = np.all((array == line) | (array == 0))

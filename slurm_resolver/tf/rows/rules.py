@@ -87,16 +87,20 @@ def _of_sum(operation: Any, values: Values) -> Value:
         raise RefutedError(_MIXED)
     sums = [value for value in values if value.kind is Kind.SUM]
     found = sums[0]
+    others = [
+        (tensor, _power(value))
+        for tensor, value in zip(operation.inputs, values)
+        if value.kind is not Kind.SUM
+    ]
     begins = values[0].kind is Kind.SUM  # whether the first input is a sum
     joins = operation.type in JOINING
     if operation.type in FACTORS:
         if len(sums) == 1 and (begins or operation.type not in DIVIDING):
             return Value(Kind.SUM, _power_of_product(operation, values))
     elif operation.type in LINEAR and (begins or joins) and len(set(sums)) == 1:
-        others = [pair for pair in zip(operation.inputs, values) if pair[1].kind is not Kind.SUM]
         # The mean of a constant is that constant, but its sum is not.
         adds = joins and any(np.any(tf.get_static_value(tensor) != 0) for tensor, _ in others)
-        multiplied = any(_power(value) for _, value in others)
+        multiplied = any(power for _, power in others)
         if not multiplied and (found.is_mean or not adds) and not _rounds(operation):
             return found
     raise RefutedError("a sum or mean over the rows, and not a linear function of it alone")
@@ -104,7 +108,7 @@ def _of_sum(operation: Any, values: Values) -> Value:
 
 def _power(value: Value) -> int:
     """Returns the power of the number of rows by which a tensor is multiplied."""
-    power = value.power_of_numbers if value.kind is Kind.NUMBERS else value.power
+    power = value.degree
     if power is None or value.kind in (Kind.COMPONENT, Kind.LIST):
         raise RefutedError(_MIXED)
     return power
@@ -119,7 +123,7 @@ def _power_of_product(operation: Any, values: Values) -> int:
 # --- Entry by entry ------------------------------------------------------------------------------
 
 
-def _aligned(operation: Any, values: Values, power: int = 0) -> Value:
+def _aligned(operation: Any, values: Values, power: int) -> Value:
     """Returns the result of rows and constants, each of whose entries is from those at its place.
 
     Places count from the last axis, as in broadcasting.
@@ -129,17 +133,15 @@ def _aligned(operation: Any, values: Values, power: int = 0) -> Value:
 
 
 def _entries(operation: Any, values: Values) -> Value:
-    """Rule for any function of the entries at one place."""
-    if any(_power(value) for value in values):
-        raise RefutedError("a function of the number of rows")
-    return _aligned(operation, values)
+    """Rule for sums, and for any function of the entries at one place.
 
-
-def _sum(operation: Any, values: Values) -> Value:
-    """Rule for sums, whose parts have the same power of the number of rows."""
+    All have the same power of the number of rows; for other functions than sums, `derive` has
+    refused rows with a power.
+    """
     powers = {_power(value) for value in values}
     if len(powers) > 1:
-        raise RefutedError("a sum with the number of rows")
+        kind = "sum with" if operation.type in ADDING else "function of"
+        raise RefutedError(f"a {kind} the number of rows")
     return _aligned(operation, values, powers.pop())
 
 
@@ -186,10 +188,10 @@ def _reduction(operation: Any, values: Values) -> Value:
     """Rule for what reduces axes: along that of the rows, only a sum or a mean is known."""
     value = values[0]
     axes = set(_axes(operation, 1))
-    if value.axis in axes and operation.type in ("Sum", "Mean"):
-        return Value(Kind.SUM, value.power - (operation.type == "Mean"))
     if value.axis in axes:
-        raise RefutedError(SOME)
+        if operation.type not in ("Sum", "Mean"):
+            raise RefutedError(SOME)
+        return Value(Kind.SUM, value.power - (operation.type == "Mean"))
     if "Arg" not in operation.type and operation.get_attr("keep_dims"):
         return value
     return value.shifted(-sum(axis < value.axis for axis in axes))
@@ -218,25 +220,24 @@ def _contraction(operation: Any, values: Values, equation: str) -> Value:
     Args:
         equation: names the axes, as in `tf.einsum`; "..." counts from the last one.
     """
-    tensors = [*operation.inputs, operation.outputs[0]]
     labels = []
-    for term, tensor in zip(re.split(",|->", equation), tensors):
-        rank = tensor.shape.rank
-        if rank is None:
+    shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
+    for term, shape in zip(re.split(",|->", equation), shapes):
+        if shape.rank is None:
             raise UnprovenError("an unknown rank")
-        labels.append(term.replace("...", _PLACES[len(_PLACES) - (rank - len(term) + 3) :]))
-    given = list(zip(labels, values, tensors))
+        hidden = shape.rank - len(term) + len("...")
+        labels.append(term.replace("...", _PLACES[len(_PLACES) - hidden :]))
+    given = list(zip(labels, values, shapes))
     found = {(of[value.axis], value.layout) for of, value, _ in given if value.kind is Kind.ROWS}
     if len(found) != 1:
         raise RefutedError("rows with other rows")
     label, layout = found.pop()
-    for of, value, tensor in given:
-        if value.kind is not Kind.ROWS and label in of and tensor.shape[of.index(label)] != 1:
+    for of, value, shape in given:
+        if value.kind is not Kind.ROWS and label in of and shape[of.index(label)] != 1:
             raise RefutedError(_CONSTANT)
     power = sum(map(_power, values))
-    if label not in labels[-1]:
-        return Value(Kind.SUM, power)
-    return rows(labels[-1].index(label), layout, power)
+    axis = labels[-1].find(label)
+    return Value(Kind.SUM, power) if axis < 0 else rows(axis, layout, power)
 
 
 def _matrix_product(operation: Any, values: Values) -> Value:
@@ -245,11 +246,6 @@ def _matrix_product(operation: Any, values: Values) -> Value:
     left, right = map(operation.get_attr, names)
     equation = f"...{'YX' if left else 'XY'},...{'ZY' if right else 'YZ'}->...XZ"
     return _contraction(operation, values, equation)
-
-
-def _einsum(operation: Any, values: Values) -> Value:
-    """Rule for Einsum, whose equation names the axes."""
-    return _contraction(operation, values, operation.get_attr("equation").decode())
 
 
 # --- What has a given shape ----------------------------------------------------------------------
@@ -354,8 +350,7 @@ def join(one: Value, other: Value) -> Value:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(KEEPING, lambda _, values: values[0]),
-    **dict.fromkeys(ENTRIES, _entries),
-    **dict.fromkeys(ADDING, _sum),
+    **dict.fromkeys(ENTRIES | ADDING, _entries),
     **dict.fromkeys(DIVIDING, _product),
     **dict.fromkeys(REDUCING, _reduction),
     **dict.fromkeys(MATRIX_PRODUCTS, _matrix_product),
@@ -368,7 +363,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(OF_SHAPE, _of_shape),
     **dict.fromkeys(LOOKING_UP, lambda _, values: values[1]),
     "Bitcast": lambda _, values: values[0],
-    "Einsum": _einsum,
+    "Einsum": lambda one, values: _contraction(one, values, one.get_attr("equation").decode()),
     "GatherV2": _gather,
     "IdentityN": lambda _, values: list(values),
     "Mul": _product,

@@ -23,7 +23,7 @@ what is true of all of them is no coincidence of sizes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -80,7 +80,7 @@ class Value(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether the tensor is the same in all workers, however many rows they have."""
-        return self == SAME or (self.kind is Kind.NUMBERS and self.power_of_numbers == 0)
+        return self == SAME or (self.kind is Kind.NUMBERS and self.degree == 0)
 
     @property
     def is_mean(self) -> bool:
@@ -90,7 +90,7 @@ class Value(NamedTuple):
     @property
     def is_sum(self) -> bool:
         """Whether the tensor is a sum over the rows, such as their number."""
-        return self == SUM or (self.kind is Kind.NUMBERS and self.power_of_numbers == 1)
+        return self == SUM or (self.kind is Kind.NUMBERS and self.degree == 1)
 
     @property
     def is_by_row(self) -> bool:
@@ -98,8 +98,10 @@ class Value(NamedTuple):
         return self.kind is Kind.ROWS and not self.power
 
     @property
-    def power_of_numbers(self) -> int | None:
-        """The power of the number of rows to which NUMBERS are proportional; None if to none."""
+    def degree(self) -> int | None:
+        """The power of the number of rows to which the tensor is proportional; None if to none."""
+        if self.kind is not Kind.NUMBERS:
+            return self.power
         for power in (0, 1, -1):
             few, more, _, many = (
                 np.asarray(numbers) / float(batch.rows) ** power
@@ -144,12 +146,19 @@ SAME = Value(Kind.SAME)
 SUM = Value(Kind.SUM)
 MEAN = Value(Kind.SUM, power=-1)
 COMPONENT = Value(Kind.COMPONENT)
-COUNT = Value(Kind.NUMBERS, entries=tuple((batch.rows,) for batch in BATCHES))
+
+
+def numbers(of_batches: Iterable[Any]) -> Value:
+    """Returns the value of a tensor of numbers, given its numbers for each of `BATCHES`."""
+    return Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in of_batches))
 
 
 def rows(axis: int = 0, layout: Layout = (), power: int = 0) -> Value:
     """Returns the value of a tensor by row along an axis, by default with one entry for each."""
     return Value(Kind.ROWS, power, axis, layout or repeated(1))
+
+
+COUNT = numbers(batch.rows for batch in BATCHES)
 
 
 def repeated(count: int) -> Layout:
