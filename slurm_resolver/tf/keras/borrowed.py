@@ -18,12 +18,15 @@ import inspect
 import pkgutil
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow as tf
 
 from slurm_resolver.errors import KerasError, ResumeError
 from slurm_resolver.preflight.keras_version import older_keras
+
+# A method or function of Keras or TensorFlow, such as one that is replaced.
+Method = Callable[..., Any]
 
 # Who needs a name, as messages say it, and whether anybody misses it: without an optional name,
 # an old fault of Keras or TensorFlow is back, or one warning less is given.
@@ -109,6 +112,20 @@ class Name:
             return pkgutil.resolve_name(self._holder)
         except (ImportError, AttributeError):
             return None
+
+
+def replace(owner: Any, name: str, replacement: Method) -> None:
+    """Replaces a function by `replacement(original, …)`, unless the owner has none."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    setattr(replaced, REPLACED, True)
+    setattr(owner, name, replaced)
 
 
 def error_of(first: Name, *others: Name) -> Exception:

@@ -7,12 +7,12 @@ each worker would train alone. `train_step` is the place for code of one's own.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.strategies import strategies
 
 # The kind of steps that each method of a model takes.
@@ -51,7 +51,6 @@ def check_functions(method: str, model: Any) -> None:
     """
     kind = _KIND[method]
     name = f"make_{kind}_function"
-    make = getattr(model, name)
 
     def check(own: str) -> None:
         if kind not in _made.get(model, ()):
@@ -61,15 +60,12 @@ def check_functions(method: str, model: Any) -> None:
                 f"{name}() call super().{name}() and then wrap self.{kind}_function."
             )
 
-    if not hasattr(make, borrowed.REPLACED):
+    def make_and_check(make: Method, *args: Any, **kwargs: Any) -> Any:
+        function = make(*args, **kwargs)
+        check(f"{name}()")
+        return function
 
-        @functools.wraps(make)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            function = make(*args, **kwargs)
-            check(f"{name}()")
-            return function
-
-        setattr(checked, borrowed.REPLACED, True)
-        setattr(model, name, checked)
+    if not hasattr(getattr(model, name), borrowed.REPLACED):
+        borrowed.replace(model, name, make_and_check)
     if getattr(model, f"{kind}_function") is not None:
         check(f"{kind}_function")

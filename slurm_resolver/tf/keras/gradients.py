@@ -1,21 +1,26 @@
-"""Gradients in a step: those of the whole batch, in every replica."""
+"""Gradients in a step: those of the whole batch, in every replica.
+
+A replica computes the gradient of its share of the target from its own rows. By a variable, which
+all replicas have, the gradients are then added up. By an input, each replica has the rows of its
+part. So whatever a step does to gradients, such as clipping, it does to those of the whole batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import check_assumed, known, line_of_program, refuse
+from slurm_resolver.tf.keras.verdicts import check_may_assume, refuse, value_of
 from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
 
-Method = Callable[..., Any]
 
-
-def gradient(
+def gradient_in_step(
     step: Step,
     original: Method,
     tape: Any,
@@ -27,8 +32,8 @@ def gradient(
 ) -> Any:
     """Returns the gradients of the whole batch by variables, and of this replica's rows by inputs.
 
-    In a split step, backpropagation begins with this replica's share if the target is a mean over
-    rows. A sum, or a value for each row, has no share.
+    In a split step, backpropagation begins with this replica's weight if the target is a mean over
+    rows. A sum, or a value for each row, has no weight.
     """
     flat = tf.nest.flatten(sources)
     if any(getattr(source, "overwrite_with_gradient", False) for source in flat):
@@ -38,20 +43,25 @@ def gradient(
         )
     values = [_value_of_source(step, source) for source in flat]
     targets = tf.nest.flatten(target)
-    seeds = output_gradients
     if not step.whole:
-        seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
-        seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
-    before = _operations()
-    found = original(tape, targets, flat, seeds, *args, **kwargs)
-    _check_custom_gradients(step, len(before))
-    shared = [
-        place for place, value in enumerate(values) if value.is_plain and found[place] is not None
-    ]
-    for place, total in zip(shared, _totals(step, [found[place] for place in shared])):
+        given = [None] * len(targets)
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
+        output_gradients = [_output_gradient(step, *each) for each in zip(targets, given)]
+    begin = len(_operations())
+    found = original(tape, targets, flat, output_gradients, *args, **kwargs)
+    _check_custom_gradients(step, begin)
+    # By variables; a gradient is None if the target does not depend on the variable.
+    shared = {
+        place: gradient
+        for place, (gradient, value) in enumerate(zip(found, values))
+        if value.is_plain and gradient is not None
+    }
+    totals = _totals(step, list(shared.values()))
+    for place, total in zip(shared, totals):
         found[place] = total
-    for one, value in zip(found, values):
-        step.declare(one, value)
+    for gradient, value in zip(found, values):
+        step.declare(gradient, value)
     return tf.nest.pack_sequence_as(sources, found)
 
 
@@ -71,10 +81,10 @@ def _check_custom_gradients(step: Step, begin: int) -> None:
     if not any(one.type == "IdentityN" for one in operations):  # the results of such a function
         return
     for operation in operations[begin:]:
-        if line_of_program(operation, of="gradient"):
+        if line_of_program(operation, of="gradient_in_step"):
             for value in map(step.analysis.value_of, operation.outputs):
                 if value.reason:
-                    check_assumed(step, "a custom gradient", value, operation)
+                    check_may_assume(step, "a custom gradient", value, operation)
 
 
 def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
@@ -84,22 +94,25 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     do not depend on the batch, the values are added. Other slices, such as those of sparse inputs,
     are not those of one process.
     """
-    same = [isinstance(one, tf.IndexedSlices) and _are_same(step, one) for one in gradients]
-    parts = [one.values if kept else one for one, kept in zip(gradients, same)]
-    totals = step.add([_with_a_slice(step.counted(part)) for part in parts])
+    same = [_has_same_indices(step, one) for one in gradients]
+    parts = [one.values if is_same else one for one, is_same in zip(gradients, same)]
+    totals = step.add([_with_added_slice(step.zero_unless_counted(part)) for part in parts])
     return [
-        tf.IndexedSlices(total, one.indices, one.dense_shape) if kept else _without_it(total)
-        for one, total, kept in zip(gradients, totals, same)
+        tf.IndexedSlices(total, one.indices, one.dense_shape)
+        if is_same
+        else _without_added_slice(total)
+        for one, total, is_same in zip(gradients, totals, same)
     ]
 
 
-def _with_a_slice(gradient: Any) -> Any:
+def _with_added_slice(gradient: Any) -> Any:
     """Adds a slice with the index -1 to a gradient with no slice.
 
     TensorFlow crashes if no replica has one, such as for a batch with empty rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
+    # No slice is added, and nothing is copied, if there is one.
     missing = tf.cast(tf.equal(tf.size(gradient.indices), 0), tf.int32)
     padding = [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)]
     return tf.IndexedSlices(
@@ -109,7 +122,8 @@ def _with_a_slice(gradient: Any) -> Any:
     )
 
 
-def _without_it(gradient: Any) -> Any:
+def _without_added_slice(gradient: Any) -> Any:
+    """Returns a sum of gradients without the slice that `_with_added_slice` may have added."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     kept = gradient.indices >= 0
@@ -120,12 +134,12 @@ def _without_it(gradient: Any) -> Any:
     )
 
 
-def _are_same(step: Step, slices: Any) -> bool:
+def _has_same_indices(step: Step, gradient: Any) -> bool:
     """Whether a gradient has slices for the same indices in all replicas of a split step."""
-    if step.whole:
+    if step.whole or not isinstance(gradient, tf.IndexedSlices):
         return False
     what = "the indices of a sparse gradient"
-    return known(step, slices.indices, what, certain=not step.vouched).is_plain
+    return value_of(step, gradient.indices, what, certain=not step.vouched).is_plain
 
 
 def _value_of_source(step: Step, source: Any) -> Value:
@@ -134,20 +148,20 @@ def _value_of_source(step: Step, source: Any) -> Value:
         return SAME
     if step.whole:
         return rows()  # the gradient is the whole batch's already
-    value = known(step, tf.convert_to_tensor(source), "the source of a gradient")
+    value = value_of(step, tf.convert_to_tensor(source), "the source of a gradient")
     if value.is_plain or value.is_by_row:
         return value
     raise refuse("the source of a gradient", value)
 
 
-def _seed(step: Step, target: Any, seed: Any) -> Any:
-    """Returns the start of backpropagation."""
+def _output_gradient(step: Step, target: Any, given: Any) -> Any:
+    """Returns where backpropagation from a target begins: the gradient by the target itself."""
     tensor = tf.convert_to_tensor(target)
-    value = known(step, tensor, "the target of a gradient")
-    ones = tf.ones_like(tensor) if seed is None else seed
+    value = value_of(step, tensor, "the target of a gradient")
+    output = tf.ones_like(tensor) if given is None else given
     if value.is_mean or value.is_plain:
         # Divided by the replica's rows, it is the same in all workers.
-        return ones * step.declare(tf.cast(step.share, tensor.dtype), COUNT)
+        return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)
     if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
         raise refuse("the target of a gradient", value)
-    return ones
+    return output

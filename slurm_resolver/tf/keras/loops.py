@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from contextvars import ContextVar
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.step import add_up
-
-Method = Callable[..., Any]
 
 # The function of `strategy.run` that is being called, or traced.
 _run: ContextVar[_Run | None] = ContextVar("run", default=None)

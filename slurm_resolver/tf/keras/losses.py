@@ -7,35 +7,34 @@ is computed from the predictions and labels of all replicas.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import ComputeWholeError, known, together
+from slurm_resolver.tf.keras.verdicts import ComputeWholeError, put_together, value_of
 from slurm_resolver.tf.rows.values import MEAN, Kind
 
-Method = Callable[..., Any]
 
-
-def loss(
+def loss_in_step(
     step: Step, original: Method, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
     """Returns a loss of the whole batch, or one of this replica's rows that stands for it."""
-    if step.whole or step.nested:
-        return original(loss, y_true, y_pred, sample_weight)
     parts = (y_true, y_pred, sample_weight)
+    if step.whole or step.nested:
+        return original(loss, *parts)
     found = original(loss, *parts)
     try:
         return as_mean(step, found, "a loss", certain=True)
     except ComputeWholeError:
         gathered = tf.nest.map_structure(
-            lambda part: together(step, part, "an argument of a loss", adds=False), parts
+            lambda part: put_together(step, part, "an argument of a loss", adds=False), parts
         )
     with step.setting("nested"):
         whole = original(loss, *gathered)
     # Its gradient is that of this replica's rows, and is weighted as all gradients are.
-    factor = tf.cast(tf.math.divide_no_nan(1.0, step.share) - 1, whole.dtype)
+    factor = tf.cast(step.inverse_weight - 1, whole.dtype)
     return step.declare(whole + factor * (whole - tf.stop_gradient(whole)), MEAN)
 
 
@@ -49,11 +48,10 @@ def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
     """
     if step.whole:
         return loss
-    value = known(step, loss, what, certain=certain)
+    value = value_of(step, loss, what, certain=certain)
     if value.kind is not Kind.SUM or value.power:
         return loss
-    scale = tf.math.divide_no_nan(1.0, step.share)
-    return step.declare(loss * tf.cast(scale, loss.dtype), MEAN)
+    return step.declare(loss * tf.cast(step.inverse_weight, loss.dtype), MEAN)
 
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:

@@ -8,32 +8,16 @@ with all rows.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed, loops
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
 from slurm_resolver.tf.keras.strategies import is_coordinated
-from slurm_resolver.tf.keras.verdicts import factor_of, together
+from slurm_resolver.tf.keras.verdicts import factor_of, put_together
 from slurm_resolver.tf.rows.values import SAME
-
-Method = Callable[..., Any]
-
-
-def add_variable(
-    original: Method,
-    metric: Any,
-    shape: Any,
-    initializer: Any,
-    dtype: Any = None,
-    aggregation: str = "sum",
-    name: str | None = None,
-) -> Any:
-    """Makes a variable that is the same in all workers, so that one worker alone can read it."""
-    if hasattr(tf.distribute.get_strategy(), "sharing"):
-        aggregation = "only_first_replica"
-    return original(metric, shape, initializer, dtype, aggregation, name)
 
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -46,28 +30,28 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if rows is not None and loss is not None and metric in loss.metrics:
         # Keras weights the loss of an output by the rows of the batch, where it knows their number.
         kwargs["sample_weight"] = int(rows)
-    factors: dict[int, Factor] | None = {}
-    if not step.whole:
-        factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
+    factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
     if factors is None:
         what = f"an argument of the metric {metric.name!r}"
         args, kwargs = tf.nest.map_structure(
-            lambda value: together(step, value, what), (args, kwargs)
+            lambda value: put_together(step, value, what), (args, kwargs)
         )
     else:
-        step.change(metric.variables, factors)
+        step.note_changes(metric.variables, factors)
     with step.setting("nested"):
         original(metric, *args, **kwargs)
     if factors is not None:
-        step.change(metric.variables, factors, made=True)
+        step.note_changes(metric.variables, factors, made=True)
 
 
-def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int, Factor] | None:
+def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | None:
     """Returns how the changes of a metric's variables by all replicas are added up.
 
     The update is traced in a graph of its own, in which the analysis of rows finds what is added to
     each variable. None if that does not add up to what one update with all rows adds.
     """
+    if step.whole:
+        return {}
     if step.analysis is None:
         return None
     graph = borrowed.FUNCTION_GRAPH.get()(metric.name)
@@ -97,10 +81,10 @@ def _result(step: Step, original: Method, metric: Any) -> Any:
 
 def _reset_state(step: Step, original: Method, metric: Any) -> None:
     original(metric)
-    step.keep(metric.variables)
+    step.note_equal(metric.variables)
 
 
-def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric outside of a `Step`.
 
     In a loop of one's own, `strategy.run` adds what all replicas have added, as TensorFlow's class
@@ -111,12 +95,12 @@ def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     if replicas and replicas.replicas > 1:
         loops.update_state(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
-        _update_at_once(original, metric, *args, **kwargs)
+        _update_on_servers(original, metric, *args, **kwargs)
     else:
         original(metric, *args, **kwargs)
 
 
-def _update_at_once(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def _update_on_servers(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     import keras
 
     variables = metric.variables
@@ -129,7 +113,7 @@ def _update_at_once(original: Method, metric: Any, *args: Any, **kwargs: Any) ->
             variable.value.assign_add(tf.cast(new, old.dtype) - old)
 
 
-def add_at_once(original: Method, variable: Any, value: Any) -> Any:
+def add_on_servers(original: Method, variable: Any, value: Any) -> Any:
     """Lets the parameter server add to a variable, which Keras would read and assign."""
     if is_coordinated() and _is_stored(variable):
         return variable.value.assign_add(tf.cast(value, variable.dtype))
@@ -143,7 +127,7 @@ def _is_stored(variable: Any) -> bool:
 
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method | None]] = {
-    "update_state": (_update_state, _update),
+    "update_state": (_update_state, _update_outside_steps),
     "reset_state": (_reset_state, loops.reset_state),
     "result": (_result, loops.result),
 }

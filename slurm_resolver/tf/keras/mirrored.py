@@ -1,4 +1,9 @@
-"""A MultiWorkerMirroredStrategy under which Keras 3 trains as in one process."""
+"""A MultiWorkerMirroredStrategy under which Keras 3 trains as in one process.
+
+Begin here: the strategy waits for the other workers, starts TensorFlow, and lets `patches` change
+Keras. Keras then asks it for the data that this worker reads (`share_out`), and for the function
+that takes a step (`make_function`).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,17 @@ import pickle
 import random
 import signal
 import zlib
-from typing import Any, Callable, Literal
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.loops import adding_up
 from slurm_resolver.tf.keras.patches import prepare
@@ -25,8 +32,6 @@ from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
-
-Method = Callable[..., Any]
 
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
@@ -107,19 +112,22 @@ class MultiWorkerMirroredStrategy(
                 choose_communication(communication_options, client, cluster_resolver, _JOBS),
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
-        _replace(self.extended, borrowed.INITIAL_VALUE, _initial_value)
+        borrowed.replace(self.extended, borrowed.INITIAL_VALUE.name, _initial_value)
         os.register_at_fork(after_in_child=_end_by_sigterm)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
-            _agree_on_seeds(self.workers)
-            _replace(self.extended, borrowed.CREATE_VARIABLE, self.workers.make)
+            cluster = getattr(cluster_resolver, "cluster", None)
+            # Another resolver carries no step.
+            step = cluster.step if isinstance(cluster, Cluster) else SlurmStep.read()
+            _agree_on_seeds(self.workers, step.job_id)
+            borrowed.replace(self.extended, borrowed.CREATE_VARIABLE.name, self.workers.make)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def share_out(self, dataset: Any, *, in_memory: bool = False) -> Any:
+    def share_out(self, dataset: Any, *, in_memory: bool) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
@@ -151,13 +159,6 @@ def _check_job(resolver: Any) -> None:
         )
 
 
-def _replace(extended: Any, name: borrowed.Name, replacement: Method) -> None:
-    """Replaces a method by `replacement(original, …)`. If TensorFlow lacks it, `fit` says so."""
-    original = getattr(extended, name.name, None)
-    if original is not None:
-        setattr(extended, name.name, functools.partial(replacement, original))
-
-
 def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
     """Returns what gives a new variable's value, which the first worker sends to all others.
 
@@ -178,14 +179,14 @@ def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
     return lambda: tf.cast(sent(), dtype)
 
 
-def _agree_on_seeds(workers: Workers) -> None:
+def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     """Gives all workers the same random numbers, unless the program has seeded them alike.
 
     Keras draws its seeds from Python's generator. The seed is the job's, and stays the same when
     the job is requeued. TensorFlow's is `NO_SEED`, which keeps what operations with a seed of
     their own draw, such as ``shuffle(n, seed=1)``.
     """
-    seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
+    seed = zlib.crc32((job_id or "").encode())
     global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
     own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
     python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))

@@ -52,7 +52,8 @@ def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
         found = [origin for one in given for origin in one]
         count = len(node.attr["output_shapes"].list.shape)
         if len(found) != count:
-            found = [min(found, default=Origin.EQUAL)] * count
+            lowest = min(found, default=Origin.EQUAL)
+            found = [lowest] * count
         own = _lowest(node, functions)
         return [min(own, origin) for origin in found]
 

@@ -177,9 +177,7 @@ class ScheduledFunction:
     """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
     def __init__(self, model: Any, kind: str) -> None:
-        import keras
-
-        patch_metrics(keras)
+        patch_metrics()
         self._model = model
         self._trains = kind == "train"
         self._strategy = model.distribute_strategy

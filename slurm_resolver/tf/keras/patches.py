@@ -11,8 +11,7 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 import wrapt
@@ -20,16 +19,15 @@ import wrapt
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function
 from slurm_resolver.tf.keras.files.callbacks import make_folder
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
+from slurm_resolver.tf.keras.normalization import batch_normalization
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.strategies import strategies
-from slurm_resolver.tf.keras.verdicts import batch_normalization
-
-Method = Callable[..., Any]
 
 _CALLS = ("fit", "evaluate", "predict")
 _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
@@ -47,11 +45,11 @@ def _patch(keras: Any) -> None:
         return
     if keras.backend.backend() != "tensorflow":
         for name in _CALLS:
-            _wrap(keras.Model, name, _refuse_backend)
+            borrowed.replace(keras.Model, name, _refuse_backend)
         return
     # All workers do the same, and fail together. Always necessary.
     for name in (*_CALLS, *_CALLS_ON_BATCH):
-        _wrap(keras.Model, name, functools.partial(call_together, name))
+        borrowed.replace(keras.Model, name, functools.partial(call_together, name))
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
     if not keras_problem(keras.__version__) and not borrowed.fit_problem():
         _patch_models()
@@ -71,41 +69,41 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
 
 def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
-    changes: tuple[tuple[borrowed.Name, Method], ...] = (
+    changes: dict[borrowed.Name, Method] = {
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
-        (borrowed.MAKE_TRAIN_FUNCTION, functools.partial(make_function, "train")),
-        (borrowed.MAKE_TEST_FUNCTION, functools.partial(make_function, "test")),
-        (borrowed.MAKE_PREDICT_FUNCTION, functools.partial(make_function, "predict")),
+        borrowed.MAKE_TRAIN_FUNCTION: functools.partial(make_function, "train"),
+        borrowed.MAKE_TEST_FUNCTION: functools.partial(make_function, "test"),
+        borrowed.MAKE_PREDICT_FUNCTION: functools.partial(make_function, "predict"),
         # It also splits the data by rows. Until TensorFlow does.
-        (borrowed.READ_DATA, _share_out),
+        borrowed.READ_DATA: _share_out,
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
         # build.
-        (borrowed.BUILD_FOR_DATA, _build_without_data),
+        borrowed.BUILD_FOR_DATA: _build_without_data,
         # Variables are made in the scope of the model or optimizer. Until Keras enters it.
-        (borrowed.COMPILE, _in_scope_of_model),
-        (borrowed.LOAD_WEIGHTS, _in_scope_of_model),
-        (borrowed.QUANTIZE, _in_scope_of_model),
-        (borrowed.ADD_OPTIMIZER_VARIABLE, _in_scope_of_optimizer),
-        (borrowed.ADD_SLOT, _in_scope_of_optimizer),
+        borrowed.COMPILE: _in_scope_of_model,
+        borrowed.LOAD_WEIGHTS: _in_scope_of_model,
+        borrowed.QUANTIZE: _in_scope_of_model,
+        borrowed.ADD_OPTIMIZER_VARIABLE: _in_scope_of_optimizer,
+        borrowed.ADD_SLOT: _in_scope_of_optimizer,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
-        (borrowed.METRICS_RESULT, _metrics_when_steps_are_done),
-        (borrowed.ASSIGN_ADD, metrics.add_at_once),
+        borrowed.METRICS_RESULT: _metrics_when_steps_are_done,
+        borrowed.ASSIGN_ADD: metrics.add_on_servers,
         # A metric's variables are the same in all workers. Until Keras adds metrics up.
-        (borrowed.ADD_VARIABLE, _add_variable),
+        borrowed.ADD_VARIABLE: _add_variable,
         # One worker writes. The program may have imported `save_model`, which calls these
         # functions. Always necessary.
-        (borrowed.EXPORT, save_once),
-        (borrowed.SAVE_MODEL, save_once),
-        (borrowed.SAVE_WEIGHTS, save_once),
-        (borrowed.SAVE_H5, save_once),
-        (borrowed.MAKE_FOLDER, make_folder),
+        borrowed.EXPORT: save_once,
+        borrowed.SAVE_MODEL: save_once,
+        borrowed.SAVE_WEIGHTS: save_once,
+        borrowed.SAVE_H5: save_once,
+        borrowed.MAKE_FOLDER: make_folder,
         # One worker can save in the scope. Until Keras makes no variables to save.
-        (borrowed.SKIPPED_ATTRIBUTES, attributes_to_skip),
-    )
-    for name, replacement in changes:
-        _wrap(name.owner(), name.name, replacement)
+        borrowed.SKIPPED_ATTRIBUTES: attributes_to_skip,
+    }
+    for name, replacement in changes.items():
+        borrowed.replace(name.owner(), name.name, replacement)
     # Layers that are no models need no scope: a model builds them, or they are built in one.
-    _wrap(sys.modules["keras"].Model, borrowed.OPEN_NAME_SCOPE.name, _open_scopes)
+    borrowed.replace(sys.modules["keras"].Model, borrowed.OPEN_NAME_SCOPE.name, _open_scopes)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     variable = borrowed.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
@@ -114,74 +112,74 @@ def _patch_models() -> None:
 
 def _patch_steps() -> None:
     """Changes what Keras does within a step of a `MultiWorkerMirroredStrategy`."""
-    changes: tuple[tuple[borrowed.Name, Method], ...] = (
+    changes: dict[borrowed.Name, Method] = {
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
-        (borrowed.GRADIENT, gradients.gradient),
-        (borrowed.SCALE_LOSS, _as_given),
-        (borrowed.UNSCALE_LOSS, _as_given),
-        (borrowed.SUM_GRADIENTS, _as_given),
-        (borrowed.APPLY_IN_REPLICAS, _apply_scaled),
+        borrowed.GRADIENT: gradients.gradient_in_step,
+        borrowed.SCALE_LOSS: _as_given,
+        borrowed.UNSCALE_LOSS: _as_given,
+        borrowed.SUM_GRADIENTS: _as_given,
+        borrowed.APPLY_IN_REPLICAS: _apply_scaled,
         # An optimizer belongs to the strategy. Until Keras says so.
-        (borrowed.APPLY, _apply),
+        borrowed.APPLY: _apply,
         # Losses that are not means see the rows of all replicas. Until Keras gathers them.
-        (borrowed.LOSS, losses.loss),
-        (borrowed.ADDITIONAL_LOSS, losses.additional_loss),
-        (borrowed.ADD_LOSS, losses.add_loss),
+        borrowed.LOSS: losses.loss_in_step,
+        borrowed.ADDITIONAL_LOSS: losses.additional_loss,
+        borrowed.ADD_LOSS: losses.add_loss,
         # Its statistics are those of each replica's rows. Until Keras synchronizes them.
-        (borrowed.BATCH_NORMALIZATION, batch_normalization),
+        borrowed.BATCH_NORMALIZATION: batch_normalization,
         # A tf.function is traced again in each step that calls it, as a part of the step. Until it
         # may use tensors of the step, and is not called as it was traced for another one.
-        (borrowed.CALL_FUNCTION, _call_in_step),
+        borrowed.CALL_FUNCTION: _call_in_step,
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
-        (borrowed.NEXT_SEED, _next_seed),
+        borrowed.NEXT_SEED: _next_seed,
         # Where each replica computes all rows, a tf.random.Generator draws as in one process. Until
         # TensorFlow's does so for equal rows.
-        (borrowed.KEY_OF_REPLICA, _key_of_replica),
-    )
-    for name, replacement in changes:
-        _wrap(name.owner(), name.name, _in_steps(replacement))
+        borrowed.KEY_OF_REPLICA: _key_of_replica,
+    }
+    for name, replacement in changes.items():
+        borrowed.replace(name.owner(), name.name, _in_steps(replacement))
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
     setattr(borrowed.CONDITION.get(), borrowed.CAPTURE.name, _capture_outside)
 
 
-def patch_metrics(keras: Any) -> None:
+def patch_metrics() -> None:
     """Changes the classes of metrics, including those defined since the last call.
 
     Results are those of all rows. Until Keras adds metrics up over all replicas.
     """
+    import keras
+
     containers = (borrowed.COMPILE_METRICS.get(), borrowed.METRICS_LIST.get())
     for kind in _subclasses(keras.metrics.Metric):
         if kind in containers:
             continue
         for name, (in_step, outside) in metrics.REPLACEMENTS.items():
             if name in vars(kind) and not hasattr(vars(kind)[name], borrowed.REPLACED):
-                _wrap(kind, name, _in_steps(in_step, outside))
+                borrowed.replace(kind, name, _in_steps(in_step, outside))
 
 
-def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes a variable of a metric, whose class may be one of the program."""
-    patch_metrics(sys.modules["keras"])
-    return metrics.add_variable(original, metric, *args, **kwargs)
+def _add_variable(
+    original: Method,
+    metric: Any,
+    shape: Any,
+    initializer: Any,
+    dtype: Any = None,
+    aggregation: str = "sum",
+    name: str | None = None,
+) -> Any:
+    """Makes a metric's variable, the same in all workers, so that one alone can read it."""
+    patch_metrics()  # its class may be one of the program
+    if hasattr(tf.distribute.get_strategy(), "sharing"):
+        aggregation = "only_first_replica"
+    return original(metric, shape, initializer, dtype, aggregation, name)
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
     yield kind
     for subclass in kind.__subclasses__():
         yield from _subclasses(subclass)
-
-
-def _wrap(owner: Any, name: str, replacement: Method) -> None:
-    """Replaces a function by `replacement(original, …)`."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return replacement(original, *args, **kwargs)
-
-    setattr(wrapped, borrowed.REPLACED, True)
-    setattr(owner, name, wrapped)
 
 
 def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
@@ -233,12 +231,11 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
             original(model, data_batch=spec)
 
 
-def _scope(strategy: Any) -> AbstractContextManager[Any]:
+def _scope(strategy: Any) -> Any:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
     if strategy not in strategies or is_in_replica():
         return contextlib.nullcontext()
-    scope: AbstractContextManager[Any] = strategy.scope()
-    return scope
+    return strategy.scope()
 
 
 def _in_scope_of_model(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -321,7 +318,7 @@ def _apply_scaled(
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
-    return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
+    return seed + tf.cast(tf.stack([step.seed_offset, 0]), seed.dtype)
 
 
 def _key_of_replica(step: Step, original: Method, generator: Any, key: Any) -> Any:

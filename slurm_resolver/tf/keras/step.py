@@ -2,6 +2,10 @@
 
 A step on R replicas is one process's step on the whole batch: its gradient is the mean of the
 replicas' gradients, weighted by their rows.
+
+A *replica* is a copy of the model on one device; a worker has one for each of its devices. A
+*split* step computes some rows of the batch in each replica; in a *whole* step, each replica
+computes all of them. Afterwards, the weights, metrics and results are the same in all replicas.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.comparison import Comparison
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
@@ -25,12 +30,12 @@ class Factor(enum.Enum):
     """By what a replica's addition to a variable is multiplied before the additions are summed."""
 
     ONE = enum.auto()  # each replica adds the part of its rows
-    SHARE = enum.auto()  # a mean over its rows, which is weighted by their number
+    WEIGHT = enum.auto()  # a mean over its rows, which is weighted by their number
     FIRST = enum.auto()  # all replicas add the same, which counts once
 
 
 @dataclasses.dataclass
-class Counted:
+class SummedVariable:
     """A variable of a metric, or a statistic of BatchNormalization.
 
     Attributes:
@@ -54,8 +59,8 @@ class Step:
 
     model: Any
     replica: int  # this replica's number among all
-    rows: Any  # their number in the global batch, int32
-    own: Any  # the number of those which this replica computes, int32
+    rows: Any  # the number of rows of the global batch, int32
+    own_rows: Any  # the number of rows that this replica computes, int32
     places: Any  # the numbers of these rows in the global batch, int32
     # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
     # tensor where the number of rows is not known.
@@ -68,22 +73,35 @@ class Step:
     whole: bool = False  # whether each replica computes all rows, whatever their number is
     # Which rows the tensors of a split step belong to; None if it runs eagerly.
     analysis: Analysis | None = None
-    vouched: bool = False  # whether the user says that what is not known is a mean over rows
     compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
 
     def __post_init__(self) -> None:
-        self.draw = 0 if self.whole else self.replica  # which random numbers it draws
-        # The rows that this replica adds to the global batch.
-        counted = self.rows if self.replica == 0 else tf.zeros_like(self.rows)
-        self.count = tf.where(self.repeated, counted, self.own)
-        # The share of this replica's rows in a mean over the rows of all, float32.
-        self.share = tf.cast(self.own / self.rows, tf.float32)
-        self._shared = self.digest is not None  # whether all workers have read the same batch
+        strategy = self.model.distribute_strategy
+        # Whether the user says that what is not known is a mean over rows.
+        self.vouched = strategy.custom_losses == "mean"
+        # What is added to seeds: each replica has other rows, which draw other random numbers.
+        self.seed_offset = 0 if self.whole else 1_000_003 * self.replica
+        self.whole |= strategy.sharing.replicas == 1  # one replica has all rows
+        # Whether this replica has rows that no replica before it has.
+        is_first = self.replica == 0
+        self._counts = (self.own_rows > 0) & (is_first | tf.logical_not(self.repeated))
+        # The weight of this replica's rows in a mean over the rows of all, float32.
+        self.weight = tf.cast(self.own_rows / self.rows, tf.float32)
+        self.inverse_weight = tf.math.divide_no_nan(1.0, self.weight)
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
-        self.of_metrics: dict[int, Counted] = {}
-        self.keep(self.model.metrics_variables)
+        self.of_metrics: dict[int, SummedVariable] = {}
+        self.note_equal(self.model.metrics_variables)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Makes this the caller's step in the block."""
+        _current[self.replica] = self
+        try:
+            yield
+        finally:
+            del _current[self.replica]
 
     @contextlib.contextmanager
     def setting(self, name: str) -> Iterator[None]:
@@ -94,16 +112,17 @@ class Step:
         finally:
             setattr(self, name, False)
 
-    def add(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the sums over all replicas."""
+    def add(self, values: Sequence[Any]) -> Any:
+        """Returns the list of the values' sums over all replicas."""
         self._check_compiler()
-        return [self.declare(total, SAME) for total in add_up(values)]
+        return self.declare(add_up(values), SAME)
 
     def declare(self, tensor: Any, value: Value) -> Any:
-        """Notes what is known of a tensor, or of the parts of a sparse one; returns the tensor."""
-        for part in tf.nest.flatten(tensor, expand_composites=True):
-            if self.analysis is not None and tf.is_symbolic_tensor(part):
-                self.analysis.declare(part, value)
+        """Notes what is known of a tensor, or of those in a structure; returns what is given."""
+        if self.analysis is not None:
+            for part in tf.nest.flatten(tensor, expand_composites=True):
+                if tf.is_symbolic_tensor(part):
+                    self.analysis.declare(part, value)
         return tensor
 
     def gather(self, value: Any) -> Any:
@@ -123,7 +142,7 @@ class Step:
         self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 
-    def change(
+    def note_changes(
         self, variables: Iterable[Any], factors: Mapping[int, Factor], *, made: bool = False
     ) -> None:
         """Notes that metrics' variables get this replica's rows.
@@ -135,22 +154,22 @@ class Step:
             made: whether those that are not known yet have been made by the update, as zeros.
         """
         self._check_compiler()
-        given = [(one, factors.get(id(one), Factor.ONE)) for one in variables]
-        known = self.of_metrics
-        if any(id(one) in known and known[id(one)].factor not in (None, new) for one, new in given):
-            self.add_changes()
-        for variable, factor in given:
-            if id(variable) not in known:
+        for variable in variables:
+            key = id(variable)
+            if key not in self.of_metrics:
                 zeros = made or self.whole  # the first replica's value counts
                 before = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
-                known[id(variable)] = Counted(variable, tf.convert_to_tensor(before))
-            known[id(variable)].factor = factor
+                self.of_metrics[key] = SummedVariable(variable, tf.convert_to_tensor(before))
+            factor = factors.get(key, Factor.ONE)
+            if self.of_metrics[key].factor not in (None, factor):
+                self.add_changes()
+            self.of_metrics[key].factor = factor
 
-    def keep(self, variables: Iterable[Any]) -> None:
+    def note_equal(self, variables: Iterable[Any]) -> None:
         """Notes that metrics' variables are already the same in all replicas."""
         for variable in variables:
             before = tf.convert_to_tensor(variable.value)
-            self.of_metrics[id(variable)] = Counted(variable, before)
+            self.of_metrics[id(variable)] = SummedVariable(variable, before)
 
     def add_changes(self) -> None:
         """Adds what all replicas have added to metrics' variables.
@@ -159,10 +178,10 @@ class Step:
         the workers' batches and learning rates.
         """
         changed = [one for one in self.of_metrics.values() if one.factor]
-        changed += [Counted(one, before=0.0, factor=Factor.SHARE) for one in self.statistics]
-        comparison = self.comparison
-        own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
+        changed += [SummedVariable(one, 0.0, Factor.WEIGHT) for one in self.statistics]
         self.statistics = []
+        own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
+        comparison = self.comparison
         self.comparison = None
         if comparison is not None:
             own.append(comparison.row(self.replica, self.digest, self.names))
@@ -171,15 +190,15 @@ class Step:
             comparison.check(sums.pop())
         for one, total in zip(changed, sums):
             one.variable.value.assign(one.before + total)
-        self.keep(one.variable for one in changed)
+        self.note_equal(one.variable for one in changed)
 
     def addend(self, value: Any, factor: Factor | None) -> Any:
         """Returns what this replica adds to a sum over all replicas."""
-        counted = self.counted(value)
+        counted = self.zero_unless_counted(value)
         if factor is Factor.ONE:
             return counted
-        share = self.share if factor is Factor.SHARE else float(self.replica == 0)
-        return counted * tf.cast(share, counted.dtype)
+        weight = self.weight if factor is Factor.WEIGHT else float(self.replica == 0)
+        return counted * tf.cast(weight, counted.dtype)
 
     def components(self, variable: Any) -> Any:
         """Returns the variables of TensorFlow, one for each local replica, of one of Keras."""
@@ -193,18 +212,19 @@ class Step:
                 "that: leave jit_compile=True out, or compile only a part of the layers' code."
             )
 
-    def counted(self, value: Any) -> Any:
+    def zero_unless_counted(self, value: Any) -> Any:
         """Returns what this replica adds to a sum: zeros, or no slices, if its rows do not count.
 
         For no rows, many layers and losses return NaN. A replica has none if workers read their own
         data, and the data of one has ended.
         """
-        if self._shared and self.repeated is False:
+        reads_same_batch = self.digest is not None
+        if reads_same_batch and self.repeated is False:
             return value
         if isinstance(value, tf.IndexedSlices):
-            kept = tf.where(self.count > 0, tf.shape(value.indices)[0], 0)
+            kept = tf.where(self._counts, tf.size(value.indices), 0)
             return tf.IndexedSlices(value.values[:kept], value.indices[:kept], value.dense_shape)
-        return tf.where(self.count > 0, value, tf.zeros_like(value))
+        return tf.where(self._counts, value, tf.zeros_like(value))
 
 
 def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
@@ -263,7 +283,7 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
-def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
+def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
     """Calls a function in each replica of this worker, and returns the first one's result.
 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
@@ -274,16 +294,7 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
         return strategy.experimental_local_results(value)[0]
 
     if strategy.sharing.local > 1:
-        return tf.nest.map_structure(first, strategy.run(function, args=args))
+        return tf.nest.map_structure(first, strategy.run(function, args=(batch,)))
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        return function(*tf.nest.map_structure(first, args))
-
-
-def run_in(step: Step, function: Callable[[], Any]) -> Any:
-    """Returns the result of a function in a step."""
-    _current[step.replica] = step
-    try:
-        return function()
-    finally:
-        del _current[step.replica]
+        return function(tf.nest.map_structure(first, batch))

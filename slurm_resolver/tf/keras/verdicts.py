@@ -7,23 +7,18 @@ user vouches for it with ``custom_losses="mean"``.
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 from collections.abc import Iterable
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Factor, Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.computed import sizes_of
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
-
-# Functions of this package that call what the program has written, and their files.
-_CALLERS = {"run_in": "step.py", "gradient": "gradients.py"}
 
 # What a tensor is that cannot be put together, by its kind.
 _MEANINGS = {
@@ -43,16 +38,16 @@ class ComputeWholeError(BaseException):
 
     Attributes:
         reason: why.
-        vouched: whether ``custom_losses="mean"`` would let the step be split.
+        vouchable: whether ``custom_losses="mean"`` would let the step be split.
     """
 
-    def __init__(self, reason: str, *, vouched: bool = False) -> None:
+    def __init__(self, reason: str, *, vouchable: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.vouched = vouched
+        self.vouchable = vouchable
 
 
-def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value:
+def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value:
     """Returns what is known of a tensor: SAME, ROWS or SUM.
 
     Of a tensor that no rule derives, in a step of Keras or with ``custom_losses="mean"``, it is
@@ -66,29 +61,30 @@ def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value
         ComputeWholeError: if the step must compute the whole batch.
     """
     if step.analysis is None and certain:
-        raise ComputeWholeError(f"{what}: it runs eagerly", vouched=True)
+        raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
     if step.analysis is None or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
     value: Value = step.analysis.value_of(tensor)
     if value.reason is None:
         return value
-    check_assumed(step, what, value, value.reason.operation, certain=certain)
+    check_may_assume(step, what, value, value.reason.operation, certain=certain)
     return _assumed(step, tensor)
 
 
-def check_assumed(
+def check_may_assume(
     step: Step, what: str, value: Value, operation: Any, *, certain: bool = False
 ) -> None:
     """Raises an error unless no rule derives a value, and Keras made it, or the user vouches."""
     line = line_of_program(operation)
     no_rule = value.reason is not None and not value.reason.refuted
-    if certain or not no_rule or not (step.vouched or line is None):
-        place = f" in {line}" if line else ""
-        text = value.reason.text if value.reason else "it depends on the batch"
-        raise ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouched=no_rule)
+    if no_rule and not certain and (step.vouched or line is None):
+        return
+    place = f" in {line}" if line else ""
+    text = value.reason.text if value.reason else "it depends on the batch"
+    raise ComputeWholeError(f"{what}: {text} ({operation.type}{place})", vouchable=no_rule)
 
 
-def together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
+def put_together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
     """Returns a result of the whole batch, given the one of this replica's rows.
 
     Args:
@@ -100,7 +96,7 @@ def together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> Any:
     """
     if step.whole or not isinstance(tensor, TENSORS):
         return tensor
-    value = known(step, tensor, what)
+    value = value_of(step, tensor, what)
     factor = factor_of(value)
     if factor is Factor.FIRST:
         return tensor
@@ -116,7 +112,7 @@ def factor_of(value: Value) -> Factor | None:
     if value.is_sum:
         return Factor.ONE
     if value.is_mean:
-        return Factor.SHARE
+        return Factor.WEIGHT
     return Factor.FIRST if value.is_plain else None
 
 
@@ -132,7 +128,7 @@ def _assumed(step: Step, tensor: Any) -> Value:
     """
     if tensor.shape.rank == 0:
         return COUNT if tensor.dtype.is_integer else MEAN
-    own = None if step.analysis is not None else int(step.own)
+    own = None if step.analysis is not None else int(step.own_rows)
     return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
 
 
@@ -171,40 +167,4 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     for assignment in step.analysis.assigned():
         value = assignment.value
         if not value.is_plain and id(assignment.handle) not in exempt:
-            check_assumed(step, "a new value of a variable", value, assignment.operation)
-
-
-def batch_normalization(
-    step: Step, original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Declares that BatchNormalization treats each row by itself: each replica has its own rows."""
-    outputs = original(layer, inputs, *args, **kwargs)
-    if step.analysis is not None and tf.is_symbolic_tensor(outputs):
-        step.declare(outputs, step.analysis.value_of(inputs))
-    return outputs
-
-
-def line_of_program(operation: Any, of: str = "run_in") -> str | None:
-    """Returns the line of the program in a step that made an operation: "train.py:12".
-
-    None if Keras made it in a step of its own. With "gradient", None if TensorFlow made it in
-    backpropagation.
-    """
-    found = None
-    file = os.path.join("keras", _CALLERS[of])
-    for frame in operation.traceback:
-        if frame.name == of and frame.filename.endswith(file):
-            found = None
-        elif not _is_of_library(frame.filename):
-            found = frame
-    return found and f"{os.path.basename(found.filename)}:{found.lineno}"
-
-
-@functools.cache
-def _is_of_library(file: str) -> bool:
-    """Whether a file belongs to Python, Keras, TensorFlow or this package."""
-    names = ("keras", "tensorflow", "slurm_resolver")
-    files = [sys.modules[name].__file__ for name in names]
-    folders = tuple(os.path.dirname(one) + os.sep for one in files if one)
-    of_python = file.startswith(os.path.dirname(os.__file__) + os.sep)
-    return file.startswith(folders) or (of_python and "-packages" not in file)
+            check_may_assume(step, "a new value of a variable", value, assignment.operation)
