@@ -11,7 +11,7 @@ import inspect
 import sys
 import traceback
 import types
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,6 +21,7 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.sharing import Share, is_one_of
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
@@ -36,8 +37,6 @@ _HOOKS = (
     "on_train_end",
 )
 _GENERATED = (borrowed.GENERATOR, borrowed.PY_DATASET)
-
-Call = Callable[..., Any]
 
 
 class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -193,7 +192,7 @@ class _Fit:
             setattr(callbacks, name, hook)
         # After a failed `fit`, the model still has the function of that run.
         train = model.train_function
-        self._train: Call = train._train if isinstance(train, _Fit) else train
+        self._train: Method = train._train if isinstance(train, _Fit) else train
         self.comparison = getattr(self._train, "comparison", None)
         model.train_function = self
 
@@ -263,7 +262,7 @@ class _Fit:
             "stop": bool(self._model.stop_training),
         }
 
-    def _on_epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_begin(self, call: Method, epoch: int, logs: Any = None) -> None:
         """Restores the callbacks before the first epoch.
 
         If training resumes within that epoch, the callbacks were saved after its beginning, so they
@@ -287,26 +286,26 @@ class _Fit:
         self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._saved.get("callbacks", {}))
 
-    def _on_train_batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
+    def _on_train_batch_begin(self, call: Method, batch: int, logs: Any = None) -> None:
         self._muted = batch + self._model.steps_per_execution <= self._until
         if not self._muted:
             call(batch, logs)
 
-    def _on_train_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+    def _on_train_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
         if not self._muted:
             call(batch, logs)
             self._backup.after_steps(self._model.steps_per_execution)
             self._backup.save_if_due()
 
-    def _on_test_begin(self, call: Call, logs: Any = None) -> None:
+    def _on_test_begin(self, call: Method, logs: Any = None) -> None:
         self._trained_metrics = [one.numpy() for one in self._metrics()]  # the validation resets it
         call(logs)
 
-    def _on_test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+    def _on_test_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
         call(batch, logs)
         self._backup.save_if_due()  # a validation may take longer than Slurm waits
 
-    def _on_train_end(self, call: Call, logs: Any = None) -> None:
+    def _on_train_end(self, call: Method, logs: Any = None) -> None:
         """Saves the end, so that a restart of the finished training does not train again.
 
         The other callbacks come first, as they may put back the best weights.

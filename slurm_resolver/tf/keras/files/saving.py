@@ -17,17 +17,16 @@ import os
 import shutil
 import time
 import zlib
-from typing import Any, Callable
+from typing import Any
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.keras.drift import digest_of
 from slurm_resolver.tf.keras.strategies import are_several
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.start import step_of
-
-Method = Callable[..., Any]
 
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 
