@@ -1,7 +1,14 @@
 """Lets the workers of a strategy compare their next call, and fail together.
 
 Workers that take a step together wait for each other in TensorFlow's collectives, without end if
-one of them does something else. So they first tell each other what they do.
+one of them does something else. So they tell each other what they do:
+
+- In an *exchange*, such as before `fit`, each worker gives a value and gets those of all others.
+  All must do the same, or each of them raises the same FitError.
+- A *step* costs no message. If another worker waits in an exchange, the coordination service tells
+  this one, which ends its step with the same FitError.
+- A call such as `fit` *fails together*: if it fails in one worker, it ends in all, with that
+  worker's error.
 """
 
 from __future__ import annotations
@@ -76,21 +83,21 @@ class Workers(Peers):
             return [value]
         self._exchanges += 1
         given = self._give(call, value)
-        if self._client is None:  # under TF_CONFIG there is no service
+        if self.client is None:  # under TF_CONFIG there is no service
             line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
             gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
             lines = bytes(gathered.numpy().tolist()).splitlines()
             replicas = len(self._strategy.extended.worker_devices)
             told = [_Given(*json.loads(line)) for line in lines[::replicas]]
         else:
-            self._is_exchanging = True
+            self.is_exchanging = True
             try:
-                by_rank = self._client.gather(_CALL, given, None, self._others)
+                by_rank = self.client.gather(_CALL, given, None, self.others)
             except RendezvousError as error:
                 raise FitError(self.failure or f"this worker {call}: {error} {IN_ALL}") from error
             finally:
-                self._is_exchanging = False
-            told = [_Given(*by_rank[rank]) for rank in self._ranks]
+                self.is_exchanging = False
+            told = [_Given(*by_rank[rank]) for rank in self.ranks]
         first = told[0].call
         for name, other in zip(self.names, told):
             if other.call != first:
@@ -115,8 +122,8 @@ class Workers(Peers):
         self._begins = begins
         if self._is_awaited(self._steps):
             self.exchange(begins, None)
-        within = self._is_in_step  # a step may make variables
-        self._is_in_step = True
+        within = self.is_in_step  # a step may make variables
+        self.is_in_step = True
         try:
             if self.loss:
                 raise FitError(self.failure or self.loss)
@@ -130,7 +137,7 @@ class Workers(Peers):
                 raise FitError(reason) from error
             raise
         finally:
-            self._is_in_step = within
+            self.is_in_step = within
 
     def make(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Makes a variable, which takes the first worker's value in all of them.
@@ -152,7 +159,7 @@ class Workers(Peers):
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
-                if self._client is None or self.loss or not differ:
+                if self.client is None or self.loss or not differ:
                     raise
         value = kwargs["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value)
@@ -183,19 +190,19 @@ class Workers(Peers):
         if given.call == _UNMADE and exchanges > self._exchanges:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
-            if self._is_in_step:
-                abort_collectives(f"{self._name} makes another variable")
+            if self.is_in_step:
+                abort_collectives(f"{self.name} makes another variable")
         elif self._failed and not self.call and given.within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
-            self._client.offer(_CALL, self._give(self._begins))
-            other = self._ranks[message["rank"]]
-            abort_collectives(_describe_calls(other, given.call, self._name, self._begins))
+            self.client.offer(_CALL, self._give(self._begins))
+            other = self.ranks[message["rank"]]
+            abort_collectives(_describe_calls(other, given.call, self.name, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
         if self._is_awaited(math.inf):
-            self._client.offer(_CALL, self._give(_FAILED))
+            self.client.offer(_CALL, self._give(_FAILED))
 
     def _is_awaited(self, before: float) -> bool:
         """Whether another worker waits in a call before the step with this number; True once."""
@@ -233,11 +240,11 @@ class Workers(Peers):
                 raise FitError(self.failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
             in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)
-            if self._client is not None and not in_all:
+            if self.client is not None and not in_all:
                 topic = f"failed {self.calls}"
-                self._client.tell(topic, cause_of(error))
-                if not self._client.all_tell(topic, self._ranks, _SECONDS):
-                    self._client.tell(f"ends {self.calls}", "")
+                self.client.tell(topic, cause_of(error))
+                if not self.client.all_tell(topic, self.ranks, _SECONDS):
+                    self.client.tell(f"ends {self.calls}", "")
                     self._failed = True
                     self._answer_after_failure()
             raise

@@ -38,19 +38,25 @@ class Peers:
 
     Attributes:
         names: every worker's name, such as "worker 0"; none if the strategy trains alone.
+        name: of this worker.
         index: of this worker.
+        client: the connection to the coordination service; None under TF_CONFIG.
+        ranks: the workers' names by their ranks, in the order of their indices.
+        others: the ranks of the tasks that are no workers.
         call: the method in which they fail together, such as "fit".
         calls: how many calls this worker has begun.
         failure: of another worker, in the current call.
         loss: which worker is gone or has ended.
+        is_in_step: whether this worker is in a step of all workers.
+        is_exchanging: whether it waits in an exchange: a worker that has failed then answers.
     """
 
     call = ""
     calls: int = 0
     failure = ""
     loss = ""
-    _is_in_step = False
-    _is_exchanging = False  # the worker that has failed then answers
+    is_in_step = False
+    is_exchanging = False
 
     def __init__(self, resolver: Any, client: Client | None) -> None:
         global _newest
@@ -59,14 +65,13 @@ class Peers:
         self.names = [
             f"{job} {index}" for job in TRAIN for index in range(len(counts.get(job, ())))
         ]
-        self._name = f"{resolver.task_type} {resolver.task_id}"
-        self.index = self.names.index(self._name) if self.names else 0
-        self._client: Any = client  # None under TF_CONFIG
+        self.name = f"{resolver.task_type} {resolver.task_id}"
+        self.index = self.names.index(self.name) if self.names else 0
+        self.client: Any = client
         if client is not None:
             cluster = resolver.cluster
-            # their names, by rank, in the order of their indices
-            self._ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
-            self._others = set(range(cluster.num_tasks)).difference(self._ranks)
+            self.ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
+            self.others = set(range(cluster.num_tasks)).difference(self.ranks)
             self._name_of = cluster.name_of
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
@@ -76,35 +81,35 @@ class Peers:
         """Returns why another worker has ended what failed with an error, or ''."""
         reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
         if not reason and isinstance(error, OF_PEERS):
-            if self._client is not None:
-                self._client.wait_for(lambda: self.failure or self.loss, _GONE_SECONDS)
+            if self.client is not None:
+                self.client.wait_for(lambda: self.failure or self.loss, _GONE_SECONDS)
             reason = self.failure or self.loss or self.lost_by(error)
         return reason
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         name = lost_task(error, self.names, self.index)
-        if name and self._client is not None:
-            name = self._name_of(self._ranks[self.names.index(name)])
+        if name and self.client is not None:
+            name = self._name_of(self.ranks[self.names.index(name)])
         return name and _describe_loss(name, "it does not answer TensorFlow")
 
     def _take_failure(self, message: Message) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
-        name = self._ranks[message["rank"]]
+        name = self.ranks[message["rank"]]
         told = message["told"]
-        if not self.call or name == self._name:
+        if not self.call or name == self.name:
             return
         if told == f"failed {self.calls}":
             self.failure = f"{name} has failed in {self.call}: {message['value']}"
-        elif told == f"ends {self.calls}" and not self._is_exchanging:
+        elif told == f"ends {self.calls}" and not self.is_exchanging:
             abort_collectives(self.failure)
 
     def _take_loss(self, message: Message) -> None:
-        if message["gone"] in self._ranks or "service" in message:
+        if message["gone"] in self.ranks or "service" in message:
             cause = _CAUSE.search(message["why"])
             name = self._name_of(message["gone"])
             reason = cause[0] if cause else _describe_loss(name, message["why"])
-            own = self._name_of(self._client.address.rank)
+            own = self._name_of(self.client.address.rank)
             if reason.startswith(own):
                 reason = f"{own} was stopped or cut off, and the others have ended without it"
             if not (cause and self.loss):
@@ -114,11 +119,11 @@ class Peers:
 
     def _take_goodbyes(self, message: Message) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
-        left = [rank for rank in self._ranks if rank in message["left"]]
+        left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
             name = self._name_of(left[0])
             self.loss = self.loss or f"{name} has ended, and takes no part in a step. {IN_ALL}"
-            if self._is_in_step:
+            if self.is_in_step:
                 abort_collectives(self.loss)
 
 

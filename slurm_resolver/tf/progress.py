@@ -1,6 +1,9 @@
 """Reports the epoch, step and phase of this worker's training to the coordination service.
 
-Training code only writes attributes, which costs microseconds a step; a thread reads them.
+Training code only writes attributes, which costs microseconds a step; a thread reads them, and
+sends a report every few seconds. The words are those of `coordination.progress`: the *stage* is
+what the worker was called for, such as the training or its validation; the *phase* is what it does
+at the moment, such as waiting for data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The start of a strategy: all its tasks wait for each other, and choose NCCL or gRPC alike."""
+"""The start of a strategy: all its tasks wait for each other, and choose NCCL or gRPC alike.
+
+TensorFlow's own start waits without a message for tasks that are missing. Here, all tasks meet
+before; those that are missing are named, and TensorFlow starts only when all are there.
+"""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ tf.transpose(x)                                                        -> by row
 tf.reshape(x, [-1, 2])                                                 -> by row, in another layout
 tf.reshape(tf.reshape(x, [-1, 2]) * 2.0, [tf.shape(x)[0], 6])          -> by row
 tf.reduce_mean(tf.reshape(x, [-1, 2]))                                 -> a mean
+tf.squeeze(x[None, :, :1], axis=2)                                     -> by row, axis 1
 tf.reshape(x, [-1, 4])                                                 -> refuted
 tf.reshape(x, [8, -1])                                                 -> refuted
 x[:8]                                                                  -> refuted

@@ -1,6 +1,9 @@
 """Derives from a traced graph which rows of the batch each of its tensors belongs to.
 
-An `Analysis` is told which tensors are the batch, and derives all others when it is asked.
+An `Analysis` is told which tensors are the batch, and derives all others when it is asked, from the
+inputs of the operations that compute them. It follows the functions that an operation calls: both
+branches of a condition, and the rounds of a loop until no variable of the loop changes its value.
+What changes variables is found as well, in the same functions.
 """
 
 from __future__ import annotations

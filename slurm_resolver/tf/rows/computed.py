@@ -1,7 +1,16 @@
 """What TensorFlow itself computes of sizes, and of the numbers of rows.
 
 Operations that only move entries need no rules of their own: TensorFlow moves the number of each
-entry's row instead. Those that compute with sizes do so for each of `BATCHES`.
+entry's row instead. `tf.transpose`, for a batch of 3 rows along axis 0, shows that its result has
+them along axis 1::
+
+    1 1 1 1        1 2 3
+    2 2 2 2   ->   1 2 3
+    3 3 3 3        1 2 3
+                   1 2 3
+
+A constant that is put beside rows has the number 0. Operations that compute with sizes do so for
+each of `BATCHES`.
 """
 
 from __future__ import annotations
@@ -38,8 +47,11 @@ _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow'
 
 
 def _attributes(operation: Any) -> dict[str, Any]:
-    """Returns the attributes of an operation by their names."""
-    return {one.name: operation.get_attr(one.name) for one in operation.op_def.attr}
+    """Returns the attributes of an operation by their names in `tf.raw_ops`."""
+    names = {"squeeze_dims": "axis"}  # that differ there
+    return {
+        names.get(one.name, one.name): operation.get_attr(one.name) for one in operation.op_def.attr
+    }
 
 
 def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
@@ -47,16 +59,12 @@ def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     function = getattr(tf.raw_ops, operation.type)
     attributes = _attributes(operation)
     accepted = inspect.signature(function).parameters
-    arguments: dict[str, Any] = {}
+    arguments = {name: value for name, value in attributes.items() if name in accepted}
+    names = [name for name in accepted if name not in (*attributes, "name")]
     waiting = iter(inputs)
-    counts = iter(_counts(operation))
-    for name in accepted:
-        if name in attributes:
-            arguments[name] = attributes[name]
-        elif name != "name":
-            count = next(counts)
-            several = itertools.islice(waiting, count)
-            arguments[name] = next(waiting) if count is None else list(several)
+    for name, count in zip(names, _counts(operation)):
+        several = itertools.islice(waiting, count)
+        arguments[name] = next(waiting) if count is None else list(several)
     return tf.nest.flatten(function(**arguments))  # type: ignore[no-any-return]
 
 
@@ -195,6 +203,7 @@ def moved(operation: Any, values: Values) -> Found:
     and sizes, must be known.
     """
     powers = {value.power for value in values if value.kind is Kind.ROWS}
+    # TensorFlow's name for the type of each input: "T" is usually that of the data.
     types = [
         argument.type_attr
         for argument, count in zip(operation.op_def.input_arg, _counts(operation))
@@ -210,7 +219,8 @@ def moved(operation: Any, values: Values) -> Found:
             for name, tensor, value in zip(types, operation.inputs, values)
         ]
         results.append(_run(operation, inputs))
-    found = [_read(arrays, *powers) for arrays in zip(*results)]
+    power = powers.pop()
+    found = [_read(arrays, power) for arrays in zip(*results)]
     if operation.type in ("StridedSlice", "Slice") and found[0].kind is Kind.ROWS:
         _check_slice(operation, values, found[0])
     return found
@@ -220,6 +230,7 @@ def _check_slice(operation: Any, values: Values, found: Value) -> None:
     """Raises UnprovenError if a slice ends at a constant that is larger than the small batches."""
     batch = BATCHES[-1]
     given = zip(operation.inputs[1:], values[1:])
+    # Only the shapes are computed: the batch is large.
     with tf.Graph().as_default():
         data = tf.compat.v1.placeholder(tf.int32, _sizes(operation.inputs[0], values[0], batch))
         bounds = [array_of(tensor, value, batch) for tensor, value in given]

@@ -109,7 +109,7 @@ def _of_sum(operation: Any, values: Values) -> Value:
 def _power(value: Value) -> int:
     """Returns the power of the number of rows by which a tensor is multiplied."""
     power = value.degree
-    if power is None or value.kind in (Kind.COMPONENT, Kind.LIST):
+    if power is None or value.kind in (Kind.COMPONENT, Kind.LIST, Kind.UNKNOWN):
         raise RefutedError(_MIXED)
     return power
 
