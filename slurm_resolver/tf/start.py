@@ -17,6 +17,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
+from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
@@ -38,6 +39,12 @@ def cluster_of(resolver: Any) -> Cluster | None:
     return cluster if isinstance(cluster, Cluster) else None
 
 
+def step_of(resolver: Any) -> SlurmStep:
+    """Returns the step whose cluster a resolver has resolved; of another class, this task's."""
+    cluster = cluster_of(resolver)
+    return SlurmStep.read() if cluster is None else cluster.step
+
+
 @contextlib.contextmanager
 def starting_together(
     resolver: Any, timeout: float | None, jobs: Collection[str]
@@ -50,7 +57,7 @@ def starting_together(
 
     Args:
         resolver: of this task; it may be of another class.
-        timeout: seconds; None is SLURM_RESOLVERSTART_TIMEOUT, or 600.
+        timeout: seconds; None is SLURM_RESOLVER_START_TIMEOUT, or 600.
         jobs: the jobs of the tasks.
 
     Returns:

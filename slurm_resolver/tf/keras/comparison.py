@@ -1,7 +1,14 @@
 """Compares in each step what has to be the same in all workers: the batch and the learning rate.
 
 Each replica adds a row to a table, in a collective that the step needs anyway. A difference ends
-the step in all workers, and the table says which worker has what.
+the step in all workers, and the table says which worker has what::
+
+                   learning rate      x                  y
+    replica 0      0.01, …            12345, 1, EQUAL    67890, 1, EQUAL
+    replica 1      0.01, …            12345, 1, EQUAL    67890, 1, EQUAL
+
+An entry is a fingerprint of a tensor (`sharing.fingerprint`): its digest, whether it tells the rows
+of the batch apart, and its origin, which says whether it has to be the same.
 """
 
 from __future__ import annotations

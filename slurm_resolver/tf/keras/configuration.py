@@ -1,8 +1,15 @@
-"""Describes what a model trains with, so that the workers can compare it before `fit`.
+"""Describes what a model trains with, and compares it in all workers before `fit`.
 
-The description is a list of names and values, such as ("optimizer.momentum", "0.9"). Names of
-layers and seeds are left out: Keras numbers layers, and all workers begin with the weights of the
-first one.
+A description is a list of entries, each a name and a value as text, such as ("optimizer.momentum",
+"0.9"). It covers
+
+    the call       how much data there is, steps and epochs, callbacks that restore a training
+    the model      its optimizer, loss and metrics, and how it runs
+    its layers     their configurations, and the numbers that layers of the program compute with
+
+Names of layers and seeds are left out: Keras numbers layers, and all workers begin with the weights
+of the first one. Code that raises an error is left out as well: what cannot be described is found
+by the comparison of the weights (`drift`).
 """
 
 from __future__ import annotations
@@ -10,32 +17,45 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import sys
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.file_callbacks import listed
 
 Entry = tuple[str, str]
 
 _PLAIN = (type(None), int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
-_LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
+_LEFT_OUT = (
+    "name",
+    "seed",
+    "module",
+    "registered_name",
+    "build_config",
+    "shared_object_id",
+)
 _WEIGHTS = ("sample_weight", "class_weight")
 _DEEPEST = 8
 _LONGEST = 1000  # lists such as vocabularies are one entry
+_SHOWN = 200  # characters of a name or a value
 
 
 def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`."""
+    """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`.
+
+    Their callbacks are a list.
+    """
     steps = arguments.get("steps_per_epoch", arguments.get("steps"))
     yield "the data", _describe_data(arguments["x"], steps)
     validation = arguments.get("validation_data")
@@ -47,7 +67,7 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
             yield name, repr(value)
     restoring = sorted(
         type(callback).__name__
-        for callback in listed(arguments.get("callbacks"))
+        for callback in arguments["callbacks"]
         if isinstance(callback, sys.modules["keras"].callbacks.BackupAndRestore)
         or getattr(callback, "restores_all_workers", False)
     )
@@ -88,6 +108,34 @@ def describe_model(model: Any) -> list[Entry]:
     return entries
 
 
+def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
+    """Raises FitError in every worker with the first entry that differs from worker to worker."""
+    purpose = f"compares what {call} trains with"
+    if len(set(workers.exchange(purpose, _digest_of(entries)))) == 1:
+        return
+    # One of the models may have fewer entries.
+    for entry in itertools.chain(entries, itertools.repeat(("", "nothing"))):
+        name, value = entry
+        own = [_digest_of(entry), name[:_SHOWN], value[:_SHOWN]]
+        digests, names, values = zip(*workers.exchange(purpose, own))
+        if len(set(digests)) == 1:
+            continue
+        what = names[0]
+        if len(set(names)) > 1:  # the models have other parts
+            what = "its model"
+            values = tuple(map(" ".join, zip(names, values)))
+        raise FitError(
+            f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
+            "Expected the same program in every worker, with the same data, of which each takes "
+            "its share. Data that differs between workers (AutoShardPolicy.OFF) needs "
+            "steps_per_epoch."
+        )
+
+
+def _digest_of(described: Any) -> int:
+    return zlib.crc32(repr(described).encode())
+
+
 def _own(layer: Any) -> dict[str, Any]:
     """Returns what describes a layer without the layers in it.
 
@@ -104,7 +152,9 @@ def _own(layer: Any) -> dict[str, Any]:
         found["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
     if "batch_shape" in found:
         found["batch_shape"] = found["batch_shape"][1:]  # a step builds it for its own rows
-    for name, value in () if isinstance(layer, keras.Model) else vars(layer).items():
+    if isinstance(layer, keras.Model):
+        return found
+    for name, value in vars(layer).items():
         if not name.startswith("_") and isinstance(value, (int, float, np.ndarray)):
             found.setdefault(name, value)
     return found
@@ -130,7 +180,7 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
                 yield from _describe(f"{name}.{key}", value[key], depth + 1)
     elif isinstance(value, (list, tuple)):
         if len(value) > _LONGEST:
-            yield name, f"{len(value)} items {zlib.crc32(repr(value).encode()):08x}"
+            yield name, f"{len(value)} items {_digest_of(value):08x}"
             return
         for place, item in enumerate(value):
             yield from _describe(f"{name}[{place}]", item, depth + 1)
@@ -154,5 +204,9 @@ def _parts(thing: Any) -> dict[str, Any]:
             return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
     if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
         kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
-        return {key.lstrip("_"): one for key, one in vars(thing).items() if isinstance(one, kept)}
+        return {
+            name.lstrip("_"): value
+            for name, value in vars(thing).items()
+            if isinstance(value, kept)
+        }
     return _config(thing)

@@ -9,6 +9,10 @@ reads, decodes and augments only them::
 
 The batches have the same rows as in one process, because nothing else is moved. A map of whole
 batches is kept if the analysis of its graph shows that it treats each row by itself.
+
+A dataset that is not known to give the same rows is *undivided*: every worker makes all rows, and
+keeps its own. The user is told why (`UndividedError`). These are, among others, a dataset without a
+map before its batches, and a map with a state or a seed.
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ from slurm_resolver.tf.keras.sharing import (
     Share,
     Sharing,
     count_rows,
+    is_one_of,
     share,
     share_dataset,
+    without,
 )
 from slurm_resolver.tf.keras.verdicts import graph_of_function
 from slurm_resolver.tf.progress import reporter
@@ -37,6 +43,7 @@ from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names
 from slurm_resolver.tf.rows.values import rows
 
+_PASSED = (borrowed.PREFETCHED, borrowed.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
 _BATCHES = (borrowed.BATCH_DATASET, borrowed.PARALLEL_BATCH_DATASET)
 _COMPARED = 256  # bytes at the end of a string
@@ -55,38 +62,11 @@ _HARMLESS = names(
 )
 
 
+_Apply = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
 class UndividedError(Exception):
     """Says why every worker produces all rows of a dataset."""
-
-
-class _Map(NamedTuple):
-    """A map of a dataset, of elements or of batches."""
-
-    function: Callable[..., Any]
-    parallel: Any  # the number of calls at the same time; None if it is not parallel
-    unpacks: bool  # whether the function takes the parts of a tuple as its arguments
-
-    def apply(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Maps a dataset of pairs, of which the function takes the second part.
-
-        Raises:
-            UndividedError: if the result depends on earlier elements.
-        """
-
-        def mapped(about: Any, element: Any) -> Any:
-            # Each worker draws other random numbers; seeds that remain are the program's.
-            tf.compat.v1.get_default_graph().seed = None
-            made = self.function(*element) if self.unpacks else self.function(element)
-            return about, tuple(made) if isinstance(made, list) else made
-
-        found = dataset.map(
-            mapped,
-            num_parallel_calls=self.parallel,
-            deterministic=None if self.parallel is None else True,
-        )
-        for operation in _operations(_graph_of_map(found)):
-            _check_operation(operation)
-        return found
 
 
 class _About(NamedTuple):
@@ -101,10 +81,10 @@ class _Chain(NamedTuple):
     """What a dataset consists of: a source, maps, batches, and maps of batches."""
 
     source: tf.data.Dataset
-    maps: list[_Map]
+    maps: list[_Apply]
     size: int  # of a batch
     drops: bool  # whether the last batch is left out if it is smaller
-    later: list[Callable[[tf.data.Dataset], tf.data.Dataset]]  # what is done with batches
+    later: list[_Apply]  # what is done with batches
 
 
 def share_out(
@@ -174,8 +154,8 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
 
     divided = chain.source.batch(chain.size, drop_remainder=chain.drops).flat_map(own_rows)
-    for each in chain.maps:
-        divided = each.apply(divided)
+    for apply in chain.maps:
+        divided = apply(divided)
     # The last batch may have another number of rows.
     divided = divided.group_by_window(
         key_func=lambda about, _: about.own,
@@ -206,24 +186,24 @@ def _without_folder(value: Any) -> Any:
 
 def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     """Returns what a dataset consists of; raises UndividedError if it is something else."""
-    later: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
-    maps: list[_Map] = []
-    at = _without_passed(dataset)
-    while _is_one_of(at, (*_MAPS, *_COUNTED)):
-        if _is_one_of(at, _MAPS):
+    later: list[_Apply] = []
+    maps: list[_Apply] = []
+    at = without(dataset, _PASSED)
+    while is_one_of(at, (*_MAPS, *_COUNTED)):
+        if is_one_of(at, _MAPS):
             _check_rows(at)
-            later.insert(0, _map_of(at).apply)
+            later.insert(0, _map_of(at))
         else:
-            method = next(name for kind, name in _COUNTED.items() if _is_one_of(at, (kind,)))
+            method = next(name for kind, name in _COUNTED.items() if isinstance(at, kind.get()))
             later.insert(0, operator.methodcaller(method, borrowed.COUNT.of(at)))
-        at = _without_passed(_input_of(at))
-    if not _is_one_of(at, _BATCHES):
+        at = _input_of(at)
+    if not is_one_of(at, _BATCHES):
         raise UndividedError("its batches do not come from batch(n)")
     batch = at
-    at = _without_passed(_input_of(at))
-    while _is_one_of(at, _MAPS):
+    at = _input_of(at)
+    while is_one_of(at, _MAPS):
         maps.insert(0, _map_of(at))
-        at = _without_passed(_input_of(at))
+        at = _input_of(at)
     if not maps:
         raise UndividedError("no map directly precedes batch(n)")
     for spec in tf.nest.flatten(at.element_spec):
@@ -238,28 +218,38 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     )
 
 
-def _without_passed(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset without what does not change its elements."""
-    while _is_one_of(dataset, (borrowed.PREFETCHED, borrowed.OPTIONS_DATASET)):
-        dataset = _input_of(dataset)
-    return dataset
-
-
-def _is_one_of(dataset: tf.data.Dataset, kinds: tuple[borrowed.Name, ...]) -> bool:
-    return isinstance(dataset, tuple(kind.get() for kind in kinds))
-
-
 def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns what a dataset is made of, without what does not change its elements."""
     (found,) = borrowed.INPUTS.of(dataset)()
-    return found
+    return without(found, _PASSED)
 
 
-def _map_of(dataset: tf.data.Dataset) -> _Map:
-    return _Map(
-        function=borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset)),
-        parallel=borrowed.PARALLEL_CALLS.of(dataset, None),
-        unpacks=isinstance(_input_of(dataset).element_spec, tuple),
-    )
+def _map_of(dataset: tf.data.Dataset) -> _Apply:
+    """Returns what maps a dataset of pairs: their second parts, as this dataset maps its elements.
+
+    It raises UndividedError if the result depends on earlier elements.
+    """
+    function = borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset))
+    parallel = borrowed.PARALLEL_CALLS.of(dataset, None)  # None if it makes one call at a time
+    unpacks = isinstance(_input_of(dataset).element_spec, tuple)
+
+    def mapped(about: Any, element: Any) -> Any:
+        # Each worker draws other random numbers; seeds that remain are the program's.
+        tf.compat.v1.get_default_graph().seed = None
+        made = function(*element) if unpacks else function(element)
+        return about, tuple(made) if isinstance(made, list) else made
+
+    def apply(pairs: tf.data.Dataset) -> tf.data.Dataset:
+        found = pairs.map(
+            mapped,
+            num_parallel_calls=parallel,
+            deterministic=None if parallel is None else True,
+        )
+        for operation in _operations(_graph_of_map(found)):
+            _check_operation(operation)
+        return found
+
+    return apply
 
 
 def _graph_of_map(dataset: tf.data.Dataset) -> Any:
@@ -270,15 +260,14 @@ def _operations(graph: Any) -> Iterator[Any]:
     """Yields the operations of a graph, and of the functions that it calls."""
     for operation in graph.get_operations():
         yield operation
-        for attribute in operation.op_def.attr:
-            if attribute.type not in ("func", "list(func)"):
-                continue
-            value = operation.get_attr(attribute.name)
-            for function in value if isinstance(value, list) else [value]:
-                called = graph_of_function(graph, function.name)
-                if called is None:
-                    raise UndividedError(f"a map calls {function.name}, whose graph is not known")
-                yield from _operations(called)
+        for value in operation.node_def.attr.values():
+            for function in (value.func, *value.list.func):
+                name = function.name  # empty for an attribute of another type
+                if name:
+                    called = graph_of_function(graph, name)
+                    if called is None:
+                        raise UndividedError(f"a map calls {name}, whose graph is not known")
+                    yield from _operations(called)
 
 
 def _check_operation(operation: Any) -> None:
@@ -286,11 +275,11 @@ def _check_operation(operation: Any) -> None:
     kind = operation.type
     if not operation.op_def.is_stateful or kind in _HARMLESS:
         return
-    seeds = [one.name for one in operation.op_def.attr if one.name in ("seed", "seed2")]
-    if not seeds:
+    attributes = operation.node_def.attr
+    if "seed" not in attributes:
         raise UndividedError(f"a map depends on earlier elements ({kind})")
     global_seed = tf.compat.v1.get_seed(1)[0]
-    if global_seed != NO_SEED or any(operation.get_attr(name) for name in seeds):
+    if global_seed != NO_SEED or attributes["seed"].i or attributes["seed2"].i:
         raise UndividedError(f"a map draws random numbers with a seed ({kind})")
 
 
@@ -298,12 +287,13 @@ def _check_rows(dataset: tf.data.Dataset) -> None:
     """Raises UndividedError unless a map of batches treats each row by itself."""
     graph = _graph_of_map(dataset)
     analysis = Analysis(graph, graph_of_function)
-    captured = {inner.ref() for _, inner in graph.captures}
+    captured = {tensor.ref() for tensor in graph.internal_captures}
     for tensor in graph.inputs:
         if tensor.ref() not in captured:
             analysis.declare(tensor, rows())
     for tensor in graph.outputs:
-        if analysis.value_of(tensor) != rows():
-            reason = analysis.value_of(tensor).reason
+        value = analysis.value_of(tensor)
+        if value != rows():
+            reason = value.reason
             text = f": {reason.text} ({reason.operation.type})" if reason else ""
             raise UndividedError(f"a map after batch(n) may not treat each row by itself{text}")

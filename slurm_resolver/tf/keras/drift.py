@@ -1,7 +1,8 @@
-"""Checks that the workers still hold the same model: before `fit`, and after each epoch.
+"""Checks that the workers still hold the same weights: before `fit`, and after each epoch.
 
-Workers hold equal weights because they do equal things. A difference is a FitError in every worker
-that says which worker has what.
+Workers hold equal weights because they do equal things. They compare digests, which costs one
+message. Only if these differ do they exchange what the digests are made of, in blocks, until the
+first difference. It is a FitError in every worker that says which worker has what.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,11 +19,11 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras.configuration import Entry
 from slurm_resolver.tf.progress import reporter
 
-_VARIABLES = 200  # whose measures fit into one message
-_NO_VARIABLE = ("a variable", "no variable", "", 0.0, 0.0)  # where a model has fewer
+_AT_ONCE = 200  # variables whose measures fit into one message
+# What `_measure` returns of a variable that a worker's model lacks.
+_NO_VARIABLE = ("a variable", "no variable", "", 0.0, 0.0)
 _ROUNDING = 1e-3  # how far weights may differ by rounding alone, relative to their norm
 REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
@@ -51,7 +52,8 @@ def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
         for item in value.values() if isinstance(value, dict) else items:
             if isinstance(item, keras.optimizers.Optimizer):
                 variables += item.variables
-    distinct = {id(variable): variable for variable in [*variables, *model.weights]}
+    variables += model.weights
+    distinct = {id(variable): variable for variable in variables}
     local = model.distribute_strategy.experimental_local_results
     return [
         # TensorFlow reads this worker's own part four times as fast.
@@ -61,9 +63,7 @@ def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
     ]
 
 
-def compare_weights(
-    workers: Workers, model: Any, callbacks: Sequence[list[str]], when: str
-) -> None:
+def compare_weights(workers: Workers, model: Any, callbacks: Sequence[str], when: str) -> None:
     """Raises FitError in every worker if their variables differ by more than rounding.
 
     Args:
@@ -75,22 +75,22 @@ def compare_weights(
     call = f"compares its weights {when}"
     if len(set(workers.exchange(call, digest_of(model)))) == 1:
         return
-    own = [_measure(*each) for each in variables_of(model)]
-    for begin in itertools.count(0, _VARIABLES):
-        parts = workers.exchange(call, own[begin : begin + _VARIABLES])
+    own = [_measure(path, variable) for path, variable in variables_of(model)]
+    for begin in itertools.count(0, _AT_ONCE):
+        parts = workers.exchange(call, own[begin : begin + _AT_ONCE])
         if not any(parts):
             break
         for column in itertools.zip_longest(*parts, fillvalue=_NO_VARIABLE):
             paths, shapes, shown, values, norms = zip(*column)
             # Only floats are rounded: a step counts the same in all workers.
-            tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
+            is_rounded = "float" in shapes[0]
+            tolerance = _ROUNDING * max(norms) * is_rounded
             # Keras numbers the names of layers, so that they may differ.
             if len(set(shapes)) > 1:
                 shown = shapes
             elif np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
                 continue
-            kinds = [", ".join(each) or "none" for each in callbacks]
-            others = f"Callbacks: {workers.holders(kinds)}. " if len(set(kinds)) > 1 else ""
+            others = f"Callbacks: {workers.holders(callbacks)}. " if len(set(callbacks)) > 1 else ""
             raise FitError(
                 f"{paths[0]} differs from worker to worker {when}: {workers.holders(shown)}. "
                 f"{others}{REMEDY}"
@@ -117,33 +117,10 @@ def _measure(path: str, variable: tf.Variable) -> list[Any]:
     return [path, f"{variable.dtype.name} {tuple(variable.shape)}", shown, projection, norm]
 
 
-def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
-    """Raises FitError in every worker with the first entry that differs from worker to worker."""
-    purpose = f"compares what {call} trains with"
-    if len(set(workers.exchange(purpose, zlib.crc32(repr(entries).encode())))) == 1:
-        return
-    # One of the models may have fewer entries.
-    for entry in itertools.chain(entries, itertools.repeat(("", "nothing"))):
-        own = [zlib.crc32(repr(entry).encode()), *[part[:200] for part in entry]]
-        digests, names, values = map(list, zip(*workers.exchange(purpose, own)))
-        if len(set(digests)) == 1:
-            continue
-        what = names[0]
-        if len(set(names)) > 1:  # the models have other parts
-            what = "its model"
-            values = list(map(" ".join, zip(names, values)))
-        raise FitError(
-            f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
-            "Expected the same program in every worker, with the same data, of which each takes "
-            "its share. Data that differs between workers (AutoShardPolicy.OFF) needs "
-            "steps_per_epoch."
-        )
-
-
-def callback_of(workers: Workers, compare: Callable[[str], None]) -> Any:
+def callback_of(workers: Workers, callbacks: Sequence[str]) -> Any:
     """Returns a callback for `fit` that comes after all others, so that it sees what they do.
 
-    `compare` is `compare_weights` of the model that trains.
+    It compares the weights, and gives `callbacks` to `compare_weights`.
     """
 
     class SlurmResolverCheck(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
@@ -155,12 +132,12 @@ def callback_of(workers: Workers, compare: Callable[[str], None]) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.on_test_end()  # which `fit` calls only after a validation
             stops = workers.exchange(f"ends epoch {epoch + 1}", bool(self.model.stop_training))
-            compare(f"after epoch {epoch + 1}")
+            compare_weights(workers, self.model, callbacks, f"after epoch {epoch + 1}")
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)
 
         def on_train_end(self, logs: Any = None) -> None:
-            compare("after fit")
+            compare_weights(workers, self.model, callbacks, "after fit")
 
         def on_test_end(self, logs: Any = None) -> None:
             model = self.model

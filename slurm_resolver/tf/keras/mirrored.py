@@ -18,9 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.errors import JobsError
-from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.borrowed import Method
@@ -31,7 +29,7 @@ from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-from slurm_resolver.tf.start import choose_communication, starting_together
+from slurm_resolver.tf.start import choose_communication, starting_together, step_of
 
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
@@ -119,10 +117,7 @@ class MultiWorkerMirroredStrategy(
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
-            cluster = getattr(cluster_resolver, "cluster", None)
-            # Another resolver carries no step.
-            step = cluster.step if isinstance(cluster, Cluster) else SlurmStep.read()
-            _agree_on_seeds(self.workers, step.job_id)
+            _agree_on_seeds(self.workers, step_of(cluster_resolver).job_id)
             borrowed.replace(self.extended, borrowed.CREATE_VARIABLE.name, self.workers.make)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)

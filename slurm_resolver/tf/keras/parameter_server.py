@@ -205,7 +205,8 @@ class ScheduledFunction:
             begun = True
             if len(self._under_way) >= _AHEAD * self._strategy.num_workers:
                 self._take_logs(self._under_way.popleft())
-            self._under_way.append(self._schedule(function, batch))
+            given = (without_optionals(batch),)
+            self._under_way.append(self._coordinator.schedule(function, given))
         if not begun:
             raise StopIteration
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
@@ -230,7 +231,10 @@ class ScheduledFunction:
             self._coordinator.join()
 
     def _predict(self, batches: list[Any], attempt: int = 1) -> Any:
-        remotes = [self._schedule(self._on_batch, batch) for batch in batches]
+        remotes = [
+            self._coordinator.schedule(self._on_batch, (without_optionals(batch),))
+            for batch in batches
+        ]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
@@ -238,9 +242,6 @@ class ScheduledFunction:
                 raise
             return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-
-    def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
-        return self._coordinator.schedule(function, (without_optionals(data),))
 
     def _run_on_batch(self, batch: Any) -> Any:
         if not keras_takes_batches():

@@ -19,12 +19,12 @@ import wrapt
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics
-from slurm_resolver.tf.keras.agreement import SCOPE, call_together
 from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function
-from slurm_resolver.tf.keras.file_callbacks import make_folder
+from slurm_resolver.tf.keras.files.callbacks import make_folder
+from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.normalization import batch_normalization
-from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.strategies import strategies

@@ -1,12 +1,17 @@
 """Each worker's share of a global batch.
 
-Every worker reads the same batches and keeps its own rows. TensorFlow splits a dataset by elements:
-only some workers get a shorter last batch, and the data of a generator is not split at all.
+The batches of the program are *global*: each of them is a step of all workers together. Every
+worker reads the same batches and keeps its own rows; row i belongs to replica i mod R of R. (A
+replica is a model on one device, of which a worker has one or several.) A `Share` is what a worker
+reads of a batch, with fingerprints of its tensors, by which a step compares what the workers read.
+
+TensorFlow splits a dataset by elements: only some workers get a shorter last batch, and the data of
+a generator is not split at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -52,7 +57,9 @@ def share(batch: Any, origins: Sequence[Origin] | None = None) -> Share:
     values = tf.nest.flatten(batch)
     if origins is None:
         origins = [Origin.EQUAL] * len(values)
-    found = [fingerprint(*each) for each in zip(values, origins) if _has_rows(each[0])]
+    found = [
+        fingerprint(value, origin) for value, origin in zip(values, origins) if _has_rows(value)
+    ]
     return Share(tf.stack(found) if found else tf.zeros([0, FINGERPRINT]), batch)
 
 
@@ -61,20 +68,18 @@ def fingerprint(value: Any, origin: Origin) -> Any:
 
     The digest is of the first and the last row, or of all rows if they are small.
     """
-    first = []
-    last = []
-    compared = []
-    for part in tf.nest.flatten(value, expand_composites=True):
+    parts = tf.nest.flatten(value, expand_composites=True)
+    ends = []
+    small = []
+    for part in parts:
         size = part.shape[1:].num_elements() if part.shape.rank else 1
-        first.append(tf.io.serialize_tensor(part[:1]))
-        last.append(tf.io.serialize_tensor(part[-1:]))
+        ends += [tf.io.serialize_tensor(part[:1]), tf.io.serialize_tensor(part[-1:])]
         if size is not None and size <= _SMALL:
-            compared.append(tf.io.serialize_tensor(part))
-    text = tf.strings.join(compared or [*first, *last])
-    digest = tf.cast(tf.strings.to_hash_bucket_fast(text, _DIGESTS), tf.float32)
-    return tf.stack(
-        [digest, tf.cast(tf.not_equal(first[0], last[0]), tf.float32), tf.constant(float(origin))]
-    )
+            small.append(tf.io.serialize_tensor(part))
+    text = tf.strings.join(small or ends)
+    digest = tf.strings.to_hash_bucket_fast(text, _DIGESTS)
+    tells = tf.not_equal(ends[0], ends[1])
+    return tf.stack([tf.cast(digest, tf.float32), tf.cast(tells, tf.float32), float(origin)])
 
 
 def names_of_tensors(share: Share) -> list[str]:
@@ -100,8 +105,8 @@ def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
         dataset: of batches.
         generated: whether a Python generator makes it.
     """
-    while generated and isinstance(dataset, borrowed.PREFETCHED.get()):
-        (dataset,) = borrowed.INPUTS.of(dataset)()
+    if generated:
+        dataset = without(dataset, [borrowed.PREFETCHED])
     single = not isinstance(dataset.element_spec, tuple)
     origins = find_origins(dataset)
 
@@ -115,6 +120,18 @@ def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
     return shares
+
+
+def is_one_of(thing: Any, kinds: Iterable[borrowed.Name]) -> bool:
+    """Whether a dataset, or what Keras makes of it, is of one of these classes."""
+    return isinstance(thing, tuple(kind.get() for kind in kinds))
+
+
+def without(dataset: Any, kinds: Collection[borrowed.Name]) -> Any:
+    """Returns what a dataset is made of, without these kinds at its end."""
+    while is_one_of(dataset, kinds):
+        (dataset,) = borrowed.INPUTS.of(dataset)()
+    return dataset
 
 
 def count_rows(batch: Any) -> Any:
@@ -148,28 +165,31 @@ def part_of_batch(
         repeated: whether to return all rows instead.
     """
 
+    begin = tf.cast(tf.where(repeated, 0, first), tf.int64)
+    step = tf.cast(tf.where(repeated, 1, stride), tf.int64)
+
     def part(value: Any) -> Any:
         if not _has_rows(value):
             return value
-        rows = count_rows(value)
-        numbers = tf.range(tf.where(repeated, rows, count))
-        numbers = numbers * tf.where(repeated, 1, stride) + tf.where(repeated, 0, first)
+        rows = tf.cast(tf.where(repeated, count_rows(value), count), tf.int64)
         if isinstance(value, tf.SparseTensor):
-            return _rows_of_sparse(value, rows, numbers)
-        return tf.gather(value, numbers)
+            return _rows_of_sparse(value, first=begin, stride=step, count=rows)
+        return tf.gather(value, tf.range(rows) * step + begin)
 
     return tf.nest.map_structure(part, batch)
 
 
-def _rows_of_sparse(value: Any, rows: Any, numbers: Any) -> Any:
-    """Returns some rows of a sparse tensor."""
-    chosen = tf.range(1, tf.size(numbers) + 1)
-    places = tf.scatter_nd(numbers[:, tf.newaxis], chosen, [rows])  # from 1; 0 if not chosen
-    found = tf.gather(places, value.indices[:, 0])
-    kept = tf.sparse.retain(value, found > 0)
-    row = tf.cast(tf.boolean_mask(found, found > 0) - 1, tf.int64)
-    indices = tf.concat([row[:, tf.newaxis], kept.indices[:, 1:]], axis=1)
-    shape = tf.concat([tf.size(numbers, tf.int64)[tf.newaxis], value.dense_shape[1:]], axis=0)
+def _rows_of_sparse(value: Any, first: Any, stride: Any, count: Any) -> Any:
+    """Returns every row of a sparse tensor whose number is `first` plus a multiple of `stride`.
+
+    Their number is `count`.
+    """
+    place = value.indices[:, :1] - first
+    chosen = tf.equal(place[:, 0] % stride, 0)
+    kept = tf.sparse.retain(value, chosen)
+    place = tf.boolean_mask(place, chosen) // stride
+    indices = tf.concat([place, kept.indices[:, 1:]], axis=1)
+    shape = tf.concat([[count], value.dense_shape[1:]], axis=0)
     part = tf.SparseTensor(indices, kept.values, shape)
     part.set_shape([None, *value.shape[1:]])
     return part

@@ -21,8 +21,8 @@ from slurm_resolver.tf.data_waits import timed
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
-from slurm_resolver.tf.keras.configuration import describe_model
-from slurm_resolver.tf.keras.drift import REMEDY, compare_entries, compare_weights
+from slurm_resolver.tf.keras.configuration import compare_entries, describe_model
+from slurm_resolver.tf.keras.drift import REMEDY, compare_weights
 from slurm_resolver.tf.keras.normalization import statistics_of
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.replica_parts import part_of_share, step_on_own_data
@@ -135,7 +135,7 @@ class StepFunction:
             return
         # Such a loop has no callbacks.
         when = f"before step {step} of train_on_batch"
-        compare_weights(self._strategy.workers, self._model, callbacks=[[]], when=when)
+        compare_weights(self._strategy.workers, self._model, callbacks=(), when=when)
 
     def _predict(self, batches: list[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""

@@ -11,7 +11,7 @@ import inspect
 import sys
 import traceback
 import types
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,18 +21,22 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.sharing import Share
+from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf.keras.sharing import Share, is_one_of
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
 
+# The calls of Keras' list of callbacks that `_Fit` replaces by its methods of the same names.
 _HOOKS = (
-    *("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end"),
-    *("on_test_begin", "on_test_batch_end", "on_train_end"),
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_batch_end",
+    "on_train_end",
 )
 _GENERATED = (borrowed.GENERATOR, borrowed.PY_DATASET)
-
-Call = Callable[..., Any]
 
 
 class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -87,7 +91,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
-        self.options = directory, termination, save_every, max_to_keep
+        self.options = {
+            "directory": directory,
+            "termination": termination,
+            "save_every": save_every,
+            "max_to_keep": max_to_keep,
+        }
 
     def set_model(self, model: Any) -> None:
         """Stores the model; raises ResumeError for one of Keras 2."""
@@ -128,34 +137,37 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 class _Fit:
     """A run of `fit`: it replaces the model's train function and wraps the callbacks."""
 
+    _states: Any = None  # of the other callbacks, from the first epoch on
+    _muted = False  # whether the current step was trained before
+    _iterator: Any = None  # the current one
+    _iterators = 0  # their number, including the current one
+    _logs: Any = None  # of the steps that are skipped
+    _trained_metrics: Any = None  # the training's, while a validation uses its metrics
+
     def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
         """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
 
         `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
         """
-        self._model = model = callback.model
+        model = callback.model
+        self._model = model
         self._data = data
         self._callbacks = callbacks
         self._others = [other for other in callbacks.callbacks if other is not callback]
-        self._states: CallbackStates | None = None
         self._epochs = callback.params["epochs"]
-        self._muted = False  # whether the current step was trained before
         self._made = 0  # iterators over the data
-        self._iterator: Any = None
-        self._iterators = 0  # their number, including the current one
-        self._logs: Any = None  # of the steps that are skipped
-        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._make_iterator = borrowed.GET_ITERATOR.of(data)
         borrowed.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
-        self._backup = backup = Backup(
+        backup = Backup(
             model.distribute_strategy,
             {"model": model, "random": self._untracked(), **callback.state},
-            *callback.options,
+            **callback.options,
             complete=True,
             collect=self._collect,
         )
-        self._saved: dict[str, Any] = backup.more or {}
+        self._backup = backup
+        self._saved = backup.more or {}
         backup.say_start(self._epochs)
         steps = self._saved.get("steps")
         adapter = borrowed.DATA_ADAPTER.of(data)
@@ -170,7 +182,7 @@ class _Fit:
             borrowed.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
-            if not any(isinstance(adapter, one.get()) for one in _GENERATED):
+            if not is_one_of(adapter, _GENERATED):
                 while self._made < self._saved["iterators"] - 1:
                     iter(self._count_iterator())
             if borrowed.NUM_BATCHES.of(data) is None:  # until the data has ended once
@@ -180,7 +192,7 @@ class _Fit:
             setattr(callbacks, name, hook)
         # After a failed `fit`, the model still has the function of that run.
         train = model.train_function
-        self._train: Call = train._train if isinstance(train, _Fit) else train
+        self._train: Method = train._train if isinstance(train, _Fit) else train
         self.comparison = getattr(self._train, "comparison", None)
         model.train_function = self
 
@@ -242,7 +254,6 @@ class _Fit:
         # Callbacks that run in parallel must see the last step.
         for future in borrowed.FUTURES.of(self._callbacks):
             future.result()
-        assert self._states is not None
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
@@ -251,7 +262,7 @@ class _Fit:
             "stop": bool(self._model.stop_training),
         }
 
-    def _on_epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
+    def _on_epoch_begin(self, call: Method, epoch: int, logs: Any = None) -> None:
         """Restores the callbacks before the first epoch.
 
         If training resumes within that epoch, the callbacks were saved after its beginning, so they
@@ -263,7 +274,8 @@ class _Fit:
         if is_first:
             self._restore_callbacks()
         else:
-            self._backup.step = self._until = 0
+            self._backup.step = 0
+            self._until = 0
         call(epoch, logs)
         if is_first and self._until:
             self._restore_callbacks()
@@ -274,26 +286,26 @@ class _Fit:
         self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._saved.get("callbacks", {}))
 
-    def _on_train_batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
+    def _on_train_batch_begin(self, call: Method, batch: int, logs: Any = None) -> None:
         self._muted = batch + self._model.steps_per_execution <= self._until
         if not self._muted:
             call(batch, logs)
 
-    def _on_train_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+    def _on_train_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
         if not self._muted:
             call(batch, logs)
             self._backup.after_steps(self._model.steps_per_execution)
             self._backup.save_if_due()
 
-    def _on_test_begin(self, call: Call, logs: Any = None) -> None:
+    def _on_test_begin(self, call: Method, logs: Any = None) -> None:
         self._trained_metrics = [one.numpy() for one in self._metrics()]  # the validation resets it
         call(logs)
 
-    def _on_test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+    def _on_test_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
         call(batch, logs)
         self._backup.save_if_due()  # a validation may take longer than Slurm waits
 
-    def _on_train_end(self, call: Call, logs: Any = None) -> None:
+    def _on_train_end(self, call: Method, logs: Any = None) -> None:
         """Saves the end, so that a restart of the finished training does not train again.
 
         The other callbacks come first, as they may put back the best weights.
@@ -316,7 +328,8 @@ class _Fit:
             if not continues or borrowed.CURRENT_ITERATOR.of(data) is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
-            self._trained_metrics = self._iterator = None
+            self._trained_metrics = None
+            self._iterator = None
             backup.save()
         borrowed.INITIAL_EPOCH.set(model, None)
         delattr(data, borrowed.GET_ITERATOR.name)
@@ -354,7 +367,8 @@ class _Fit:
         These are the states of the model's random generators, which draw the masks of dropout.
         """
         model = self._model
-        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
+        optimizer = model.optimizer
+        variables = [*model.variables, *(optimizer.variables if optimizer else [])]
         tracked = {id(part) for part in tf.train.TrackableView(model).descendants()}
         tracked.update(map(id, model.metrics_variables))
         return [

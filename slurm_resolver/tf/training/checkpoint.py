@@ -18,6 +18,7 @@ from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
@@ -50,7 +51,20 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         more: what `collect` returned when that checkpoint was saved.
     """
 
-    _SAVED = ("epoch", "step", "drawn", "batch_size", "more")
+    epoch = 0
+    step = 0
+    drawn = 0
+    batch_size = 0
+    more: Any = None
+    _since = 0  # steps since the last save
+    _reported = False  # whether the first step is done
+    _SAVED = (
+        "epoch",
+        "step",
+        "drawn",
+        "batch_size",
+        "more",
+    )
 
     def __init__(
         self,
@@ -76,12 +90,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         global _running
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
-        self.epoch = self.step = self.drawn = self.batch_size = 0
-        self.more: Any = None
         self._state = state
         self._every = save_every
-        self._since = 0  # steps since the last save
-        self._reported = False
         self._collect = collect
         self._termination = termination or termination_config(strategy.cluster_resolver)
         self._ranks = self._termination.ranks
@@ -123,15 +133,17 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         sizes = f"a global batch has {batch_size} samples now, and had {before} in the checkpoint"
         if not skip:
             raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
-        repeated = self.drawn * before % batch_size
         self.step = self.step * before // batch_size
-        self.drawn = self.drawn * before // batch_size
+        self.drawn, repeated = divmod(self.drawn * before, batch_size)
         if self._ranks.leads:
-            again = (
-                f"{repeated} samples are trained on again" if repeated else "no sample is repeated"
+            again = f"{repeated} samples are trained on again"
+            warn(
+                "%s: training resumes after step %s of epoch %s; %s",
+                sizes,
+                self.step,
+                self.epoch + 1,
+                again if repeated else "no sample is repeated",
             )
-            at = f"after step {self.step} of epoch {self.epoch + 1}"
-            warn("%s: training resumes %s; %s", sizes, at, again)
         return True
 
     def say_start(self, epochs: int) -> None:
@@ -194,11 +206,9 @@ def batch_size_of(data: Any) -> int:
     It is read from the dataset's chain of inputs, as TensorFlow's own sharding does.
     """
     # A strategy's dataset holds the one that it distributes.
-    inner = getattr(data, "whole_batches", borrowed.ORIGINAL_DATASET.of(data, data))
-    while any(isinstance(inner, one.get()) for one in _BATCH_BY_BATCH):
-        (inner,) = borrowed.INPUTS.of(inner)()
+    whole = getattr(data, "whole_batches", borrowed.ORIGINAL_DATASET.of(data, data))
     try:
-        return int(borrowed.BATCH_SIZE.of(inner, 0))
+        return int(borrowed.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
     except (TypeError, ValueError):  # a tensor without a value yet
         return 0
 
@@ -230,9 +240,10 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     termination.save_fn = lambda *args, **kwargs: _running.save()
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
-    resolver = strategy.cluster_resolver
-    if resolver is None:  # one process, but the handler of TensorFlow 2.15 needs a resolver
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    # One process has none, but the handler of TensorFlow 2.15 needs a resolver.
+    resolver = strategy.cluster_resolver or (
+        tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    )
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).

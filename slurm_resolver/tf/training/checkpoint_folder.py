@@ -1,5 +1,12 @@
 """The folder of a training's checkpoints: its owner, the checkpoint to restore, and the next save.
 
+All ranks read the folder, and one of them, the leader, writes it::
+
+    ckpt-3.index, ckpt-3.data-…    a checkpoint of TensorFlow; a greater number is newer
+    ckpt-4_temp/                   a save that is under way, or was interrupted
+    checkpoint                     TensorFlow's list of checkpoints, which need not be there
+    slurm_resolver.owner           the job and the process that saves here
+
 An interrupted save, a full disk or a broken file system may leave a checkpoint that cannot be read.
 It stays in the folder, and the next older one is used.
 
@@ -28,9 +35,13 @@ from slurm_resolver.tf.training.termination import SavingRanks
 
 POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
-_UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"  # the files of an interrupted save
+# The files of an interrupted save.
+_UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
 _PURPOSE = "the restore"
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the reader of a pipe
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
+# What TensorFlow raises where a model and a checkpoint do not fit each other.
+_OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
 
 
 class CheckpointFolder:
@@ -76,23 +87,23 @@ class CheckpointFolder:
     def _find_names(self) -> list[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
-        own = [name.removesuffix(".index") for name in self._list(r"ckpt-\d+\.index")]
-        own.sort(key=_number, reverse=True)
+        indices = self._list(r"ckpt-\d+\.index")
+        own = sorted((name.removesuffix(".index") for name in indices), key=_number, reverse=True)
         told = self._ranks.compare(_PURPOSE, [problem, own])
-        for problem, _ in told.values():
-            if problem:
-                raise ResumeError(problem)
+        problem, newest = next(iter(told.values()))  # the leader's
+        if problem:
+            raise ResumeError(problem)
         found = [names for _, names in told.values()]
-        if any(found) and not set(own).intersection(*found):
+        if any(found) and not set(newest).intersection(*found):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, (_, names) in told.items()
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in zip(told, found)
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        return list(found[0])
+        return list(newest)
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
@@ -104,17 +115,20 @@ class CheckpointFolder:
             with self._open_owner("a") as file:
                 file.write("")
         except _CANNOT_WRITE as error:
-            expected = "expected a folder to write checkpoints to"
-            return f"{self.directory!r}: {_first_line(error)}; {expected}."
+            return (
+                f"{self.directory!r}: {_first_line(error)}; expected a folder to write checkpoints "
+                "to."
+            )
         found = self._read_owner()
-        if not re.match(r"job |task |a training |$", found):  # it may be a hard link
+        expected = re.match(r"job |task (\S+) of|a training |$", found)
+        if expected is None:  # it may be a hard link
             return (
                 f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
                 "written. Remove it."
             )
         own = self._ranks.step.array_task_id
-        task = re.match(r"task (\S+) of", found)
-        if task is None or own in (None, task[1]):
+        task = expected[1]
+        if own is None or task in (None, own):
             return ""
         return (
             f"the checkpoints in {self.directory!r} are those of {found}, and this is "
@@ -143,13 +157,13 @@ class CheckpointFolder:
                 return path
             seen_by = "" if len(damaged) == len(results) else f", as {', '.join(damaged)} sees it"
             damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
-        if damages:
-            raise ResumeError(
-                f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
-                "Expected at least one. Restore one from a copy, or remove the folder to start "
-                "from the beginning."
-            )
-        return None
+        if not names:
+            return None
+        raise ResumeError(
+            f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
+            "Expected at least one. Restore one from a copy, or remove the folder to start from "
+            "the beginning."
+        )
 
     def _restore(self, path: str, complete: bool) -> str:
         """Restores a checkpoint; returns what is wrong with it if it cannot be read.
@@ -157,23 +171,21 @@ class CheckpointFolder:
         Raises:
             ResumeError: if it is one of another program or of another model.
         """
+        other = "was saved by another program than BackupAndResume or ResumableLoop"
+        is_ours = False
         try:
             is_ours = tf.train.load_checkpoint(path).has_tensor(POSITION)
-        except Exception as error:  # TensorFlow raises other errors than its own
-            return _first_line(error)
-        other = "was saved by another program than BackupAndResume or ResumableLoop"
-        if is_ours:
-            try:
+            if is_ours:
                 status = self._checkpoint.restore(path).expect_partial()
                 if complete:
                     status.assert_consumed()
                 else:
                     status.assert_existing_objects_matched()
                 return ""
-            except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
-                other = f"is that of another model: {_first_line(error)}"
-            except Exception as error:
+        except Exception as error:  # TensorFlow raises other errors than its own
+            if not (is_ours and isinstance(error, _OF_OTHER_MODELS)):
                 return _first_line(error)
+            other = f"is that of another model: {_first_line(error)}"
         raise ResumeError(f"{path} {other}. Give each training its own folder.")
 
     def save(self) -> str:
@@ -210,7 +222,8 @@ class CheckpointFolder:
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
         logger = tf.get_logger()
-        logger.disabled, before = True, logger.disabled
+        before = logger.disabled
+        logger.disabled = True
         try:
             if self._is_local:
                 os.mkdir(self._path(f"ckpt-{number}_temp"), 0o700)  # which TensorFlow fills
@@ -240,13 +253,13 @@ class CheckpointFolder:
 
     def _remove(self, pattern: str) -> None:
         """Removes files and folders, and nothing behind a link."""
+        # TensorFlow's function would follow a link.
+        remove_folder = shutil.rmtree if self._is_local else tf.io.gfile.rmtree
         for path in map(self._path, self._list(pattern)):
-            if not self._is_local:
-                (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
-            elif os.path.isdir(path):
-                shutil.rmtree(path)  # which refuses a link
+            if tf.io.gfile.isdir(path):
+                remove_folder(path)
             else:
-                os.remove(path)
+                tf.io.gfile.remove(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -262,15 +275,16 @@ class CheckpointFolder:
     def _open_owner(self, mode: str) -> Any:
         path = self._path(_OWNER)
         if self._is_local:
-            return open(path, mode, errors="replace", opener=_open_no_link)
+            return open(
+                path,
+                mode,
+                errors="replace",
+                opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666),
+            )
         return tf.io.gfile.GFile(path, mode)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,11 @@
 """The state of Keras' `fit` in a checkpoint, besides variables: plain values, as JSON.
 
 Plain values are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of them.
-Reading them runs no code.
+Reading them runs no code. What JSON cannot express is an object with one key, the type::
+
+    (1, "a")               {"tuple": [1, "a"]}
+    {1: None}              {"dict": [[1, null]]}
+    np.zeros(3)            {"array": the base64 of TensorFlow's TensorProto}
 """
 
 from __future__ import annotations
@@ -18,12 +22,18 @@ import tensorflow as tf
 from slurm_resolver.tf.keras import borrowed
 
 States = dict[str, dict[str, str]]  # by callback, and by attribute the packed value
+Snapshot = dict[str, Any]  # of a callback, by attribute
 
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _ALONE = (bool, int, float, str, type(None))
 # Keras sets the first two in every callback. It derives the others, which belong together, from
 # a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
-_OF_KERAS = ("model", "params", "monitor_op", "min_delta")
+_OF_KERAS = (
+    "model",
+    "params",
+    "monitor_op",
+    "min_delta",
+)
 
 
 def pack(value: Any) -> str:
@@ -41,7 +51,8 @@ def _encode(value: Any) -> Any:
     if type(value) in _ALONE:
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV":
-        return {"array": base64.b64encode(tf.make_tensor_proto(value).SerializeToString()).decode()}
+        proto = tf.make_tensor_proto(value)
+        return {"array": base64.b64encode(proto.SerializeToString()).decode()}
     name = type(value).__name__
     if type(value) is dict:
         return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
@@ -66,15 +77,15 @@ class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        self._callbacks: dict[str, Any] = {}
+        # By name: a callback, its snapshot, and its attributes. These must stay alive, as no other
+        # object may get the identity of one of them.
+        self._callbacks: dict[str, tuple[Any, Snapshot, Snapshot]] = {}
         counts = Counter[str]()
         for callback in callbacks:
             kind = type(callback).__name__
             counts[kind] += 1
-            self._callbacks[f"{kind} {counts[kind]}"] = callback
-        self._before = {name: _snapshot(callback) for name, callback in self._callbacks.items()}
-        # No other object may get the identity of one of these.
-        self._alive = [dict(vars(callback)) for callback in self._callbacks.values()]
+            name = f"{kind} {counts[kind]}"
+            self._callbacks[name] = (callback, _snapshot(callback), dict(vars(callback)))
 
     def collect(self) -> States:
         """Returns by callback the attributes that have changed, with their values packed.
@@ -82,8 +93,7 @@ class CallbackStates:
         A callback is left out if one of them is not plain: half of a state may be worse than none.
         """
         states = {}
-        for name, callback in self._callbacks.items():
-            before = self._before[name]
+        for name, (callback, before, _) in self._callbacks.items():
             changed = {
                 key: value for key, value in _snapshot(callback).items() if before.get(key) != value
             }
@@ -93,20 +103,19 @@ class CallbackStates:
 
     def apply(self, states: States) -> None:
         """Sets the attributes of those callbacks that exist."""
-        for name, state in states.items():
-            if name in self._callbacks:
-                vars(self._callbacks[name]).update(
-                    {key: unpack(value) for key, value in state.items()}
-                )
+        for name, (callback, _, _) in self._callbacks.items():
+            for key, value in states.get(name, {}).items():
+                vars(callback)[key] = unpack(value)
 
 
-def _snapshot(callback: Any) -> dict[str, Any]:
+def _snapshot(callback: Any) -> Snapshot:
     """Returns for each attribute the packed value, or an object's identity if it is not plain."""
-    found: dict[str, Any] = {}
+    found: Snapshot = {}
     for key, value in vars(callback).items():
-        if key not in _OF_KERAS:
-            try:
-                found[key] = pack(value)
-            except (TypeError, RecursionError):
-                found[key] = id(value)
+        if key in _OF_KERAS:
+            continue
+        try:
+            found[key] = pack(value)
+        except (TypeError, RecursionError):
+            found[key] = id(value)
     return found

@@ -28,9 +28,8 @@ from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.start import cluster_of
+from slurm_resolver.tf.start import cluster_of, step_of
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
 # to learn how all exit.
@@ -125,7 +124,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         ranks = self.ranks
         watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
-        own = REQUEUE_STATUS, 0.0  # of a rank that does not learn the leader's
+        own = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
             plan = requeue_job(
@@ -138,14 +137,15 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             where = f" {self.saved_at}" if self.saved_at else ""
             cause = watch.received or "a signal to another rank"
             warn("training saved%s because of %s: %s", where, cause, plan.message)
-            own = plan.status, plan.wait
+            own = (plan.status, plan.wait)
         try:
             # When the leader exits, Slurm ends the others too.
             seconds = _EXIT_WAIT if ranks.leads else _SAVE_WAIT
-            (status, wait), *_ = ranks.compare("the exit", own, seconds).values()
+            agreed = next(iter(ranks.compare("the exit", own, seconds).values()))
         except ResumeError as error:  # such as a rank that has ended
             warn("%s", error)
-            status, wait = own
+            agreed = own
+        status, wait = agreed
         until = time.monotonic() + wait
         while not watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
@@ -167,7 +167,7 @@ class SavingRanks:
 
     def __init__(self, resolver: Any) -> None:
         self._cluster = cluster_of(resolver)
-        self.step = SlurmStep.read() if self._cluster is None else self._cluster.step
+        self.step = step_of(resolver)
         spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
         if spec.get("ps"):
             raise ResumeError(

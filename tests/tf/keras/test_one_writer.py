@@ -14,7 +14,7 @@ from kinds import Strings
 
 pytest.importorskip("tensorflow")
 from slurm_resolver.errors import FitError, SavingError
-from slurm_resolver.tf.keras import file_callbacks, saving
+from slurm_resolver.tf.keras.files import callbacks, saving
 
 PROCESSES = 4
 
@@ -101,9 +101,7 @@ def test_one_worker_on_each_file_system_writes_a_backup(
     with contextlib.ExitStack() as stack:
         for folder in folders:
             changes.append(
-                stack.enter_context(
-                    file_callbacks.one_backup(callback, str(tmp_path / folder), workers)
-                )
+                stack.enter_context(callbacks.one_backup(callback, str(tmp_path / folder), workers))
             )
     assert sum("_save_model" not in changed for changed in changes) == writers
     assert sum("delete_checkpoint" not in changed for changed in changes) == writers
@@ -120,4 +118,4 @@ def test_workers_that_find_other_backups_do_not_train(tmp_path: Path) -> None:
             "and no backup in worker 1"
         ),
     ):
-        file_callbacks.one_backup(callback, str(tmp_path), workers).__enter__()
+        callbacks.one_backup(callback, str(tmp_path), workers).__enter__()

@@ -1,7 +1,12 @@
 """Lets one worker write each file that several workers save.
 
 All workers hold the same model. All of them may save it, or one alone. They agree through the file
-system, so that every node gets the file if the path is on a disk of its own.
+system, so that every node gets the file if the path is on a disk of its own:
+
+1. The worker that makes the folder `.saving-…` beside the path writes; the others wait until the
+   folder is gone. Its name is a digest of what is saved.
+2. It writes into that folder, and moves what it has written to the path in one step.
+3. The others find the path changed, and do not save.
 """
 
 from __future__ import annotations
@@ -12,17 +17,16 @@ import os
 import shutil
 import time
 import zlib
-from typing import Any, Callable
+from typing import Any
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.keras.drift import digest_of
 from slurm_resolver.tf.keras.strategies import are_several
 from slurm_resolver.tf.progress import reporter
-
-Method = Callable[..., Any]
+from slurm_resolver.tf.start import step_of
 
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 
@@ -35,7 +39,8 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
     if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
     # The workers do not wait for an incomplete save of an earlier start.
-    identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest_of(model)}"
+    start = identity_of(step_of(model.distribute_strategy.cluster_resolver))
+    identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving():
         write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs))
     return None

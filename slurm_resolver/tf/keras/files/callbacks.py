@@ -20,7 +20,11 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
 
 # The callbacks, and the attribute with the path.
-_PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore": "backup_dir"}
+_PATHS = {
+    "CSVLogger": "filename",
+    "TensorBoard": "log_dir",
+    "BackupAndRestore": "backup_dir",
+}
 
 
 def listed(callbacks: Any) -> list[Any]:
@@ -106,7 +110,5 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
 
 def make_folder(original: Any, path: Any) -> Any:
     """Makes a folder for a callback, unless another worker was faster."""
-    try:
+    with contextlib.suppress(FileExistsError):
         return original(path)
-    except FileExistsError:
-        return None

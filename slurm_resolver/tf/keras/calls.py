@@ -1,4 +1,16 @@
-"""Checks that all workers call Keras 3's `fit`, `evaluate` and `predict` with equal arguments."""
+"""Lets all workers make the same calls of Keras 3's `fit`, `evaluate` and `predict`, or none.
+
+Workers train as one process only if all of them make the same calls in the same order. What is
+compared, when, and where:
+
+    the method, and the callbacks' kinds   before a call                 `Workers.exchange`
+    the arguments and the model            before a call                 `configuration`
+    the weights                            the same, and each epoch      `drift`
+    the batch and the learning rate        in each step                  `comparison`
+
+A difference is a FitError in every worker, which says which worker has what. If the call fails in
+one worker, it ends in all of them, with that worker's error.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +25,10 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.configuration import describe_call, describe_model
+from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.drift import callback_of, compare_entries, compare_weights
-from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
+from slurm_resolver.tf.keras.drift import callback_of, compare_weights
+from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategies import are_several, strategies
 from slurm_resolver.tf.progress import reporter
@@ -59,19 +71,18 @@ def call_together(
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
         model.jit_compile = False
-    callbacks = listed(arguments.get("callbacks"))
-    own = [
-        sorted({type(callback).__name__ for callback in callbacks}),
-        [[kind, path] for kind, path, _ in writing(callbacks)],
-    ]
+    callbacks = listed(arguments["callbacks"])
+    arguments["callbacks"] = callbacks
+    kinds = sorted({type(callback).__name__ for callback in callbacks})
+    files = [[kind, path] for kind, path, _ in writing(callbacks)]
     with reporting(name) as report:
-        kinds, paths = zip(*workers.exchange(f"calls {name}", own))
+        own = [", ".join(kinds) or "none", files]
+        kinds_of_all, files_of_all = zip(*workers.exchange(f"calls {name}", own))
         compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
-        compare = functools.partial(compare_weights, workers, model, kinds)
-        compare(f"before {name}")
+        compare_weights(workers, model, kinds_of_all, f"before {name}")
         reporter.enter(IDLE, "")
-        arguments["callbacks"] = [report, *callbacks, callback_of(workers, compare)]
-        with workers.failing_together(name), one_writer(callbacks, workers, paths):
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, kinds_of_all)]
+        with workers.failing_together(name), one_writer(callbacks, workers, files_of_all):
             return original(*bound.args, **bound.kwargs)
 
 
