@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
 
-from slurm_cluster import Node, SlurmCluster  # noqa: E402
+from slurm_cluster import SlurmCluster  # noqa: E402
+from slurm_conf import Node  # noqa: E402
 
 GUIDE = DOCS / "fault_tolerance.md"
 MARKS = re.compile(r"(<!-- outages -->\n).*?(<!-- /outages -->)", re.S)

@@ -70,7 +70,9 @@ def text_of(svg: str) -> list[str]:
 def main() -> None:
     """Runs all commands and writes their pictures."""
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-    from slurm_cluster import Node, SlurmCluster, started
+    from slurm_cluster import SlurmCluster
+    from slurm_conf import Node
+    from slurm_fixture import started
     from slurm_installation import installations
 
     FOLDER.mkdir(exist_ok=True)

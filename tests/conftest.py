@@ -11,9 +11,9 @@ import pytest
 from free_ports import free_port
 from hypothesis import HealthCheck, settings
 from kinds import Strings
-from slurm_cluster import Node, SlurmUnavailable, slurm_or_skip
+from slurm_conf import Node
 from slurm_fixture import slurm_of
-from slurm_installation import PATH, Installation, installations
+from slurm_installation import PATH, Installation, installations, slurm_or_skip
 
 from slurm_resolver import log
 from slurm_resolver.slurm.ancestors import Ancestors
@@ -72,11 +72,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid():
         pytest.skip("needs root")
     if item.get_closest_marker("slurm") and not installations()[-1].version:
-        slurm_or_skip(SlurmUnavailable("Slurm is not installed: `make slurm`"))
+        slurm_or_skip("Slurm is not installed: `make slurm`")
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if shutil.which(name, path=PATH) is None:
-                slurm_or_skip(SlurmUnavailable(f"{name} is not installed: `make slurm`"))
+                slurm_or_skip(f"{name} is not installed: `make slurm`")
 
 
 @pytest.fixture(autouse=True)

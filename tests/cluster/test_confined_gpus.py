@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from by_version import expected
 from kinds import Records
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
-from slurm_installation import Installation
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
+from slurm_installation import Installation, slurm_or_skip
 from task_accounts import TASK, accounts, use_nccl
 from two_sockets import GPUS, SOCKETS, TwoSockets
 
@@ -50,7 +52,7 @@ def confined(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
     if not os.access(CGROUPS / "tasks", os.W_OK):
-        slurm_or_skip(SlurmUnavailable(f"needs {CGROUPS} of cgroup v1"))
+        slurm_or_skip(f"needs {CGROUPS} of cgroup v1")
     # The machine's cgroups are named after the node, so its name must be unique on this machine.
     name = f"gpu{os.getpid()}"
     directory = tmp_path_factory.mktemp("c")

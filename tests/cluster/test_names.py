@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from kinds import Strings
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 from task_accounts import TASK, accounts, assert_right
 

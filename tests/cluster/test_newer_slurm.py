@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from by_version import expected
 from local_run import COMMAND
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import Installation
 from task_accounts import TASK, assert_right, run, run_at_once
 

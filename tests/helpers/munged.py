@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_cluster import SlurmUnavailable, slurm_or_skip
-from slurm_installation import PATH
+from slurm_installation import PATH, slurm_or_skip
 
 START_SECONDS = 60.0
 
@@ -44,7 +43,7 @@ def program(name: str) -> str:
     """Returns the path of one of munge's programs; skips or fails the test if it is missing."""
     path = shutil.which(name, path=PATH)
     if path is None:
-        slurm_or_skip(SlurmUnavailable(f"{name} is not installed: `make slurm`"))
+        slurm_or_skip(f"{name} is not installed: `make slurm`")
     return path
 
 

@@ -11,7 +11,8 @@ from typing import Callable
 
 import pytest
 from folders import helper
-from slurm_cluster import SlurmCluster, end_srun
+from slurm_cluster import SlurmCluster
+from slurm_command import end_srun
 
 # Each task leaves its errors and its exit status. An old srun may need minutes to
 # end after a node was cut off, and loses what that node's task has printed.

@@ -15,7 +15,9 @@ import pytest
 from by_version import expected
 from folders import helper
 from kinds import Texts
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 

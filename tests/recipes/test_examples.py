@@ -14,7 +14,8 @@ from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES, ROOT
 from kinds import Strings
 from local_run import captured
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))

@@ -22,7 +22,9 @@ from bare_state import BareState, other_user, shell_commands
 from explained import explained
 from folders import ROOT
 from kinds import Strings
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import PATH, Installation
 
 COMMANDS = shell_commands(ROOT / "README.md")

@@ -13,7 +13,8 @@ from captured import Captured
 from folders import ROOT
 from kinds import Fields
 from local_run import captured
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 from slurm_jobs import ENVIRONMENT
 

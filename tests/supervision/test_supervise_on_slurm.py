@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import pytest
 from kinds import Strings, Texts
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 

@@ -17,7 +17,8 @@ import pytest
 from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 from slurm_jobs import read, wait_for
 
