@@ -14,7 +14,7 @@ from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
 
-PROGRAM = quiet_helper("keras_bad_fit.py")
+PROGRAM = quiet_helper("keras_bad_fit")
 SECONDS = 240
 
 IN_BOTH = {
