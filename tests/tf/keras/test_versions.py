@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from folders import quiet_helper
+from keras_outcomes import flat
 from kinds import Fields, Strings
 from local_run import COMMAND, captured
-from outcomes import flat
 
 from slurm_resolver.preflight.keras_version import keras_problem
 
