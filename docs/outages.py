@@ -151,7 +151,7 @@ class Trial:
     def _kill(self, sign: str, rank: int) -> bool:
         pid = self.folder / f"pid.{rank}"
         command = f"kill -{sign} {pid.read_text()}"
-        return self.slurm.run_on(self.nodes[rank], command, check=False).returncode == 0
+        return self.slurm.run_on(self.nodes[rank], command, status=None).returncode == 0
 
     def _runs(self, rank: int | None = None) -> bool:
         ranks = range(self.fault.workers) if rank is None else [rank]

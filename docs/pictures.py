@@ -81,7 +81,7 @@ def main() -> None:
         cluster = SlurmCluster(nodes, Path(folder), installation=installations()[-1])
         with started(cluster):
             for name, command in COMMANDS.items():
-                done = cluster.run(in_terminal(command), env=ENVIRONMENT, cwd=ROOT, check=False)
+                done = cluster.run(in_terminal(command), env=ENVIRONMENT, cwd=ROOT, status=None)
                 (FOLDER / f"{name}.svg").write_text(draw(name, done.stdout), encoding="utf-8")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 
-import local_run
 import pytest
 from captured import Captured
-from local_run import COMMAND
+from local_run import COMMAND, captured, in_step
 
 from slurm_resolver.cli import main
 
@@ -18,13 +17,8 @@ PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy
 def run(*words: str, status: int = 0) -> str:
     """Returns the output of two tasks, without the task numbers."""
     proxies = {*PROXIES, *map(str.upper, PROXIES)}
-    return local_run.run(
-        "run",
-        "-n",
-        "2",
-        "--no-label",
-        "--",
-        *words,
+    return captured(
+        in_step("-n 2 --no-label", *words),
         status=status,
         env={name: value for name, value in os.environ.items() if name not in proxies},
     ).stdout

@@ -26,7 +26,6 @@ def run(*arguments: str, **environ: str) -> Completed:
     return captured(
         [*EXEC, *arguments],
         env={**os.environ, **TASK, **environ},
-        timeout=180,
     )
 
 
@@ -159,7 +158,6 @@ def test_more_tasks_than_linux_passes(
             "SLURM_STEP_NODELIST": f"n[9-{8 + tasks // 2}]",
             "SLURM_STEP_TASKS_PER_NODE": f"2(x{tasks // 2})",
         },
-        timeout=180,
     )
     assert done.returncode == (2 if refused else 0)
     assert ("longer than Linux passes to a program" in done.stderr) == refused

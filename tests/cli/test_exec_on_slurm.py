@@ -69,9 +69,8 @@ def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_pa
     script = f'[ "$SLURM_PROCID" != 2 ] || set -- no-such; {EXEC} --wait 12 -- "$@"'
     done = real_slurm.run(
         f"srun {FOUR} bash -c {shlex.quote(script)} - touch {tmp_path}/{{rank}}",
-        check=False,
+        status=2,
     )
-    assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
     assert "'no-such' is not a program that can be started here" in done.stderr
     assert done.stderr.count("1 of 4 tasks did not come") == 3

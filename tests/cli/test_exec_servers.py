@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from kinds import Completed, Texts
-from local_run import COMMAND, captured
+from local_run import COMMAND, captured, in_step
 from slurm_jobs import wait_for
 
 ENVIRONMENT = {
@@ -94,11 +94,7 @@ def run(case: Case, folder: Path) -> Completed:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
     return captured(
         [
-            *COMMAND,
-            "run",
-            "-n4",
-            "-K0",
-            "--",
+            *in_step("-n4 -K0"),
             "sh",
             "-c",
             f'{case.before} exec "$@"',
@@ -113,7 +109,6 @@ def run(case: Case, folder: Path) -> Completed:
         ],
         cwd=folder,
         env=ENVIRONMENT,
-        timeout=200,
     )
 
 
@@ -154,13 +149,9 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
 def test_signals_reach_the_program(
     script: str, number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    command = [*COMMAND, "run", "-n3", "-K0", "--", *COMMAND, "exec", *CHIEF.split()]
-    command += [
-        "--",
-        "sh",
-        "-c",
-        f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac",
-    ]
+    act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
+    program = [*COMMAND, "exec", *CHIEF.split(), "--", "sh", "-c", act]
+    command = in_step("-n3 -K0", *program)
     with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
         wait_for((tmp_path / "up").exists, 60)
         os.kill(int((tmp_path / "pid").read_text()), number)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 
-import local_run
 import pytest
 import task_variables
 from captured import Captured, Patch
-from local_run import COMMAND
+from local_run import COMMAND, captured, in_step
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -56,19 +55,8 @@ GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
 
 
 def test_tasks_tell_each_other_where_they_run() -> None:
-    done = local_run.run(
-        "run",
-        "-n3",
-        "--no-label",
-        "--",
-        *local_run.COMMAND,
-        "show",
-        "--json",
-        "--layout",
-        "rendezvous",
-        *JOBS,
-        status=0,
-    )
+    show = [*COMMAND, "show", "--json", "--layout=rendezvous", *JOBS]
+    done = captured(in_step("-n3 --no-label", *show), status=0)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(one["self"]["rank"] for one in told) == [0, 1, 2]
     assert {one["layout_source"] for one in told} == {"rendezvous"}
@@ -106,11 +94,11 @@ def test_a_step_from_options(capsys: Captured) -> None:
 )
 def test_errors(arguments: str, message: str, capsys: Captured) -> None:
     assert main(["show", *arguments.split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("slurm-resolver show: ")
-    assert "SLURM_" not in captured.err  # the user has set no variable
-    assert message in captured.err
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith("slurm-resolver show: ")
+    assert "SLURM_" not in errors  # the user has set no variable
+    assert message in errors
 
 
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:

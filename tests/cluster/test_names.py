@@ -65,7 +65,7 @@ def test_names_that_do_not_resolve_are_named_with_the_remedy(
         step_of(NAMELESS, options, "", tmp_path),
         env={"TASK_OUTPUT": str(output)},
         cwd=tmp_path,
-        check=False,
+        status=None,
     )
     lines = accounts(output)
     assert len(lines) == 4
@@ -94,4 +94,4 @@ def test_names_that_libc_takes_for_numbers(numbered: SlurmCluster) -> None:
 def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, address: str) -> None:
     step = step_of(ELSEWHERE[address], "-m cyclic", "", tmp_path).replace(TASK, CHECK)
     hint = f"at {address}; if Slurm has another address (scontrol show node), pass node_address="
-    assert hint in real_slurm.run(step, check=False).stdout
+    assert hint in real_slurm.run(step, status=None).stdout

@@ -95,7 +95,7 @@ def test_the_shell_of_salloc_is_no_task_where_it_runs_as_a_step(newer: SlurmClus
     """The shell has the variables of a task, and the step id -6 or its unsigned form."""
     show = shlex.join([*COMMAND, "show"])
     for options, told in SHELLS.items():
-        done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", check=False)
+        done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", status=None)
         assert done.stdout == "n8\n"
         assert told in done.stderr
 

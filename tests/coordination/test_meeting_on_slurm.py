@@ -126,7 +126,7 @@ def run(slurm: SlurmCluster, folder: Path, case: Case) -> Told:
             slurm.run,
             f"srun {case.step} {TASK} {case.options} --late {late}",
             env=env,
-            check=False,
+            status=None,
             timeout=150,
         )
         try:

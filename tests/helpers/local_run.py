@@ -16,15 +16,23 @@ from slurm_resolver.cli import main
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 
-def captured(command: Sequence[str | Path], status: int | None = None, **how: Any) -> Completed:
+def captured(
+    command: Sequence[str | Path], status: int | None = None, timeout: float = 600, **how: Any
+) -> Completed:
     """Runs a program, and captures its output as text. A given status must be its exit status."""
-    done = subprocess.run(command, capture_output=True, text=True, **how)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **how)
     assert status in (None, done.returncode), f"{command}\n{done.stdout}\n{done.stderr}"
     return done
 
 
-def run(*arguments: str, timeout: float = 180, **how: Any) -> Completed:
-    return captured([*COMMAND, *arguments], timeout=timeout, **how)
+def in_step(options: str, *command: str) -> Strings:
+    """Returns the command that runs another one in a local step, with options such as "-n 2"."""
+    return [*COMMAND, "run", *options.split(), "--", *command]
+
+
+def run_script(options: str, script: str, **how: Any) -> Completed:
+    """Runs a shell script in the tasks of a local step."""
+    return captured(in_step(options, "sh", "-c", script), **how)
 
 
 def exit_status(*arguments: str) -> object:

@@ -94,5 +94,5 @@ class Job:
 
     def end(self) -> tuple[str, str]:
         """Ends the step and its srun."""
-        self.slurm.run(["scancel", f"--name={_NAME}"], check=False)
+        self.slurm.run(["scancel", f"--name={_NAME}"], status=None)
         return end_srun(self.process)

@@ -132,20 +132,20 @@ class SlurmCluster:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         timeout: float = 180.0,
-        check: bool = True,
+        status: int | None = 0,
     ) -> Completed:
         """Run a command on the login host, a string with `bash -c`, and return what it printed.
 
         It gets PATH, HOME, LANG, PYTHONPATH and TMPDIR of this process, SLURM_CONF, and `env`.
-        Raises AssertionError for a status other than 0 if `check`, and TimeoutError, with the
-        output so far, after `timeout` seconds; the command is then killed.
+        Raises AssertionError for another exit status than `status`, unless that is None, and
+        TimeoutError, with the output so far, after `timeout` seconds; the command is then killed.
         """
         process = self.popen(command, node=node, env=env, cwd=cwd)
         error: type[Exception] | None = None
         try:
             output = process.communicate(timeout=timeout)
             ended = f"ended with status {process.returncode}"
-            if check and process.returncode != 0:
+            if status not in (None, process.returncode):
                 error = AssertionError
         except subprocess.TimeoutExpired:
             error, ended = TimeoutError, f"took longer than {timeout:g} s"
@@ -275,7 +275,7 @@ class SlurmCluster:
         idle = {f"{name} idle" for name in self._names}
         while time.monotonic() < deadline and not (run / "ended").exists():
             if (run / "listening").exists():
-                answer = self.run(["sinfo", "--noheader", "--format=%n %T"], check=False).stdout
+                answer = self.run(["sinfo", "--noheader", "--format=%n %T"], status=None).stdout
                 if idle == set(answer.splitlines()):
                     return
             time.sleep(0.02)

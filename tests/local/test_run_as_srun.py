@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from kinds import Strings, Texts
-from local_run import run
+from local_run import captured, in_step, run_script
 from slurm_cluster import SlurmCluster
 from slurm_installation import Installation
 
@@ -31,8 +30,8 @@ def _is_imitated(installation: Installation) -> None:
 )
 def test_exit_status_is_the_real_sruns(real_slurm: SlurmCluster, script: str) -> None:
     assert (
-        run("run", "-n2", "-K0", "--", "sh", "-c", script).returncode
-        == real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], check=False).returncode
+        run_script("-n2 -K0", script).returncode
+        == real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], status=None).returncode
     )
 
 
@@ -97,22 +96,11 @@ def run_side_by_side(slurm: SlurmCluster, steps: Sequence[Strings]) -> None:
 def test_variables_are_the_real_sruns(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     steps = []
     for number, text in enumerate(STEPS):
-        words = ["-n2", "-t5", *shlex.split(text)]
+        options = f"-n2 -t5 {text} -o {tmp_path}/{{}}-{number}/%t"
         for who in ("ours", "theirs"):
             (tmp_path / f"{who}-{number}").mkdir()
-        steps.append([*words, "-o", f"{tmp_path}/theirs-{number}/%t", "env", "-0"])
-        assert (
-            run(
-                "run",
-                *words,
-                "-o",
-                f"{tmp_path}/ours-{number}/%t",
-                "--",
-                "env",
-                "-0",
-            ).returncode
-            == 0
-        )
+        steps.append([*options.format("theirs").split(), "env", "-0"])
+        captured(in_step(options.format("ours"), "env", "-0"), status=0)
     run_side_by_side(real_slurm, steps)
     for number, text in enumerate(STEPS):
         ours, theirs = (variables(tmp_path / f"{who}-{number}") for who in ("ours", "theirs"))

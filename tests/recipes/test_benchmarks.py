@@ -16,7 +16,6 @@ def run(name: str, *arguments: str) -> str:
     return captured(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments],
         status=0,
-        timeout=120,
     ).stdout
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from folders import ROOT
-from local_run import COMMAND, captured
+from local_run import COMMAND, captured, in_step
 
-TWO_TASKS = [*COMMAND, "run", "-n", "2", "--"]
+TWO_TASKS = in_step("-n 2")
 
 
 def blocks_of(page: str, pattern: str) -> str:
@@ -31,7 +31,6 @@ def run(folder: Path, *command: str, **variables: str) -> str:
         status=0,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        timeout=300,
     ).stdout
 
 
@@ -81,10 +80,7 @@ def test_keras_with_jax(tmp_path: Path) -> None:
                 tmp_path,
                 *TWO_TASKS,
                 *COMMAND,
-                "exec",
-                "--env",
-                "keras-distribution",
-                "--",
+                *["exec", "--env", "keras-distribution", "--"],
                 sys.executable,
                 "train.py",
                 KERAS_BACKEND="jax",

@@ -152,7 +152,7 @@ def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> s
         cwd=bare_state.checkout,
         env=bare_state.environ,
         timeout=300,
-        check=False,
+        status=None,
     )
     output = (bare_state.checkout / "job.out").read_text(encoding="utf-8")
     assert done.returncode == 0, output

@@ -75,7 +75,6 @@ def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> 
     done = captured(
         [*COMMAND, *f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split(),],
         env={**environment(folder), **variables}, cwd=folder,
-         timeout=180,
     )  # fmt: skip
     assert "\nTraceback" not in f"\n{done.stderr}"
     said = re.findall(r"^slurm-resolver supervise: (.*)$", done.stderr, re.M)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from folders import ROOT
-from local_run import captured
+from local_run import captured, in_step
 
 pytest.importorskip("tensorflow")
 from slurm_resolver.tf.collective_check import find_warnings, nccl_network
@@ -59,26 +58,12 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
 )
 def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]) -> None:
     done = captured(
-        [
-            sys.executable,
-            "-m",
-            "slurm_resolver",
-            "run",
-            "-n",
-            str(workers[-1] + 1),
-            "-o",
-            "%t.out",
-            "--",
-            "slurm-resolver",
-            "check",
-            "--jobs",
-            jobs,
-            "--collective",
-            "--json",
-        ],
+        in_step(
+            f"-n {workers[-1] + 1} -o %t.out",
+            *f"slurm-resolver check --jobs {jobs} --collective --json".split(),
+        ),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr  # a busy machine may slow a task down
     told = json.loads((tmp_path / f"{workers[0]}.out").read_text().splitlines()[-1])

@@ -11,7 +11,7 @@ import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
 from kinds import Records
-from local_run import run
+from local_run import captured, in_step
 
 np = pytest.importorskip("numpy")
 
@@ -23,20 +23,15 @@ FILES = ["latest.weights.h5", "training_metadata.json"]
 
 
 def start(folder: Path, count: int, kind: str) -> Records:
-    done = run(
-        "run",
-        "-n",
-        str(count),
-        "--",
-        *PROGRAM,
-        kind,
+    done = captured(
+        in_step(f"-n {count}", *PROGRAM, kind),
         env={**os.environ, "TASK_OUTPUT": str(folder)},
         timeout=SECONDS,
+        status=None if kind == "broken off" else 0,
     )
     if kind == "broken off":
         assert done.returncode != 0
         return []
-    assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{kind}-{index}").read_text()) for index in range(count)]
 
 

@@ -25,7 +25,7 @@ from keras_outcomes import (
     selected,
 )
 from kinds import Strings
-from local_run import COMMAND, captured
+from local_run import captured, in_step
 
 pytestmark = KERAS_3
 
@@ -33,7 +33,7 @@ pytestmark = KERAS_3
 def run(command: Strings, folder: Path) -> str:
     """Runs a command in two workers on CPUs in a folder, and returns what they print."""
     return captured(
-        [*COMMAND, "run", "-n", "2", "--no-label", "--", *command],
+        in_step("-n 2 --no-label", *command),
         status=0,
         cwd=folder,
         env={**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},

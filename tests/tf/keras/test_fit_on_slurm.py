@@ -149,13 +149,11 @@ def workers(
 
 
 def step(slurm: SlurmCluster, where: str, folder: Path, *options: str) -> None:
-    done = slurm.run(
+    slurm.run(
         f"srun --kill-on-bad-exit=1 {where} {shlex.join([*PROGRAM, *options])}",
         env={"TASK_OUTPUT": str(folder)},
         timeout=SECONDS,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_programs_give_what_one_process_gives(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from folders import helper
 from kinds import Fields
-from local_run import COMMAND, captured
+from local_run import captured, in_step
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
@@ -131,7 +131,7 @@ def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
         (2, 75, ['--faults=[[0, 20, "SIGTERM in validation"]]', "--sleep=0.4"]),
         (3, 0, []),
     ):
-        done = captured([*COMMAND, "run", f"-n{workers}", "--", *program, *more], status)
+        done = captured(in_step(f"-n {workers}", *program, *more), status)
         assert "retracing" not in done.stderr  # TensorFlow would warn at every save
     assert (
         done.stderr.count(

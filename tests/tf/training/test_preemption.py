@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from folders import helper
 from kinds import Completed, Strings
-from local_run import COMMAND, captured
+from local_run import captured, in_step
 from resumed import outcomes, saved_position
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
@@ -82,18 +82,9 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
         for name in names:
             (tmp_path / str(rank) / "checkpoints" / name).touch()
     done = captured(
-        [
-            *COMMAND,
-            "run",
-            "-n2",
-            "--",
-            "bash",
-            "-c",
-            f'exec "$@" {tmp_path}/$SLURM_PROCID',
-            "bash",
-            *PROGRAM,
-            "loop",
-        ],
+        in_step(
+            "-n2", "bash", "-c", f'exec "$@" {tmp_path}/$SLURM_PROCID', "bash", *PROGRAM, "loop"
+        ),
         status=1,
     )
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
@@ -103,19 +94,14 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
 def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     """The preemption comes after the first step, however long the start takes."""
     done = captured(
-        [
-            *COMMAND,
-            "run",
-            "--requeue",
-            "--preempt-after",
-            "0",
-            "--",
+        in_step(
+            "--requeue --preempt-after 0",
             *PROGRAM,
             "loop",
             str(tmp_path),
             "--epochs=1",
             "--sleep=0.3",
-        ],
+        ),
         status=0,
     )
     assert told(tmp_path, "done") == list(range(1, 11))

@@ -127,7 +127,7 @@ class Job:
     def assert_nothing_left(self) -> None:
         assert (
             str(PROGRAM)
-            not in self.slurm.run(["pgrep", "-af", str(self.folder)], check=False).stdout
+            not in self.slurm.run(["pgrep", "-af", str(self.folder)], status=None).stdout
         )
 
 
