@@ -34,7 +34,8 @@ def test_a_good_step_is_one_line() -> None:
 
 
 PROXY = "proxies     warning  {}: https_proxy set, which gRPC would use between the tasks"
-ONE, BOTH = "worker 1 (rank 1 on localhost)", "worker 0 (rank 0 on localhost), "
+ONE = "worker 1 (rank 1 on localhost)"
+BOTH = "worker 0 (rank 0 on localhost), "
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ JOINS = "exec sleep 300"
 TRAINS = "sleep 5; touch '{job} {index} ended'"
 LONG = "touch '{job} {index} runs'; sleep 60; touch '{job} {index} ended'"
 KILLS = "while ! test -e 'worker 0 runs' -a -e 'worker 1 runs'; do sleep 0.1; done; kill -9 $PPID"
-WORKERS, CHIEF = "--jobs ps=2,worker=-1", "--jobs chief=1,ps=1,worker=-1"
+WORKERS = "--jobs ps=2,worker=-1"
+CHIEF = "--jobs chief=1,ps=1,worker=-1"
 PS = {"ps 0": JOINS, "ps 1": JOINS}
 CASES = {
     "all have trained": Case(
@@ -128,7 +129,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
-    case, (folder, future) = CASES[name], outcomes[name]
+    case = CASES[name]
+    folder, future = outcomes[name]
     done = future.result()
     assert done.returncode == case.status, done.stderr
     assert case.said in done.stderr

@@ -163,7 +163,8 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
         assert [device for part in taken for device in part] == granted  # disjoint, in order
 
 
-CUDA, ROCR = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize("names", [[CUDA], [ROCR], [CUDA, ROCR]])

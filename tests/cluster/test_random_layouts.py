@@ -49,9 +49,9 @@ def test_random_layouts_are_right(real_slurm: SlurmCluster, tmp_path: Path) -> N
         folder.mkdir()
         distribution, _, command = line.partition(" ")
         tasks = run_and_save(real_slurm, f"{command} TASK", folder)
-        hosts = [tasks[rank][0] for rank in range(len(tasks))]
+        hosts = [host for host, _ in tasks.values()]
         clusters = resolved(
-            [tasks[rank][1] for rank in range(len(tasks))],
+            [variables for _, variables in tasks.values()],
             distribution == meets,
         )
         for rank, cluster in enumerate(clusters):

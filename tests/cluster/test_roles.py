@@ -68,7 +68,10 @@ def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
         ("wroker", "worker"),
         ("workers", "worker"),
         ("cheif", "chief"),
-        *((name, None) for name in ("gpu_worker", "master", "broker", "p")),
+        ("gpu_worker", None),
+        ("master", None),
+        ("broker", None),
+        ("p", None),
     ],
 )
 def test_names_that_look_misspelt_are_warned_of(

@@ -23,7 +23,8 @@ from munged import Munged, running_munged
 from slurm_resolver.coordination import ServiceAddress, client, secret, wire
 from slurm_resolver.errors import RendezvousError
 
-IDENTITY, KEY = "42.0 start 0", "a secret that nobody guesses"
+IDENTITY = "42.0 start 0"
+KEY = "a secret that nobody guesses"
 SERVICE = "the coordination service at 127.0.0.1:{port} (local rank 0 on here)"
 
 # A task connects, reports that, and then runs the code in its argument.
@@ -78,7 +79,8 @@ class Step:
     """Starts the tasks of a step on one port."""
 
     def __init__(self, port: int, tasks: int = 3) -> None:
-        self.port, self.num_tasks = port, tasks
+        self.port = port
+        self.num_tasks = tasks
         self.secret = {secret.VARIABLE: KEY}
         self.tasks: list[Task] = []
 

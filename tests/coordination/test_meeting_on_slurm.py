@@ -116,7 +116,8 @@ FOR_ROOT = {"a gap of the network"}
 
 def run(slurm: SlurmCluster, folder: Path, case: Case) -> Told:
     """Runs the tasks; returns the error of each task that survived."""
-    events, output = folder / "events", folder / "output"
+    events = folder / "events"
+    output = folder / "output"
     for each in (events, output):
         each.mkdir(parents=True)
     env = {"TASK_OUTPUT": str(output), "TASK_EVENTS": str(events)}

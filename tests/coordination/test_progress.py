@@ -19,7 +19,8 @@ from slurm_resolver.coordination.progress import (
     find_stall,
 )
 
-LIMIT, SILENCE = 300.0, 15.0
+LIMIT = 300.0
+SILENCE = 15.0
 
 
 def name_of(rank: int) -> str:

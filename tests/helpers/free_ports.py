@@ -10,7 +10,9 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-_FIRST, _END, _BLOCK = 12_288, 32_768, 64
+_FIRST = 12_288
+_END = 32_768
+_BLOCK = 64
 _held: list[socket.socket] = []
 _rows_of: dict[int, Iterator[int]] = {}  # by the number of ports per request
 

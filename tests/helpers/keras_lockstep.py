@@ -36,7 +36,8 @@ class Outcomes:
     """A pytest plugin that records the error of each test."""
 
     def __init__(self, passed: Strings, mocked: Strings) -> None:
-        self.passed, self.mocked = passed, mocked
+        self.passed = passed
+        self.mocked = mocked
         self.errors: Texts = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -71,7 +72,9 @@ def run_in_scope() -> None:
 
     # not every version has the same name for this class
     trainer: Any = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
-    set_up, compiles, seeds = testing.TestCase.setUp, trainer.compile, numpy.random.seed
+    set_up = testing.TestCase.setUp
+    compiles = trainer.compile
+    seeds = numpy.random.seed
     numpy.random.seed = lambda seed=None: seeds(seed or 0)  # Keras draws test data without a seed
 
     def entered(test: Any) -> None:
@@ -83,7 +86,8 @@ def run_in_scope() -> None:
         jit = how.pop("jit_compile", "auto")  # XLA has no collectives on CPUs
         compiles(model, *args, jit_compile=False if jit is True else jit, **how)
 
-    testing.TestCase.setUp, trainer.compile = entered, compiled
+    testing.TestCase.setUp = entered
+    trainer.compile = compiled
 
 
 def main() -> None:

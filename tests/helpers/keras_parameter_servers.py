@@ -43,7 +43,8 @@ def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any
         model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
         model.compile("sgd", "binary_crossentropy", metrics=counts)
     rows = np.arange(EPOCH * 3) % cases.ROWS
-    x, y = cases.X[rows], (cases.Y[rows] > 0).astype("float32")
+    x = cases.X[rows]
+    y = (cases.Y[rows] > 0).astype("float32")
     history = model.fit(x, y, batch_size=3, epochs=2, verbose=0).history
     return {
         "iterations": int(model.optimizer.iterations),
@@ -104,7 +105,8 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
 def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
     """Trains as in TensorFlow's tutorial on parameter servers, with the same callbacks."""
     folder = Path(os.environ["TASK_OUTPUT"])
-    x, y = tf.random.uniform((10, 10)), tf.random.uniform((10, 10))
+    x = tf.random.uniform((10, 10))
+    y = tf.random.uniform((10, 10))
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat().batch(64).prefetch(2)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(10)])

@@ -21,7 +21,8 @@ class Munged:
     """A running munged, and munge's commands for it."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
-        self.folder, self.process = folder, process
+        self.folder = folder
+        self.process = process
         self.socket = str(folder / "socket")
 
     def munge(self, payload: bytes, uid: int) -> str:
@@ -69,7 +70,8 @@ def running_munged() -> Iterator[Munged]:
         with (folder / "out").open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out)
         try:
-            munged, until = Munged(folder, process), time.monotonic() + START_SECONDS
+            munged = Munged(folder, process)
+            until = time.monotonic() + START_SECONDS
             while not _listens(munged.socket):
                 said = (folder / "out").read_text()
                 if process.poll() is not None or time.monotonic() > until:

@@ -26,7 +26,9 @@ import tensorflow as tf
 
 import slurm_resolver as sr
 
-ROWS, COLUMNS, BATCH = 60, 4, 6
+ROWS = 60
+COLUMNS = 4
+BATCH = 6
 _random = np.random.default_rng(7)
 X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float32")

@@ -148,7 +148,8 @@ class SlurmCluster:
             if status not in (None, process.returncode):
                 error = AssertionError
         except subprocess.TimeoutExpired:
-            error, ended = TimeoutError, f"took longer than {timeout:g} s"
+            error = TimeoutError
+            ended = f"took longer than {timeout:g} s"
             output = end_srun(process)  # which ends its job
         if error is not None:
             told = "{}\n{}\n--- stdout\n{}\n--- stderr\n{}"

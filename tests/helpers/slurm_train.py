@@ -27,7 +27,8 @@ import tensorflow as tf  # noqa: E402
 import slurm_resolver as sr  # noqa: E402
 
 STEPS = 10  # in an epoch
-EXAMPLES, BATCH = 8 * STEPS, 8
+EXAMPLES = 8 * STEPS
+BATCH = 8
 
 
 class Story:
@@ -35,7 +36,8 @@ class Story:
 
     def __init__(self, args: argparse.Namespace, rank: int, start: int) -> None:
         self.path = Path(args.out) / f"rank.{rank}.jsonl"
-        self.rank, self.start = rank, start
+        self.rank = rank
+        self.start = start
         faults = json.loads(args.faults)
         # Steps are slow only in the first start and in starts with a fault.
         self.sleep = args.sleep if start < max(1, len(faults)) else 0.0
@@ -128,7 +130,8 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
     data = shuffled().repeat().batch(batch)
     steps: int | None = STEPS
     if args.per_epoch:
-        data, steps = shuffled().batch(batch), None
+        data = shuffled().batch(batch)
+        steps = None
     history = model.fit(
         data,
         epochs=args.epochs + 4,

@@ -36,12 +36,25 @@ def test_exit_status_is_the_real_sruns(real_slurm: SlurmCluster, script: str) ->
 
 
 # Steps, by default of two tasks.
-STEPS = ["-n3", "-n1 -t UNLIMITED", "--gpus=2", "-G3", "--gpus=0", "--gpus-per-task=2"]
-STEPS += ["--gpus-per-task=0", "-n1 --gpus=4", "-n1 --gpus-per-task=4"]
+STEPS = [
+    "-n3",
+    "-n1 -t UNLIMITED",
+    "--gpus=2",
+    "-G3",
+    "--gpus=0",
+    "--gpus-per-task=2",
+    "--gpus-per-task=0",
+    "-n1 --gpus=4",
+    "-n1 --gpus-per-task=4",
+]
 
 # These variables differ from step to step, or name the machine.
 PLACES = {
-    *(f"SLURM_{name}" for name in ("CLUSTER_NAME", "JOBID", "JOB_ID", "JOB_NODELIST", "NODELIST")),
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOBID",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NODELIST",
     "SLURM_JOB_PARTITION",
     "SLURM_SUBMIT_HOST",
     "SLURM_STEP_NODELIST",
@@ -51,9 +64,17 @@ PLACES = {
 }
 # Only srun sets these: addresses of its daemons, the site, limits, and options that `run` lacks.
 LEFT_OUT = {
-    *(f"SLURM_{name}" for name in ("CONF", "WORKING_CLUSTER", "SRUN_COMM_HOST", "SRUN_COMM_PORT")),
-    *(f"SLURM_{name}" for name in ("STEP_LAUNCHER_PORT", "TOPOLOGY_ADDR", "TOPOLOGY_ADDR_PATTERN")),
-    *(f"SLURM_{name}" for name in ("JOB_GROUP", "JOB_SLUID", "PRIO_PROCESS", "UMASK")),
+    "SLURM_CONF",
+    "SLURM_WORKING_CLUSTER",
+    "SLURM_SRUN_COMM_HOST",
+    "SLURM_SRUN_COMM_PORT",
+    "SLURM_STEP_LAUNCHER_PORT",
+    "SLURM_TOPOLOGY_ADDR",
+    "SLURM_TOPOLOGY_ADDR_PATTERN",
+    "SLURM_JOB_GROUP",
+    "SLURM_JOB_SLUID",
+    "SLURM_PRIO_PROCESS",
+    "SLURM_UMASK",
     "SLURM_OOM_KILL_STEP",
     "SLURM_TRES_PER_TASK",
     "SLURMD_DEBUG",
@@ -61,7 +82,11 @@ LEFT_OUT = {
     "SLURM_JOB_UID",
     "SLURM_JOB_GID",
 }
-OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
+OF_GPUS = {
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+}
 
 
 def variables(folder: Path) -> list[Texts]:

@@ -118,7 +118,9 @@ Ended = tuple[list[Texts], str]
 
 def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     """Submits the job of a case, and returns its id."""
-    case, first, count = CASES[name], FIRST[name], COUNTS[name]
+    case = CASES[name]
+    first = FIRST[name]
+    count = COUNTS[name]
     folder.mkdir()
     (folder / "task").write_text(TASK + case.train)
     words = "bash task" if case.saves is None else shlex.join([*SAVES, case.saves])
@@ -155,7 +157,8 @@ def jobs(
         def ended() -> bool:
             for name, case in list(pending.items()):
                 if read(folders[name] / "out").count("start 0\n") == case.tasks:
-                    first, count = FIRST[name], COUNTS[name]
+                    first = FIRST[name]
+                    count = COUNTS[name]
                     action = pending.pop(name).action.replace("JOB", ids[name])
                     action = action.replace("NODES", f"n[{first}-{first + count - 1}]")
                     slurm.run(action.replace("COUNT", str(count)), cwd=folders[name])
@@ -171,7 +174,8 @@ def jobs(
 def test_a_job_starts_as_often_as_it_should(
     jobs: dict[str, Ended], installation: Installation, name: str
 ) -> None:
-    case, (components, output) = CASES[name], jobs[name]
+    case = CASES[name]
+    components, output = jobs[name]
     starts = re.findall(r"(?:^|: )start (\d+)$", output, re.M)
     numbers = [str(number) for number in range(case.restarts + 1)]
     assert sorted(starts) == sorted(numbers * case.tasks), output

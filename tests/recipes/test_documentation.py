@@ -24,7 +24,9 @@ from slurm_resolver.cli import COMMANDS
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
         *GUIDES,
         ROOT / "benchmarks" / "README.md",
         *ROOT.glob("examples/**/README.md"),

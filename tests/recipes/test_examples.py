@@ -57,7 +57,8 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
     labels = labels.astype("uint8")
     path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train, test = slice(0, 1437), slice(1437, None)
+    train = slice(0, 1437)
+    test = slice(1437, None)
     np.savez(
         path,
         **{"x_train": images[train], "x_test": images[test]},

@@ -14,8 +14,10 @@ from kinds import Texts
 import slurm_resolver as sr
 from slurm_resolver.slurm import gpu_variables
 
-ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-CUDA, ORDINAL = "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
+ROCR = "ROCR_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
+ORDINAL = "GPU_DEVICE_ORDINAL"
 
 
 STEP = {

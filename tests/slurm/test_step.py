@@ -30,7 +30,11 @@ TASK = {
 @pytest.mark.parametrize(
     ("text", "distribution"),
     [
-        *((text, "block") for text in ("block", "block:cyclic", "block,pack", "pack", "*:cyclic")),
+        ("block", "block"),
+        ("block:cyclic", "block"),
+        ("block,pack", "block"),
+        ("pack", "block"),
+        ("*:cyclic", "block"),
         ("cyclic", "cyclic"),
         ("plane=4", "plane"),
         ("arbitrary", "arbitrary"),

@@ -294,7 +294,8 @@ def nodes_by_start(starts: Strings) -> Strings:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_started_again_where_that_is_worth_it(jobs: dict[str, Ended], name: str) -> None:
-    case, ended = CASES[name], jobs[name]
+    case = CASES[name]
+    ended = jobs[name]
     said = re.findall(r"^slurm-resolver supervise: (.*)$", ended.output, re.M)
     assert len(said) == len(case.lines), ended.output
     for line, pattern in zip(said, case.lines):

@@ -68,12 +68,14 @@ def main() -> None:
             print(name, TOLERANCES.get(name, ""), DIFFERS_BY_DESIGN.get(name, ""), sep="\t")
         return
     if args.alone:
-        file, strategy = "alone", tf.distribute.get_strategy()
+        file = "alone"
+        strategy = tf.distribute.get_strategy()
     elif args.ps:
         resolver = sr.SlurmClusterResolver({"chief": 1, "ps": 1, "worker": -1})
         if resolver.task_type != "chief":
             sys.exit(resolver.serve())
-        file, strategy = "chief", sr.ParameterServerStrategy(resolver)
+        file = "chief"
+        strategy = sr.ParameterServerStrategy(resolver)
     else:
         strategy = sr.MultiWorkerMirroredStrategy(custom_losses=args.custom_losses)
         file = str(strategy.cluster_resolver.task_id)

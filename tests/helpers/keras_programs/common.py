@@ -22,12 +22,12 @@ DIFFERS_BY_DESIGN: Texts = {}
 # How much the other programs may differ, if not by the usual 1e-4.
 TOLERANCES: dict[str, float] = {}
 
-ROWS, COLUMNS = 120, 6
+ROWS = 120
+COLUMNS = 6
 
 _random = np.random.default_rng(7)
 X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = (X @ _random.normal(size=(COLUMNS, 3))).argmax(axis=1).astype("int32")
-ONE_HOT = np.eye(3, dtype="float32")[Y]
 BINARY = (X[:, :1] + X[:, 1:2] > 0).astype("float32")
 NUMBER = np.abs(X[:, :1] * 2 + X[:, 1:2]).astype("float32")
 WEIGHT = np.linspace(0.1, 2.0, ROWS).astype("float32")

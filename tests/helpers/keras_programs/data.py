@@ -137,9 +137,11 @@ def shuffled_fit(strategy: Any) -> Outcome:
 
 def joined(sparse: bool) -> Any:
     """Returns a model with two inputs and two outputs."""
-    left, right = keras.Input((3,), name="left", sparse=sparse), keras.Input((3,), name="right")
+    left = keras.Input((3,), name="left", sparse=sparse)
+    right = keras.Input((3,), name="right")
     hidden = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(2)(right)])
-    label, yes = layers.Dense(3, name="label")(hidden), layers.Dense(1, name="yes")(hidden)
+    label = layers.Dense(3, name="label")(hidden)
+    yes = layers.Dense(1, name="yes")(hidden)
     return keras.Model([left, right], [label, yes])
 
 

@@ -183,7 +183,8 @@ def two_outputs(strategy: Any) -> Outcome:
     def make() -> Any:
         inputs = keras.Input((COLUMNS,))
         hidden = layers.Dense(6, activation="relu")(inputs)
-        label, number = layers.Dense(3, name="label"), layers.Dense(1, name="number")
+        label = layers.Dense(3, name="label")
+        number = layers.Dense(1, name="number")
         return keras.Model(inputs, {"label": label(hidden), "number": number(hidden)})
 
     losses = {"label": crossentropy, "number": lambda: kl.MeanSquaredError(reduction=None)}

@@ -68,7 +68,8 @@ class Lower(keras.Model):
         return self.loss_function(y, predicted)
 
     def train_step(self, batch: Any) -> Fields:
-        x, y = batch[0], tf.one_hot(batch[1], 3)
+        x = batch[0]
+        y = tf.one_hot(batch[1], 3)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = self.loss_of(y, predicted)
@@ -104,7 +105,8 @@ class DecoratedParts(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.head = layers.Dense(8, activation="relu"), layers.Dense(3)
+        self.hidden = layers.Dense(8, activation="relu")
+        self.head = layers.Dense(3)
         self.watched = keras.metrics.Mean(name="watched")
 
     def build(self, shape: Any) -> None:
@@ -195,6 +197,9 @@ class Networks(keras.Model):
         self.mean.update_state(value)
         return {"loss": self.mean.result()}
 
+    def train_step(self, batch: Any) -> Fields:
+        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
+
     @property
     def metrics(self) -> list[Any]:
         return [self.mean]
@@ -207,7 +212,8 @@ class Gan(Networks):
         super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
 
     def train_step(self, batch: Any) -> Fields:
-        real, noise = batch[0], batch[0][:, :3] * 2.0
+        real = batch[0]
+        noise = batch[0][:, :3] * 2.0
         self.descend(
             lambda: self.critic_loss(real, self.generator(noise)), self.critic, self.own_optimizer
         )
@@ -233,9 +239,6 @@ class Vae(Networks):
         super().__init__(encoder=small(COLUMNS, 4), decoder=small(2, COLUMNS))
         self.seed = keras.random.SeedGenerator(5)
 
-    def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
-
     def loss_of(self, x: Any) -> Any:
         mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
         noise = keras.random.normal(ops.shape(mean), seed=self.seed)
@@ -252,9 +255,6 @@ class Triplet(Networks):
         super().__init__(embedding=small(2, 3))
         self.built = False  # as in most examples, Keras detects that nothing must be built
 
-    def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
-
     def loss_of(self, x: Any) -> Any:
         anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
         near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
@@ -266,9 +266,6 @@ class Contrastive(Networks):
 
     def __init__(self) -> None:
         super().__init__(embedding=small(3, 4))
-
-    def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
 
     def loss_of(self, x: Any) -> Any:
         left, right = (ops.normalize(self.embedding(part)) for part in ops.split(x, 2, axis=1))

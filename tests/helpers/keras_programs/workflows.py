@@ -61,7 +61,8 @@ METRICS: dict[str, list[Action]] = {
 def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> Outcome:
     how = {"outputs": 1, "activation": "sigmoid", "loss": "binary_crossentropy"}
     model = build(strategy, **{**how, "metrics": None, where: metrics})
-    recorder, data_ = Recorder(), data(X, BINARY, *weight)
+    recorder = Recorder()
+    data_ = data(X, BINARY, *weight)
     history = model.fit(
         data_, epochs=2, verbose=0, callbacks=[recorder], validation_data=data_.take(2)
     )
@@ -81,7 +82,8 @@ class Watching(keras.layers.Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mean, self.sum = km.Mean(name="watched_mean"), km.Sum(name="watched_sum")
+        self.mean = km.Mean(name="watched_mean")
+        self.sum = km.Sum(name="watched_sum")
 
     def call(self, inputs: Any) -> Any:
         self.mean.update_state(inputs)

@@ -20,7 +20,8 @@ PROCESSES = 4
 
 
 def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
-    path, marker = tmp_path / "model", tmp_path / "failed"
+    path = tmp_path / "model"
+    marker = tmp_path / "failed"
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(PROCESSES)
 

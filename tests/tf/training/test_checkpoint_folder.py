@@ -199,7 +199,8 @@ def train(folder: Path) -> tuple[int, int, float]:
 
 
 END = (1, 0, 6.0)
-DATA, INDEX = "ckpt-4.data-00000-of-00001", "ckpt-4.index"
+DATA = "ckpt-4.data-00000-of-00001"
+INDEX = "ckpt-4.index"
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +326,8 @@ def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
     if kind is tf.Variable:
         how["synchronization"] = getattr(tf.VariableSynchronization, how["synchronization"].upper())
         how["aggregation"] = tf.VariableAggregation.SUM
-    checkpoint, written = tf.train.Checkpoint(variable=kind(1.0, trainable=False, **how)), []
+    checkpoint = tf.train.Checkpoint(variable=kind(1.0, trainable=False, **how))
+    written: list[Path] = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(checkpoint, "write", lambda path: written.append(Path(path)))
     folder = open_folder(tmp_path, checkpoint, leads=False)

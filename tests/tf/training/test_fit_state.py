@@ -47,7 +47,8 @@ HANDLE = object()
 )
 def test_what_has_changed_is_kept_if_all_of_it_is_plain(before: Any, after: Any, kept: Any) -> None:
     """The second of two callbacks of the same class gets its own state back."""
-    first, second = callback(**before), callback(**before)
+    first = callback(**before)
+    second = callback(**before)
     states = CallbackStates([first, second])
     vars(second).update(after)
     again = [callback(), callback()]

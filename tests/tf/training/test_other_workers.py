@@ -16,7 +16,8 @@ keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this Tensor
 
 import slurm_resolver as sr  # noqa: E402
 
-SAMPLES, EPOCHS = 100, 2
+SAMPLES = 100
+EPOCHS = 2
 STEPS = 3  # in each start except the last
 SAY = (
     "a global batch has {} samples now, and had {} in the checkpoint: "

@@ -31,7 +31,8 @@ def told(folder: Path, what: str) -> list[Any]:
 
 def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole = tmp_path / "whole"
+    resumed = tmp_path / "resumed"
     assert train("keras", whole).returncode == 0
     starts: list[Completed] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
@@ -52,7 +53,8 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     for what in ("weights", "history", "epochs"):
         assert told(resumed, what) == told(whole, what) * 2
 
-    said, folder = [start.stderr for start in starts], resumed / "checkpoints"
+    said = [start.stderr for start in starts]
+    folder = resumed / "checkpoints"
     assert "resumes" not in said[0]
     assert "because of SIGTERM: exit status 75: start the program again" in said[1]
     assert said[3].count(f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2") == 1

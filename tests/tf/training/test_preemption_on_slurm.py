@@ -55,7 +55,8 @@ class Job:
         faults: Sequence[Any] = (),
         **arguments: Any,
     ) -> None:
-        self.slurm, self.folder = slurm, folder
+        self.slurm = slurm
+        self.folder = folder
         words = [sys.executable, str(PROGRAM), kind, str(folder), "--faults", json.dumps(faults)]
         for name, value in arguments.items():
             words.append(f"--{name.replace('_', '-')}={value}")
@@ -237,7 +238,8 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
 
 @pytest.mark.newest
 def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_path: Path) -> None:
-    folder, path = EXAMPLES / "preemptible", tmp_path / "out"
+    folder = EXAMPLES / "preemptible"
+    path = tmp_path / "out"
     submit = f"sbatch --parsable --ntasks-per-node=1 --cpus-per-task=1 --output={path}"
     arguments = f"--epochs 3 --pause 0.1 --checkpoints {tmp_path}/checkpoints"
     # the example needs scikit-learn, which is hidden from other programs
