@@ -35,8 +35,8 @@ def at(
     return Report(stage, epoch, step, begun, phase, age + silent, ms, silent=silent)
 
 
-def said(workers: dict[int, Report], limit: float = LIMIT) -> str:
-    behind = find_stall(workers, limit, SILENCE)
+def said(workers: dict[int, Report]) -> str:
+    behind = find_stall(workers, LIMIT, SILENCE)
     return describe_stall(workers, behind, SILENCE, name_of) if behind else ""
 
 

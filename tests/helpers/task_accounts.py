@@ -82,8 +82,8 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> l
     return each
 
 
-def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> Records:
-    lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
+def accounts(output: Path, job_id: str = "*") -> Records:
+    lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.*")]
     assert lines, "no task wrote a record"
     return sorted(lines, key=lambda line: int(line["rank"]))
 

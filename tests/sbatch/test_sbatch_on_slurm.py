@@ -60,14 +60,12 @@ while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
 scontrol --oneliner show job "$job" | grep --only-matching ' JobState=[A-Z]*'"""
 
 
-def submitted(
-    slurm: SlurmCluster, folder: Path, text: str, options: str = "", state: str = "COMPLETED"
-) -> str:
+def submitted(slurm: SlurmCluster, folder: Path, text: str, options: str = "") -> str:
     """Runs the batch file to its end, and returns the job's output."""
     (folder / "train.sbatch").write_text(text)
     done = slurm.run(SUBMIT.replace("OPTIONS", options), cwd=folder, env=ENVIRONMENT)
     output = "".join(path.read_text() for path in sorted(folder.glob("out-*")))
-    assert f"JobState={state}" in done.stdout, output
+    assert "JobState=COMPLETED" in done.stdout, output
     return output
 
 

@@ -17,14 +17,14 @@ from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 # Every task creates a file for each of its starts, and by default ends with status 0. With `fail
-# RANK NUMBER COMMAND`, this rank fails once, and all other tasks wait for that.
+# RANK COMMAND`, this rank fails once, and all other tasks wait for that.
 TASK = """\
 touch start-$SLURM_PROCID-$SLURM_STEP_ID-$SLURMD_NODENAME
 await() { until [ -e "$1" ]; do sleep 0.1; done; }
 fail() {
-    [ ! -e "failed-$2" ] || return 0
-    [ "$SLURM_PROCID" = "$1" ] || { await "failed-$2"; exec sleep 600; }
-    await "go-$2"; touch "failed-$2"; shift 2; "$@"; exit
+    [ ! -e failed ] || return 0
+    [ "$SLURM_PROCID" = "$1" ] || { await failed; exec sleep 600; }
+    await go; touch failed; shift; "$@"; exit
 }
 """
 RESOLVE = """\
@@ -61,19 +61,19 @@ class Case(NamedTuple):
     restarts: int = 0
 
 
-def failing(rank: int, number: int, *command: str) -> str:
+def failing(rank: int, *command: str) -> str:
     """Returns the line of a task that makes this rank fail once."""
-    return f"fail {rank} {number} {shlex.join(command)}\n"
+    return f"fail {rank} {shlex.join(command)}\n"
 
 
 PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node 2 --restarts 3"
 # Waits until the step has ended and the pause before the restart has begun.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
-KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
+KILLED = failing(3, "bash", "-c", "kill -9 $PPID")
 # Rank 3 breaks something; then rank 0 fails.
 STUCK = """\
 [ ! -e broken ] || exit 0
-[ "$SLURM_PROCID" != 3 ] || {{ await go-1; touch broken; {}; }}
+[ "$SLURM_PROCID" != 3 ] || {{ await go; touch broken; {}; }}
 await broken; sleep 1
 [ "$SLURM_PROCID" != 0 ] || exit 3
 exec sleep 60
@@ -99,14 +99,14 @@ CASES = {
             "first failure: rank 3 on B .*, SIGKILL",
         ),
         ("AB",),
-        f"touch go-1; {PAUSED}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
+        f"touch go; {PAUSED}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
         restarts=1,
         batch=PRINTED,
     ),
     "down, replaced by a spare": Case(
         3,
         "--nodes 2 --watch 5",
-        f"[ ! -e go-1 ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
+        f"[ ! -e go ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
         (
             "restart 1 of 3; now on A,C, without B .no longer the job's.; .*",
             "ended with status 0, after 1 restart",
@@ -120,7 +120,7 @@ CASES = {
         KILLED,
         ("not started again: SIGTERM has come", "first failure: rank 3 on B .*"),
         ("AB",),
-        "touch go-1; until grep -q 'task 3: Killed' out; do sleep 0.1; done; scancel JOB",
+        "touch go; until grep -q 'task 3: Killed' out; do sleep 0.1; done; scancel JOB",
         "CANCELLED 0:15",
     ),
     "a signal": Case(
@@ -143,7 +143,7 @@ CASES = {
             "first failure: rank 3 on B .*",
         ),
         ("AB",),
-        f"touch go-1; {PAUSED}; scancel --signal=USR1 JOB",
+        f"touch go; {PAUSED}; scancel --signal=USR1 JOB",
         "FAILED 75:0",
     ),
     # Nobody can end this step for Slurm before the job ends.
@@ -172,7 +172,7 @@ CASES = {
     "srun ends no other task, in an array": Case(
         2,
         "--nodes 2",
-        failing(1, 1, "bash", "-c", "exit 5"),
+        failing(1, "bash", "-c", "exit 5"),
         (
             r"restart 1 of 3; .* rank 1 on A at \S+, exit status 5",
             "ended with status 0, after 1 restart",
@@ -196,13 +196,12 @@ CONF = [
 
 
 class Ended(NamedTuple):
-    """A job that has ended: its state and exit status, restarts, output, starts and folder."""
+    """A job that has ended: its state and exit status, restarts, output and starts."""
 
     state: str
     restarts: str
     output: str
     starts: Strings
-    folder: Path
 
 
 def in_letters(name: str, text: str) -> str:
@@ -255,25 +254,22 @@ def jobs(
         def ended() -> bool:
             for name in [n for n in pending if len(list(folders[n].glob("start-*"))) >= 4]:
                 action = pending.pop(name).action.replace("JOB", ids[name])
-                slurm.popen(
-                    f"{{ {in_nodes(name, action)}\n}} && touch go-1 go-2", cwd=folders[name]
-                )
+                slurm.popen(f"{{ {in_nodes(name, action)}\n}} && touch go", cwd=folders[name])
             fields.update({id: found[0] for id, found in shown_jobs(slurm).items()})
             return not pending and all(fields[id]["JobState"] in ENDS for id in ids.values())
 
-        try:
-            wait_for(ended)
-        except AssertionError:
-            left = {n: fields[i]["JobState"] for n, i in ids.items()}
-            outputs = [f"{n}:\n{read(folders[n] / 'out')}" for n in left if left[n] not in ENDS]
-            raise AssertionError("\n".join([str(left), *outputs])) from None
+        def left() -> str:
+            states = {name: fields[id]["JobState"] for name, id in ids.items()}
+            outputs = [read(folders[name] / "out") for name in ids if states[name] not in ENDS]
+            return "\n".join([str(states), *outputs])
+
+        wait_for(ended, explain=left)
         yield {
             name: Ended(
                 f"{fields[ids[name]]['JobState']} {fields[ids[name]]['ExitCode']}",
                 fields[ids[name]]["Restarts"],
                 in_letters(name, read(folders[name] / "out")),
                 [in_letters(name, path.name) for path in folders[name].glob("start-*")],
-                folders[name],
             )
             for name in CASES
         }

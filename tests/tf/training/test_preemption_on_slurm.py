@@ -20,12 +20,12 @@ from kinds import Fields, Records, Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node
 from slurm_fixture import slurm_of
-from slurm_jobs import read, wait_for
+from slurm_jobs import read, shown_jobs, wait_for
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 PROGRAM = HELPERS / "slurm_train.py"
-FINAL = ("COMPLETED", "FAILED", "CANCELLED")
+FAILURES = ("FAILED", "CANCELLED")
 OUTCOME = ("weights", "history", "epochs")
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
 CONF = [
@@ -67,20 +67,17 @@ class Job:
         self.id = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT).stdout.strip()
 
     def state(self) -> Texts:
-        return dict(
-            re.findall(
-                r"(\w+)=(\S*)",
-                self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout.splitlines()[0],
-            )
-        )
+        return shown_jobs(self.slurm)[self.id][0]
 
-    def await_state(self, wanted: str, timeout: float = 300.0) -> Texts:
-        def reached() -> bool:
+    def await_end(self, timeout: float = 300.0) -> Texts:
+        """Waits until the job has completed, and returns its fields of scontrol."""
+
+        def completed() -> bool:
             state = self.state()["JobState"]
-            assert state == wanted or state not in FINAL, self.output()
-            return state == wanted
+            assert state not in FAILURES, self.output()
+            return state == "COMPLETED"
 
-        wait_for(reached, timeout, self.output)
+        wait_for(completed, timeout, self.output)
         return self.state()
 
     def output(self) -> str:
@@ -101,18 +98,8 @@ class Job:
             for lines in ranks
         )
         assert first == other, "the ranks do not resume at the same step"
-        last = {
-            **first,
-            **dict(
-                sorted(
-                    [
-                        (line["start"], line["done"])
-                        for line in [*ranks[0], *ranks[1]]
-                        if "done" in line
-                    ]
-                )
-            ),
-        }
+        done = [(line["start"], line["done"]) for line in ranks[0] + ranks[1] if "done" in line]
+        last = {**first, **dict(sorted(done))}
         return [last[start - 1] - first[start] for start in sorted(first) if start > 0]
 
     def ended(self) -> Fields:
@@ -140,7 +127,7 @@ def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whol
     found = {}
     for kind in ("keras", "loop"):
         job = Job(slurm, tmp_path_factory.mktemp(kind), kind)
-        job.await_state("COMPLETED")
+        job.await_end()
         found[kind] = job.ended()
         assert [line["done"] for line in job.lines(1) if "done" in line] == list(range(1, 41))
     return found
@@ -173,7 +160,7 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
         ],
         sleep=0.5,
     )
-    state = job.await_state("COMPLETED", timeout=600)
+    state = job.await_end(timeout=600)
     assert job.lost() == [0, 0, 0, 0]
     assert job.ended() == whole["keras"]
     assert job.ended()["epochs"] == [0, 1, 2, 3]  # EarlyStopping ends it after 4 of 8
@@ -194,7 +181,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
         options="--time=1 --signal=USR1@10",
         faults=[[0, 3, "SLOW"]],
     )
-    state = job.await_state("COMPLETED", timeout=300)
+    state = job.await_end()
     lost = job.lost()
     assert set(lost) == {0}
     assert job.ended() == whole["loop"]
@@ -218,7 +205,7 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
         ballast=64,
         faults=[[1, 13, "SIGKILL"], [0, 23, "kill in save"]],
     )
-    state = job.await_state("COMPLETED", timeout=300)
+    state = job.await_end()
     assert job.lost() == [3, 10]
     assert job.ended() == whole["loop"]
     assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
