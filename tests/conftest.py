@@ -40,7 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def chosen(asked: Strings) -> list[Installation]:
     """Returns the selected versions."""
     versions = installations()
-    found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}
+    found = {
+        "oldest": versions[:1],
+        "newest": versions[-1:],
+        "older": versions[:-1],
+    }
     found.update((one.version, [one]) for one in versions)
     missing = ", ".join(version for version in asked if not found.get(version))
     if missing:
@@ -56,7 +60,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "installation" in metafunc.fixturenames:
         versions = chosen(metafunc.config.getoption("--slurm") or ["newest"])
         ids = [one.version or "no Slurm" for one in versions]
-        metafunc.parametrize("installation", versions, ids=ids, scope="session")
+        metafunc.parametrize(
+            "installation",
+            versions,
+            ids=ids,
+            scope="session",
+        )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -112,5 +121,13 @@ def port() -> int:
 
 # A real Slurm of five nodes, n8 to n12, whose names sort differently as strings.
 real_slurm = slurm_of(
-    [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)], scope="session"
+    [
+        Node(
+            f"n{number}",
+            cpus=8,
+            gpus=4,
+        )
+        for number in range(8, 13)
+    ],
+    scope="session",
 )

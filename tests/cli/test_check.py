@@ -11,7 +11,13 @@ from local_run import COMMAND, captured, in_step
 
 from slurm_resolver.cli import main
 
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy")
+PROXIES = (
+    "grpc_proxy",
+    "https_proxy",
+    "http_proxy",
+    "no_proxy",
+    "no_grpc_proxy",
+)
 
 
 def run(*words: str, status: int = 0) -> str:

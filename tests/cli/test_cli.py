@@ -36,7 +36,12 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
     done = captured(
         [*COMMAND, *words],
         status=0,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},
+        env={
+            **os.environ,
+            "PYTHONIOENCODING": "ascii",
+            "PYTHONUTF8": "0",
+            "LC_ALL": "C",
+        },
     )
     assert "Error" not in done.stderr
     assert (done.stdout + done.stderr).isascii()
@@ -94,10 +99,22 @@ def test_an_example_can_be_pasted() -> None:
 
 
 LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")
-PLANNED = ["show", "--jobs", "ps=1,worker=-1", "--nodelist"]
+PLANNED = [
+    "show",
+    "--jobs",
+    "ps=1,worker=-1",
+    "--nodelist",
+]
 
 
-@pytest.mark.parametrize("env", [{"PYTHONUNBUFFERED": "1"}, {}], ids=["unbuffered", "buffered"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PYTHONUNBUFFERED": "1"},
+        {},
+    ],
+    ids=["unbuffered", "buffered"],
+)
 @pytest.mark.parametrize("output", ["nobody reads", "full", "closed"])
 @pytest.mark.parametrize(
     ("words", "status"),
@@ -128,7 +145,12 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_status(
     with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
         target = full if output == "full" else broken
         outer = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-        done = subprocess.run(command, stdout=target, stderr=target, env={**outer, **env})
+        done = subprocess.run(
+            command,
+            stdout=target,
+            stderr=target,
+            env={**outer, **env},
+        )
     assert done.returncode == status
 
 
@@ -159,7 +181,12 @@ def test_shtab_completes_them() -> None:
     )
     for name in COMMANDS:
         assert name in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    subprocess.run(
+        ["bash", "-n"],
+        input=script,
+        text=True,
+        check=True,
+    )
 
 
 SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
@@ -186,7 +213,11 @@ def test_commands_that_start_in_every_task_import_little(arguments: Strings) -> 
                 "report()"
             ),
         ],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **TASK},
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            **TASK,
+        },
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -19,13 +19,21 @@ import slurm_resolver as sr
 from slurm_resolver.cli.exec import fill_in
 
 EXEC = [*COMMAND, "exec"]
-TELL = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+TELL = [
+    sys.executable,
+    "-c",
+    "import json, os; print(json.dumps(dict(os.environ)))",
+]
 
 
 def run(*arguments: str, **environ: str) -> Completed:
     return captured(
         [*EXEC, *arguments],
-        env={**os.environ, **TASK, **environ},
+        env={
+            **os.environ,
+            **TASK,
+            **environ,
+        },
     )
 
 
@@ -131,7 +139,11 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     script = "grep -E 'SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd"
     direct, started = (
         # With a path, because Python 3.13 starts programs without a path differently.
-        subprocess.check_output([*before, "/bin/sh", "-c", script], text=True, timeout=180)
+        subprocess.check_output(
+            [*before, "/bin/sh", "-c", script],
+            text=True,
+            timeout=180,
+        )
         for before in ([], [*EXEC, "--"])
     )
     assert direct == started

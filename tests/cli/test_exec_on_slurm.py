@@ -12,7 +12,12 @@ from slurm_cluster import SlurmCluster
 EXEC = shlex.join([*COMMAND, "exec"])
 JOBS = "--jobs ps=1,worker=-1"
 TOLD = "echo {rank} {job} {index}"
-PS_FIRST = ["0 ps 0", "1 worker 0", "2 worker 1", "3 worker 2"]
+PS_FIRST = [
+    "0 ps 0",
+    "1 worker 0",
+    "2 worker 1",
+    "3 worker 2",
+]
 FOUR = "-w n9,n10 -N2 --ntasks-per-node=2"
 HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
 

@@ -41,40 +41,67 @@ PS = {"ps 0": JOINS, "ps 1": JOINS}
 CASES = {
     "all have trained": Case(
         WORKERS,
-        {"ps 0": "trap '' TERM; sleep 300 & wait; wait", "ps 1": JOINS, "worker 1": TRAINS},
+        {
+            "ps 0": "trap '' TERM; sleep 300 & wait; wait",
+            "ps 1": JOINS,
+            "worker 1": TRAINS,
+        },
         0,
         "",
         ("worker 1",),
     ),
     "the leader is killed": Case(
         WORKERS,
-        {**PS, "worker 0": "kill -9 $$", "worker 1": LONG},
+        {
+            **PS,
+            "worker 0": "kill -9 $$",
+            "worker 1": LONG,
+        },
         137,
         "worker 1 (rank 3 on localhost): worker 0 (rank 2 on localhost) has failed: SIGKILL",
     ),
     "another worker fails": Case(
         WORKERS,
-        {**PS, "worker 0": TRAINS, "worker 1": "exit 3"},
+        {
+            **PS,
+            "worker 0": TRAINS,
+            "worker 1": "exit 3",
+        },
         3,
         "worker 1 (rank 3 on localhost) has failed, the others continue: exit status 3",
         ("worker 0",),
     ),
     "a server fails": Case(
         WORKERS,
-        {"ps 0": JOINS, "ps 1": "sleep 1; exit 5", "worker 0": LONG, "worker 1": LONG},
+        {
+            "ps 0": JOINS,
+            "ps 1": "sleep 1; exit 5",
+            "worker 0": LONG,
+            "worker 1": LONG,
+        },
         5,
         "ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5",
     ),
     # A task that has never reached the service waits for it.
     "the launcher that holds the service is killed": Case(
         f"{WORKERS} --wait 60",
-        {"ps 0": KILLS, "ps 1": JOINS, "worker 0": LONG, "worker 1": LONG},
+        {
+            "ps 0": KILLS,
+            "ps 1": JOINS,
+            "worker 0": LONG,
+            "worker 1": LONG,
+        },
         137,
         "worker 0 (rank 2 on localhost): ps 0 (rank 0 on localhost) is lost: its process",
     ),
     "workers that only join": Case(
         f"{CHIEF} --servers ps,worker",
-        {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": "sleep 1; kill -9 $$", "worker 1": JOINS},
+        {
+            "chief 0": TRAINS,
+            "ps 0": JOINS,
+            "worker 0": "sleep 1; kill -9 $$",
+            "worker 1": JOINS,
+        },
         137,
         "worker 0 (rank 2 on localhost) is lost, the others continue: SIGKILL",
         ("chief 0",),
@@ -82,7 +109,11 @@ CASES = {
     # The service is in rank 0, which comes later than the others.
     "a worker fails before the service starts": Case(
         WORKERS,
-        {**PS, "worker 0": "exit 3", "worker 1": LONG},
+        {
+            **PS,
+            "worker 0": "exit 3",
+            "worker 1": LONG,
+        },
         3,
         "ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3",
         before="test $SLURM_PROCID = 0 && sleep 8;",
@@ -154,7 +185,12 @@ def test_signals_reach_the_program(
     act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
     program = [*COMMAND, "exec", *CHIEF.split(), "--", "sh", "-c", act]
     command = in_step("-n3 -K0", *program)
-    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+    ) as step:
         wait_for((tmp_path / "up").exists, 60)
         os.kill(int((tmp_path / "pid").read_text()), number)
         _, errors = step.communicate(timeout=60)

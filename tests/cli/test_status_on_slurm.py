@@ -115,7 +115,11 @@ def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path)
     supervise = f"{sys.executable} -m slurm_resolver supervise --restarts 1"
     done = real_slurm.run(
         f"salloc -w n9,n10 -N2 -n2 {supervise} -- srun -l -n2 bash program.sh",
-        env={"SLURM_RESOLVER_STALL_SECONDS": "4", "ON_STALL": "exit", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={
+            "SLURM_RESOLVER_STALL_SECONDS": "4",
+            "ON_STALL": "exit",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
         cwd=tmp_path,
         timeout=180,
     )

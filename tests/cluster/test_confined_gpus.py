@@ -85,7 +85,11 @@ def account_of_gpus(
             (: <{gpus}/gpu$number) 2>&1 | grep -q 'not permitted' || echo $SLURM_PROCID $number
         done"""
     command = command.replace("STEP", f"bash -c {shlex.quote(step)}")
-    printed = cluster.run(command, env={"TASK_OUTPUT": str(output)}, cwd=output.parent).stdout
+    printed = cluster.run(
+        command,
+        env={"TASK_OUTPUT": str(output)},
+        cwd=output.parent,
+    ).stdout
     may_open: dict[int, list[int]] = {}
     for line in sorted(printed.splitlines()):
         rank, number = map(int, line.split())

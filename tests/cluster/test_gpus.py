@@ -47,7 +47,11 @@ def decide(
     **more: Any,
 ) -> TaskGpus:
     return on_node(
-        SlurmStep(rank=local_rank, cuda_devices=visible, **more),
+        SlurmStep(
+            rank=local_rank,
+            cuda_devices=visible,
+            **more,
+        ),
         local_rank,
         tasks,
         *explicit,
@@ -76,7 +80,17 @@ def _no_driver(monkeypatch: Patch) -> None:
         ("0", 1, 2, {"gpus_on_node": 1}, ("0",)),
         # srun passes on the variables of a batch script, even to nodes without GPUs
         ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1"}, ()),
-        ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1", "gpus_on_node": 2}, ("0", "1")),
+        (
+            "0,1",
+            0,
+            1,
+            {
+                "het_size": 2,
+                "job_gpus": "0,1",
+                "gpus_on_node": 2,
+            },
+            ("0", "1"),
+        ),
         ("0,1", 0, 1, {"het_size": 2}, ("0", "1")),  # Slurm manages no GPUs
         # bindings that srun was told are kept
         ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gpu:mask_gpu:0x3,0xf"}, ("0", "1")),
@@ -94,15 +108,31 @@ def test_what_slurm_granted(
 
 
 # What the second of four tasks sees, and SLURM_STEP_GPUS.
-CONFLICTS: list[tuple[str | None, str]] = [("0", "0,1,2,3"), ("0,1,2,3", "1"), ("3", "2")]
-FITS = [("0,1,2,3",) * 2, ("1", "0,1,2,3"), ("0", "2"), ("GPU-3", "2"), (None, "2")]
+CONFLICTS: list[tuple[str | None, str]] = [
+    ("0", "0,1,2,3"),
+    ("0,1,2,3", "1"),
+    ("3", "2"),
+]
+FITS = [
+    ("0,1,2,3",) * 2,
+    ("1", "0,1,2,3"),
+    ("0", "2"),
+    ("GPU-3", "2"),
+    (None, "2"),
+]
 
 
 @pytest.mark.parametrize(("visible", "step_gpus"), CONFLICTS + FITS)
 def test_a_variable_that_slurm_has_not_set(
     visible: str | None, step_gpus: str, caplog: Logged
 ) -> None:
-    gpus = decide(visible, 1, 4, step_gpus=step_gpus, gpus_on_node=4)
+    gpus = decide(
+        visible,
+        1,
+        4,
+        step_gpus=step_gpus,
+        gpus_on_node=4,
+    )
     apply_gpus(gpus, SlurmStep(), {})
     assert ("something sets CUDA_VISIBLE_DEVICES" in caplog.text) == (
         (visible, step_gpus) in CONFLICTS
@@ -168,7 +198,13 @@ ROCR = "ROCR_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize("names", [[CUDA], [ROCR], [CUDA, ROCR]])
-@pytest.mark.parametrize("explicit", [(), (4, 2)])
+@pytest.mark.parametrize(
+    "explicit",
+    [
+        (),
+        (4, 2),
+    ],
+)
 def test_every_variable_that_slurm_sets_is_narrowed_once(
     names: Strings, explicit: tuple[int, ...]
 ) -> None:
@@ -183,7 +219,11 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
 
 def test_hiding_the_gpus_of_every_maker() -> None:
     gpus = on_node(
-        SlurmStep(rank=0, cuda_devices="0", rocr_devices="0"),
+        SlurmStep(
+            rank=0,
+            cuda_devices="0",
+            rocr_devices="0",
+        ),
         0,
         2,
         users=[1],
@@ -224,7 +264,13 @@ def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog
     assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
 
 
-@pytest.mark.parametrize(("has_driver", "number"), [(True, 3), (False, None)])
+@pytest.mark.parametrize(
+    ("has_driver", "number"),
+    [
+        (True, 3),
+        (False, None),
+    ],
+)
 def test_the_driver_is_asked_through_its_library(
     monkeypatch: Patch, has_driver: bool, number: int | None
 ) -> None:

@@ -54,7 +54,11 @@ SINCE_24_05 = {
         DERIVED,
     ),
 }
-STEPS = {"22.05": SINCE_22_05, "23.11": SINCE_23_11, "24.05": SINCE_24_05}
+STEPS = {
+    "22.05": SINCE_22_05,
+    "23.11": SINCE_23_11,
+    "24.05": SINCE_24_05,
+}
 
 
 @pytest.fixture(scope="module")

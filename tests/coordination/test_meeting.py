@@ -287,14 +287,24 @@ def shake(port: int, key: str = KEY, **changes: object) -> Fields:
     sock = dial(port)
     lines = sock.makefile("rb")
     greeting = json.loads(lines.readline())
-    hello = {"identity": IDENTITY, "rank": 1, "role": "program", "pid": 1, "number": "1"}
+    hello = {
+        "identity": IDENTITY,
+        "rank": 1,
+        "role": "program",
+        "pid": 1,
+        "number": "1",
+    }
     hello.update(challenge=secrets.token_hex(16), **changes)
     names = ("challenge", "identity", "rank", "number", "role")
     parts = [greeting["challenge"], *(hello[name] for name in names)]
     sent = wire.encode({**hello, "proof": wire.prove(key.encode(), "task", *parts)})
     sock.sendall(sent)
     with lines:
-        return {"answer": lines.readline(), "sent": sent, "socket": sock}
+        return {
+            "answer": lines.readline(),
+            "sent": sent,
+            "socket": sock,
+        }
 
 
 def garbage(port: int) -> None:
@@ -347,7 +357,15 @@ def crowd(port: int) -> None:
         threading.Thread(target=stay, daemon=True).start()
 
 
-@pytest.mark.parametrize("stranger", [garbage, replay, odd_values, crowd])
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        garbage,
+        replay,
+        odd_values,
+        crowd,
+    ],
+)
 def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather()")
@@ -384,6 +402,10 @@ def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
                 time.sleep(0.1)
 
     with socket.create_server(("", port)) as holder:
-        threading.Thread(target=drip, args=[holder], daemon=True).start()
+        threading.Thread(
+            target=drip,
+            args=[holder],
+            daemon=True,
+        ).start()
         with pytest.raises(RendezvousError, match=f"cannot listen at port {port} of this node"):
             client.connect(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True))

@@ -27,7 +27,14 @@ import numpy
 import pytest
 from kinds import Strings, Texts
 
-ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
+ABSENT = (
+    "jax.experimental.sparse",
+    "jax.experimental",
+    "jax",
+    "torch",
+    "grain",
+    "pandas",
+)
 SECONDS = 300  # after this time a test counts as hung; on a busy machine, some take a minute
 STDERR = os.dup(2)  # pytest captures the descriptor 2, and the traceback of a hung test with it
 
@@ -48,7 +55,11 @@ class Outcomes:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self.errors[item.nodeid] = ""
-        faulthandler.dump_traceback_later(SECONDS, exit=True, file=STDERR)
+        faulthandler.dump_traceback_later(
+            SECONDS,
+            exit=True,
+            file=STDERR,
+        )
         sys.modules["keras"].utils.set_random_seed(zlib.crc32(item.nodeid.encode()) % 2**31)
         result = yield
         faulthandler.cancel_dump_traceback_later()
@@ -84,7 +95,12 @@ def run_in_scope() -> None:
 
     def compiled(model: Any, *args: Any, **how: Any) -> None:
         jit = how.pop("jit_compile", "auto")  # XLA has no collectives on CPUs
-        compiles(model, *args, jit_compile=False if jit is True else jit, **how)
+        compiles(
+            model,
+            *args,
+            jit_compile=False if jit is True else jit,
+            **how,
+        )
 
     testing.TestCase.setUp = entered
     trainer.compile = compiled
@@ -93,7 +109,11 @@ def run_in_scope() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.add_argument("files", nargs="+", help="trainers/trainer_test.py, callbacks/…")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        help="trainers/trainer_test.py, callbacks/…",
+    )
     args = parser.parse_args()
     rank = os.environ.get("SLURM_PROCID", "alone")
     passed: Strings = []

@@ -13,14 +13,24 @@ from kinds import Completed, Strings
 
 from slurm_resolver.cli import main
 
-COMMAND = [sys.executable, "-m", "slurm_resolver"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "slurm_resolver",
+]
 
 
 def captured(
     command: Sequence[str | Path], status: int | None = None, timeout: float = 600, **how: Any
 ) -> Completed:
     """Runs a program, and captures its output as text. A given status must be its exit status."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **how)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **how,
+    )
     assert status in (None, done.returncode), f"{command}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -68,7 +68,11 @@ def running_munged() -> Iterator[Munged]:
         # Without --force, munged rejects a folder below /tmp, because everybody can write there.
         command = [program("munged"), "--foreground", "--force", "--num-threads=1", *options]
         with (folder / "out").open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out)
+            process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=out,
+            )
         try:
             munged = Munged(folder, process)
             until = time.monotonic() + START_SECONDS

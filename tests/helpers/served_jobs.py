@@ -19,7 +19,13 @@ from slurm_command import end_srun
 EACH = 'ends="$TASK_OUTPUT/$SLURM_PROCID"; $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
 _NAME = "served"
 _SRUN_SECONDS = 5.0
-NODES = ["n8", "n9", "n10", "n11", "n12"]
+NODES = [
+    "n8",
+    "n9",
+    "n10",
+    "n11",
+    "n12",
+]
 
 
 class Job:

@@ -38,7 +38,12 @@ def slurm_of(
     ) -> Iterator[SlurmCluster]:
         folder = tmp_path_factory.mktemp("slurm")
         with started(
-            SlurmCluster(nodes, folder, extra_conf=conf, installation=installation)
+            SlurmCluster(
+                nodes,
+                folder,
+                extra_conf=conf,
+                installation=installation,
+            )
         ) as cluster:
             yield cluster
 

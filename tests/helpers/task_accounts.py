@@ -40,7 +40,11 @@ def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> dict[int, t
     """
     save = f"bash -c {shlex.quote(f'env -0 > {output}/$(hostname).$SLURM_PROCID')}"
     # A busy Slurm may need a minute for a step that otherwise takes half a second.
-    slurm.run(command.replace("TASK", save), cwd=output.parent, timeout=180.0)
+    slurm.run(
+        command.replace("TASK", save),
+        cwd=output.parent,
+        timeout=180.0,
+    )
     tasks = {}
     for path in output.iterdir():
         host, rank = path.name.split(".")

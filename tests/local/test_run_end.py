@@ -163,7 +163,11 @@ HANDLER = "signal.signal(signal.SIGTERM, save); report(READY)"
 def test_a_planned_preemption_counts_from_the_first_step(
     after: str, save: str, start: str, waits: bool, output: str, said: Strings
 ) -> None:
-    script = TRAINING.format(save=save, start=start, waits=waits)
+    script = TRAINING.format(
+        save=save,
+        start=start,
+        waits=waits,
+    )
     done = captured(
         in_step(f"-n1 --requeue --preempt-after {after}", sys.executable, "-c", script),
     )

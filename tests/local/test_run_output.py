@@ -13,8 +13,17 @@ from local_run import SPEAK, files, in_step, run_script
 from slurm_resolver.local.output import file_name
 
 # The variables of rank 3 that replace the fields in the name of an output file.
-OF_A_TASK = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_PROCID": "3", "SLURM_NODEID": "0"}
-OF_A_TASK.update(SLURMD_NODENAME="n9", SLURM_JOB_NAME="na me", SLURM_JOB_USER="ada")
+OF_A_TASK = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "7",
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "0",
+}
+OF_A_TASK.update(
+    SLURMD_NODENAME="n9",
+    SLURM_JOB_NAME="na me",
+    SLURM_JOB_USER="ada",
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +42,12 @@ def test_output_in_files(tmp_path: Path) -> None:
     def written(options: str) -> dict[str, Strings]:
         for path in tmp_path.iterdir():
             path.unlink()
-        done = run_script(f"-n2 {options}", SPEAK, status=0, cwd=tmp_path)
+        done = run_script(
+            f"-n2 {options}",
+            SPEAK,
+            status=0,
+            cwd=tmp_path,
+        )
         assert (done.stdout, done.stderr) == ("", "")
         return files(tmp_path)
 
@@ -81,7 +95,13 @@ I0000 00:00:1795485468.024039    4090 cudart_stub.cc:31] Could not find cuda dri
 """
 
 
-@pytest.mark.parametrize(("level", "shown"), [(None, "1\nE0000\n"), ("0", f"0\n{NOTES}E0000\n")])
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        (None, "1\nE0000\n"),
+        ("0", f"0\n{NOTES}E0000\n"),
+    ],
+)
 def test_tensorflows_notes_are_left_out_unless_asked_for(level: str | None, shown: str) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
     environ.update({"TF_CPP_MIN_LOG_LEVEL": level} if level else {})

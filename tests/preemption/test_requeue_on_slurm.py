@@ -34,7 +34,11 @@ FAILS = '[ "$SLURM_PROCID" = 1 ] || exec sleep 600; until [ -e go ]; do sleep 0.
 LIMIT = "scontrol update JobId=JOB EndTime=now+100"
 URGENT = "sbatch -p urgent -N COUNT -w NODES --exclusive -o /dev/null --wrap true"
 # Slurm does not requeue the job. From 24.05 to 25.11, the job stays PREEMPTED after its restart.
-NOT_BY_SLURM = {"22.05": "COMPLETED", "24.05": "PREEMPTED", "26.05": "COMPLETED"}
+NOT_BY_SLURM = {
+    "22.05": "COMPLETED",
+    "24.05": "PREEMPTED",
+    "26.05": "COMPLETED",
+}
 # From 24.05 on, a job that ends in its GraceTime is PREEMPTED, whatever its exit status.
 ENDS_PREEMPTED = {"22.05": "FAILED", "24.05": "PREEMPTED"}
 
@@ -66,7 +70,12 @@ class Case(NamedTuple):
 
 def saving(saves: str, printed: str | None = None, **more: object) -> Case:
     """Returns the case of a job with one task that saves and is preempted."""
-    return Case(printed, saves=saves, tasks=1, **more)  # type: ignore[arg-type]
+    return Case(
+        printed,
+        saves=saves,
+        tasks=1,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 SERVERS = "-N 2 --tasks-per-node 2 --ps 1"
@@ -81,7 +90,11 @@ CASES = {
     "saved": saving('["scontrol", null]'),
     "saved, in an array": saving('["scontrol", null]', options="--array=7"),
     "saved, with an exit status": saving('["exit-code", null]', ""),
-    "saved, at the cap": saving('["scontrol", 0]', restarts=0, state=ENDS_PREEMPTED),
+    "saved, at the cap": saving(
+        '["scontrol", 0]',
+        restarts=0,
+        state=ENDS_PREEMPTED,
+    ),
     "saved, and may not be requeued": saving(
         '["scontrol", null]', options="--no-requeue", restarts=0, state=ENDS_PREEMPTED
     ),
@@ -96,11 +109,22 @@ CASES = {
     "the time limit, in an array": Case(SERVERS, LIMIT, options="--array=7"),
     "preempted": Case(SERVERS),
     "preempted, in two components": Case(ONE_COMPONENT),
-    "cancelled": Case(SERVERS, "scancel JOB", restarts=0, state=CANCELLED),
+    "cancelled": Case(
+        SERVERS,
+        "scancel JOB",
+        restarts=0,
+        state=CANCELLED,
+    ),
     "cancelled, with SIGTERM as the signal": Case(
         f"{SERVERS} --signal TERM@120", "scancel JOB", restarts=0, state=CANCELLED
     ),
-    "it fails": Case(SERVERS, "touch go", train=FAILS, restarts=0, state={"22.05": "FAILED"}),
+    "it fails": Case(
+        SERVERS,
+        "touch go",
+        train=FAILS,
+        restarts=0,
+        state={"22.05": "FAILED"},
+    ),
 }
 COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # nodes
 FIRST = {name: 1 + sum(list(COUNTS.values())[:i]) for i, name in enumerate(CASES)}
@@ -137,7 +161,11 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     (folder / "job").write_text(text)
     size = "-N1 -n1 --exclusive" if case.tasks == 1 else ""
     command = f"sbatch --parsable --open-mode=append -o {folder}/out {size} {case.options} job"
-    return slurm.run(command, cwd=folder, env=ENVIRONMENT).stdout.strip()
+    return slurm.run(
+        command,
+        cwd=folder,
+        env=ENVIRONMENT,
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +176,12 @@ def jobs(
     top = tmp_path_factory.mktemp("requeue")
     folders = {name: top / str(i) for i, name in enumerate(CASES)}
     with started(
-        SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+        SlurmCluster(
+            NODES,
+            top / "slurm",
+            extra_conf=CONF,
+            installation=installation,
+        )
     ) as slurm:
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)

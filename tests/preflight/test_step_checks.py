@@ -49,7 +49,11 @@ def run(
     status: int = 0,
     env: Texts | None = None,
 ) -> Fields:
-    done = slurm.run(f"srun {options} {CHECK} --json {arguments}", status=status, env=env)
+    done = slurm.run(
+        f"srun {options} {CHECK} --json {arguments}",
+        status=status,
+        env=env,
+    )
     return results(done.stdout)
 
 

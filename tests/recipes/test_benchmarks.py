@@ -9,7 +9,13 @@ from folders import ROOT
 from local_run import captured
 
 BENCHMARKS = ROOT / "benchmarks"
-SHARED = {"report", "real_slurm", "hosts", "comparison", "variants"}  # imported by benchmarks
+SHARED = {
+    "report",
+    "real_slurm",
+    "hosts",
+    "comparison",
+    "variants",
+}  # imported by benchmarks
 
 
 def run(name: str, *arguments: str) -> str:

@@ -101,7 +101,12 @@ def test_trainings_run_here(command: str, checkout: Path) -> None:
     ],
 )
 def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
-    assert real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=300).stdout
+    assert real_slurm.run(
+        command,
+        cwd=checkout,
+        env=ENVIRONMENT,
+        timeout=300,
+    ).stdout
 
 
 def without_blocks(page: Path) -> str:
@@ -243,4 +248,8 @@ def test_the_command_that_exports_a_secret_works(tmp_path: Path) -> None:
 def test_the_table_of_outages() -> None:
     """Writes the table; the status is 1 if a row of it is wrong."""
     command = [sys.executable, str(ROOT / "docs" / "outages.py"), "--write"]
-    captured(command, status=0, timeout=3600)
+    captured(
+        command,
+        status=0,
+        timeout=3600,
+    )

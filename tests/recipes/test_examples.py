@@ -97,7 +97,11 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
             status=0,
             shell=True,
             cwd=checkout,
-            env={**os.environ, **ENVIRONMENT, "HOME": str(checkout)},
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "HOME": str(checkout),
+            },
         )
         assert_learned(folder, command, done.stdout)
         outputs.append(done.stdout + done.stderr)
@@ -110,7 +114,16 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
 
 
 # A Slurm with as many nodes as the largest command requests.
-slurm = slurm_of([Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)])
+slurm = slurm_of(
+    [
+        Node(
+            f"n{number}",
+            cpus=16,
+            gpus=4,
+        )
+        for number in range(8, 24)
+    ]
+)
 
 
 # `make test` runs one example on Slurm.
@@ -143,7 +156,11 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
 def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     commands = [one for one in ALL_COMMANDS if one.split()[0] == "sbatch"]
     tested = [one.replace("sbatch", "sbatch --test-only", 1) for one in commands]
-    slurm.run("\n".join(["set -e", *tested]), cwd=ROOT, timeout=120)
+    slurm.run(
+        "\n".join(["set -e", *tested]),
+        cwd=ROOT,
+        timeout=120,
+    )
 
 
 @pytest.mark.nightly
@@ -169,7 +186,11 @@ def test_scripts_that_measure_in_an_allocation(
 ) -> None:
     command = f"{EXAMPLES / script} --output {tmp_path} {options}"
     allocation = "--quiet -w n9,n10,n11 -N3 --ntasks-per-node=1 --cpus-per-task=2"
-    done = slurm.run(f"salloc {allocation} python -u {command}", env=ENVIRONMENT, timeout=600)
+    done = slurm.run(
+        f"salloc {allocation} python -u {command}",
+        env=ENVIRONMENT,
+        timeout=600,
+    )
     name = Path(script).stem
     text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
     assert done.stdout.endswith(text)

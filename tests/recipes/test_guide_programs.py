@@ -30,7 +30,11 @@ def run(folder: Path, *command: str, **variables: str) -> str:
         command,
         status=0,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            **variables,
+        },
     ).stdout
 
 

@@ -178,7 +178,15 @@ def test_pip_can_install_the_package(command: str, tmp_path: Path) -> None:
     state.run(f"python3 -m venv own && . own/bin/activate && {dry}")
 
 
-@pytest.mark.parametrize("target", ["demo", "quick", "test", "nightly"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "demo",
+        "quick",
+        "test",
+        "nightly",
+    ],
+)
 def test_make_has_the_documented_targets(target: str, tmp_path: Path) -> None:
     first = BareState(tmp_path).run(f"make {target} --dry-run").splitlines()[0]
     assert target != "test" or "make test takes " in first

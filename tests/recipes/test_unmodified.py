@@ -80,7 +80,11 @@ def test_how_a_step_of_endless_servers_ends(
         "{index}",
     ]
     step = "srun -w n9,n10 -N2 --ntasks-per-node=2 --kill-on-bad-exit=1"
-    done = real_slurm.run(f"{step} {shlex.join(command)}", env=ENVIRONMENT, status=WORKERS[worker])
+    done = real_slurm.run(
+        f"{step} {shlex.join(command)}",
+        env=ENVIRONMENT,
+        status=WORKERS[worker],
+    )
     assert sorted(path.name for path in tmp_path.glob("ended-*")) == (
         [] if done.returncode else ["ended-worker0", "ended-worker1"]
     )

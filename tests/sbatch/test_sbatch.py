@@ -115,7 +115,13 @@ def test_who_gets_the_signal(options: str, whom: str, signals: Strings, capsys: 
 
 
 @pytest.mark.parametrize(
-    "options", ["-N 2", "-N 2 --requeue", "-N 3 --ps 1 --requeue", "-N 2 --restarts 1"]
+    "options",
+    [
+        "-N 2",
+        "-N 2 --requeue",
+        "-N 3 --ps 1 --requeue",
+        "-N 2 --restarts 1",
+    ],
 )
 def test_tensorflows_notes_are_removed_from_standard_error(
     options: str, tmp_path: Path, capsys: Captured
@@ -204,7 +210,11 @@ def test_the_words_of_the_command_arrive(
         input=batch_file(
             BatchSettings(["program", *words], check=False)
         ).encode(),  # valid UTF-8 for all words
-        env={"PATH": f"{folder}:{os.environ['PATH']}", "ARGV": str(folder / "argv"), "LC_ALL": "C"},
+        env={
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "ARGV": str(folder / "argv"),
+            "LC_ALL": "C",
+        },
         check=True,
         timeout=180,
     )

@@ -27,7 +27,16 @@ OPTION_SETS = {
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1",
 }
-ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
+ODD_WORDS = [
+    "$x",
+    "`x`",
+    "~/x",
+    "a\\",
+    "it's",
+    "*",
+    "x\ny",
+    "{index}",
+]
 
 
 @pytest.mark.parametrize("name", OPTION_SETS)
@@ -63,7 +72,11 @@ scontrol --oneliner show job "$job" | grep --only-matching ' JobState=[A-Z]*'"""
 def submitted(slurm: SlurmCluster, folder: Path, text: str, options: str = "") -> str:
     """Runs the batch file to its end, and returns the job's output."""
     (folder / "train.sbatch").write_text(text)
-    done = slurm.run(SUBMIT.replace("OPTIONS", options), cwd=folder, env=ENVIRONMENT)
+    done = slurm.run(
+        SUBMIT.replace("OPTIONS", options),
+        cwd=folder,
+        env=ENVIRONMENT,
+    )
     output = "".join(path.read_text() for path in sorted(folder.glob("out-*")))
     assert "JobState=COMPLETED" in done.stdout, output
     return output

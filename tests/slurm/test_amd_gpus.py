@@ -51,7 +51,11 @@ def amd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_share(amd: bool) -> None:
     devices, settings = second_task(dict.fromkeys((ROCR, HIP, ORDINAL), "4,5"))
     assert devices == ("5",)
-    assert settings == {ROCR: "5", HIP: "0", ORDINAL: "0"}
+    assert settings == {
+        ROCR: "5",
+        HIP: "0",
+        ORDINAL: "0",
+    }
     _, settings = second_task(dict.fromkeys((ROCR, CUDA), "4,5"))
     assert settings == {ROCR: "5", CUDA: "0" if amd else "5"}
 

@@ -184,7 +184,11 @@ def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "done"), [(("scontrol", "requeue"), "requeued"), (("scancel",), "cancelled")]
+    ("end", "done"),
+    [
+        (("scontrol", "requeue"), "requeued"),
+        (("scancel",), "cancelled"),
+    ],
 )
 def test_a_job_that_has_lost_its_batch_file(
     folder: Path, end: tuple[str, ...], done: str, monkeypatch: pytest.MonkeyPatch

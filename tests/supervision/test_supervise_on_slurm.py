@@ -234,7 +234,11 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
         batch = f"#SBATCH --partition=low\n{batch}"
     (folder / "job").write_text(f"#!/bin/bash\n{batch}\n")
     nodes = f"-N{case.nodes} -w n[{FIRST[name]}-{FIRST[name] + case.nodes - 1}]"
-    return slurm.run(f"{SUBMIT} {nodes} job", cwd=folder, env=ENVIRONMENT).stdout.strip()
+    return slurm.run(
+        f"{SUBMIT} {nodes} job",
+        cwd=folder,
+        env=ENVIRONMENT,
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +248,12 @@ def jobs(
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("supervise")
     with started(
-        SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+        SlurmCluster(
+            NODES,
+            top / "slurm",
+            extra_conf=CONF,
+            installation=installation,
+        )
     ) as slurm:
         folders = {name: top / str(i) for i, name in enumerate(CASES)}
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
@@ -338,7 +347,11 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
             folder.mkdir()
             (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2"))
             ids.append(
-                slurm.run(f"{SUBMIT} -w {names} job", cwd=folder, env=ENVIRONMENT).stdout.strip()
+                slurm.run(
+                    f"{SUBMIT} -w {names} job",
+                    cwd=folder,
+                    env=ENVIRONMENT,
+                ).stdout.strip()
             )
         wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
         (tmp_path / "spare" / "again").touch()

@@ -31,7 +31,11 @@ def test_what_it_warns_of(
     warnings: Sequence[str],
 ) -> None:
     rows = [
-        {"rank": rank, "step_ms": step, "sent_gb_per_s": sent[rank]}
+        {
+            "rank": rank,
+            "step_ms": step,
+            "sent_gb_per_s": sent[rank],
+        }
         for rank, step in enumerate(steps)
     ]
     found = find_warnings(rows, [unused] * len(rows), lambda rank: f"worker {rank}")
@@ -54,7 +58,11 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("jobs", "workers"), [("worker=-1", [0, 1]), ("evaluator=1,worker=-1", [1, 2])]
+    ("jobs", "workers"),
+    [
+        ("worker=-1", [0, 1]),
+        ("evaluator=1,worker=-1", [1, 2]),
+    ],
 )
 def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]) -> None:
     done = captured(

@@ -20,7 +20,14 @@ from slurm_resolver import SlurmClusterResolver  # noqa: E402
 
 @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
 def test_copies_are_alike(slurm: Any, copied: Any) -> None:
-    slurm(3, "2,1,2", 5, CUDA_VISIBLE_DEVICES="4,5", SLURM_JOB_ID="42", SLURM_STEP_ID="0")
+    slurm(
+        3,
+        "2,1,2",
+        5,
+        CUDA_VISIBLE_DEVICES="4,5",
+        SLURM_JOB_ID="42",
+        SLURM_STEP_ID="0",
+    )
     resolver = SlurmClusterResolver({"ps": 1, "worker": -1})
     before = dict(os.environ)
     other = copied(resolver)
@@ -96,7 +103,11 @@ REFUSED = {
 def test_what_would_wait_without_end_is_an_error(program: str, error: str) -> None:
     done = captured(
         in_step("-n 2", sys.executable, "-c", program),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_RESOLVER_START_TIMEOUT": "8"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "SLURM_RESOLVER_START_TIMEOUT": "8",
+        },
         status=1,
     )
     assert error in done.stdout + done.stderr

@@ -45,7 +45,11 @@ def main() -> None:
             if WORKER == 0:
                 model.evaluate(X, Y, verbose=0)
 
-        trained(built, epochs=2, callbacks=[Does(evaluates)] if name == "within" else [])
+        trained(
+            built,
+            epochs=2,
+            callbacks=[Does(evaluates)] if name == "within" else [],
+        )
         if name == "batch" and WORKER == 0:
             built.train_on_batch(X, Y)
         elif name != "batch":

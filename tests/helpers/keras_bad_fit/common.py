@@ -29,7 +29,11 @@ def data(rows: int = 96) -> tf.data.Dataset:
 
 def model(optimizer: Any = "sgd", **compiled: Any) -> Any:
     built = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-    built.compile(optimizer, loss="mse", **compiled)
+    built.compile(
+        optimizer,
+        loss="mse",
+        **compiled,
+    )
     return built
 
 
@@ -39,7 +43,13 @@ def in_scope(make: Callable[..., Any] = model, *given: Any, **how: Any) -> Any:
 
 
 def trained(built: Any, **how: Any) -> str:
-    built.fit(**{"x": data(), "verbose": 0, **how})
+    built.fit(
+        **{
+            "x": data(),
+            "verbose": 0,
+            **how,
+        }
+    )
     return "trained"
 
 

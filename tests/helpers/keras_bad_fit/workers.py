@@ -84,7 +84,11 @@ NUMBERS = np.arange(96, dtype="float32")[:, None]
 @way
 def other_order_in_predict() -> None:
     rows = np.repeat(NUMBERS, 6, axis=1)
-    in_scope().predict(rows[::-1] if WORKER else rows, batch_size=24, verbose=0)
+    in_scope().predict(
+        rows[::-1] if WORKER else rows,
+        batch_size=24,
+        verbose=0,
+    )
 
 
 class Rows(keras.utils.PyDataset):  # type: ignore[misc]

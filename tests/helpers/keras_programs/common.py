@@ -105,10 +105,18 @@ def perceptron(
 ) -> Any:
     """Returns a perceptron with these layers in the middle."""
     inputs = keras.Input((COLUMNS,))
-    hidden = keras.layers.Dense(8, activation="relu", **dense)(inputs)
+    hidden = keras.layers.Dense(
+        8,
+        activation="relu",
+        **dense,
+    )(inputs)
     for layer in layers:
         hidden = layer()(hidden)
-    head = keras.layers.Dense(outputs, activation=activation, dtype=keras.config.floatx())
+    head = keras.layers.Dense(
+        outputs,
+        activation=activation,
+        dtype=keras.config.floatx(),
+    )
     return (kind or keras.Model)(inputs, head(hidden))
 
 
@@ -134,7 +142,13 @@ def seen(model: Any, history: Any = None, test: Any = None, predict: Any = None)
     if history is not None:
         result["history"] = numbers(history.history)
     if test is not None:
-        result["evaluate"] = numbers(model.evaluate(test, verbose=0, return_dict=True))
+        result["evaluate"] = numbers(
+            model.evaluate(
+                test,
+                verbose=0,
+                return_dict=True,
+            )
+        )
     if predict is not None:
         result["predict"] = numbers(model.predict(predict, verbose=0))
     return result
@@ -150,7 +164,12 @@ def fitted(
     evaluate: bool = True,
     **how: Any,
 ) -> Outcome:
-    history = model.fit(train, epochs=epochs, verbose=0, **how)
+    history = model.fit(
+        train,
+        epochs=epochs,
+        verbose=0,
+        **how,
+    )
     test = train if test is None and isinstance(train, tf.data.Dataset) else test
     return seen(model, history, test if evaluate else None, test if predict else None)
 

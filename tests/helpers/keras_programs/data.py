@@ -73,9 +73,20 @@ class Batches(keras.utils.PyDataset):
 
 def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
     """Calls fit(x, y) without shuffling."""
-    options = {"shuffle": False, "batch_size": 8, **how}
+    options = {
+        "shuffle": False,
+        "batch_size": 8,
+        **how,
+    }
     model = build(strategy, weighted_metrics=["accuracy"])
-    return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
+    return fitted(
+        model,
+        X[:rows],
+        y=Y[:rows],
+        **options,
+        test=data(rows=rows),
+        predict=True,
+    )
 
 
 ARRAYS: dict[str, Fields] = {
@@ -115,7 +126,13 @@ SOURCES: dict[str, tuple[Action, Fields]] = {
 
 def _on(strategy: Any, source: Action, **how: Any) -> Outcome:
     model = build(strategy, weighted_metrics=["accuracy"])
-    return fitted(model, source(), test=data(), predict=True, **how)
+    return fitted(
+        model,
+        source(),
+        test=data(),
+        predict=True,
+        **how,
+    )
 
 
 for name, (source, how) in SOURCES.items():
@@ -127,7 +144,14 @@ def shuffled_fit(strategy: Any) -> Outcome:
     """Without seeds, the rows are shuffled, but each epoch sees every row exactly once."""
     found = []
     rows = data(X, NUMBERS, rows=120).unbatch()
-    for how in ({"x": X, "y": NUMBERS, "batch_size": 24}, {"x": rows.shuffle(50).batch(24)}):
+    for how in (
+        {
+            "x": X,
+            "y": NUMBERS,
+            "batch_size": 24,
+        },
+        {"x": rows.shuffle(50).batch(24)},
+    ):
         with strategy.scope():
             model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
             model.compile("adam", "mse", metrics=[Ids(name="ids")])
@@ -204,10 +228,24 @@ def on_batch(strategy: Any) -> Outcome:
     model = build(strategy, weighted_metrics=["accuracy"])
     logs = [model.train_on_batch(X[:24], Y[:24])]
     logs += [model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True)]
-    logs += [model.train_on_batch(X[:24], Y[:24], class_weight={0: 1.0, 1: 2.0, 2: 0.5})]
+    logs += [
+        model.train_on_batch(
+            X[:24],
+            Y[:24],
+            class_weight={
+                0: 1.0,
+                1: 2.0,
+                2: 0.5,
+            },
+        )
+    ]
     logs += [model.test_on_batch(X[:24], Y[:24]), model.test_on_batch(X[:1], Y[:1], WEIGHT[:1])]
     predicted = [model.predict_on_batch(X[:24]), model.predict_on_batch(X[:1])]
-    return {"logs": numbers(logs), "predict": numbers(predicted), **seen(model)}
+    return {
+        "logs": numbers(logs),
+        "predict": numbers(predicted),
+        **seen(model),
+    }
 
 
 @registered("data")

@@ -39,7 +39,11 @@ class Histogram(km.Metric):
 
     def __init__(self) -> None:
         super().__init__(name="histogram")
-        self.counts = self.add_weight(shape=(4,), initializer="zeros", name="counts")
+        self.counts = self.add_weight(
+            shape=(4,),
+            initializer="zeros",
+            name="counts",
+        )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         rows = ops.one_hot(ops.cast(y_true[:, 0], "int32"), 4)
@@ -59,8 +63,19 @@ METRICS: dict[str, list[Action]] = {
 
 
 def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> Outcome:
-    how = {"outputs": 1, "activation": "sigmoid", "loss": "binary_crossentropy"}
-    model = build(strategy, **{**how, "metrics": None, where: metrics})
+    how = {
+        "outputs": 1,
+        "activation": "sigmoid",
+        "loss": "binary_crossentropy",
+    }
+    model = build(
+        strategy,
+        **{
+            **how,
+            "metrics": None,
+            where: metrics,
+        },
+    )
     recorder = Recorder()
     data_ = data(X, BINARY, *weight)
     history = model.fit(
@@ -71,9 +86,22 @@ def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> 
 
 
 for name, metrics in METRICS.items():
-    add(f"metric_{name}", partial(_of, where="metrics", metrics=metrics, weight=[]))
+    add(
+        f"metric_{name}",
+        partial(
+            _of,
+            where="metrics",
+            metrics=metrics,
+            weight=[],
+        ),
+    )
 for name in ("auc", "own_vector"):
-    weighted = partial(_of, where="weighted_metrics", metrics=METRICS[name], weight=[WEIGHT])
+    weighted = partial(
+        _of,
+        where="weighted_metrics",
+        metrics=METRICS[name],
+        weight=[WEIGHT],
+    )
     add(f"metric_weighted_{name}", weighted)
 
 

@@ -26,7 +26,14 @@ from slurm_resolver.tf.training import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
-CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+CALLS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
 OF_DATASETS = (borrowed.ORIGINAL_DATASET, borrowed.BATCH_SIZE)
 
 

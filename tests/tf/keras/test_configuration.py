@@ -8,7 +8,11 @@ from typing import Any, Callable
 import pytest
 from kinds import Fields, Strings
 
-keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+keras: Any = pytest.importorskip(
+    "keras",
+    minversion="3.10",
+    reason="this TensorFlow has Keras 2",
+)
 
 from slurm_resolver.tf.keras.configuration import describe_model  # noqa: E402
 

@@ -36,7 +36,11 @@ def run(command: Strings, folder: Path) -> str:
         in_step("-n 2 --no-label", *command),
         status=0,
         cwd=folder,
-        env={**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "TASK_OUTPUT": str(folder),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         timeout=SECONDS,
     ).stdout
 

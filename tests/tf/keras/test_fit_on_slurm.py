@@ -90,7 +90,11 @@ PROVEN = [
     "step_own",
     "step_vae",
 ]
-OF_OWN_LOSSES = [*UNKNOWN, *COMPARING, *PROVEN]
+OF_OWN_LOSSES = [
+    *UNKNOWN,
+    *COMPARING,
+    *PROVEN,
+]
 NAMES = {
     "2 workers, whole": ["*"],
     "2 workers, mean": OF_OWN_LOSSES,
@@ -122,7 +126,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(how, marks=[pytest.mark.nightly] if how in NIGHTLY else [], id=how)
+        pytest.param(
+            how,
+            marks=[pytest.mark.nightly] if how in NIGHTLY else [],
+            id=how,
+        )
         for how in NAMES
     ],
 )

@@ -47,7 +47,11 @@ KNOWN = {
 
 def test_what_passes_alone_passes_on_two_workers(tmp_path: Path) -> None:
     output = tmp_path / "errors"
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     environ.update(TF_ENABLE_ONEDNN_OPTS="0", KERAS_BACKEND="tensorflow")
     program = quiet_helper("keras_lockstep.py")
     for launcher in ([], in_step("-n2")):

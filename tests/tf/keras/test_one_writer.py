@@ -76,7 +76,11 @@ def test_a_folder_keeps_what_does_not_belong_to_it(tmp_path: Path) -> None:
 
     saving.write_once(str(path), "state", write)
     texts: Any = {found.name: found.read_text() for found in path.rglob("*") if found.is_file()}
-    assert texts == {"README": "mine", "data": "new", "model": "new"}
+    assert texts == {
+        "README": "mine",
+        "data": "new",
+        "model": "new",
+    }
 
 
 class Workers:
@@ -91,7 +95,13 @@ class Workers:
         return [[text, "token"] for text in self._found]
 
 
-@pytest.mark.parametrize(("folders", "writers"), [(["a", "a"], 1), (["a", "b"], 2)])
+@pytest.mark.parametrize(
+    ("folders", "writers"),
+    [
+        (["a", "a"], 1),
+        (["a", "b"], 2),
+    ],
+)
 def test_one_worker_on_each_file_system_writes_a_backup(
     tmp_path: Path, folders: Strings, writers: int
 ) -> None:

@@ -100,4 +100,13 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
 def test_what_cannot_be_trained_is_refused(strategy: Fields, model: Fields, message: str) -> None:
     how = SimpleNamespace(**{"num_replicas_in_sync": 1, **strategy})
     with pytest.raises(KerasError, match=message):
-        check_model(how, SimpleNamespace(**{"run_eagerly": False, "variables": [], **model}))
+        check_model(
+            how,
+            SimpleNamespace(
+                **{
+                    "run_eagerly": False,
+                    "variables": [],
+                    **model,
+                }
+            ),
+        )

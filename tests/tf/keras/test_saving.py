@@ -90,7 +90,11 @@ def test_each_kind_of_model_checkpoint_writes_the_same_files_in_one_worker(
     for worker in workers:
         files = worker["checkpoints"]["all"]
         assert len(files) == 6
-        assert worker["checkpoints"] == {"all": files, "0": files, "1": files}
+        assert worker["checkpoints"] == {
+            "all": files,
+            "0": files,
+            "1": files,
+        }
     for path in folder.glob("of */*.keras"):
         assert zipfile.ZipFile(path).testzip() is None
 

@@ -23,7 +23,12 @@ def run(slurm: SlurmCluster, options: str, status: int | None) -> Completed:
     step = "srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2"
     env = {"TF_USE_LEGACY_KERAS": "0", "PYTHONPATH": str(ROOT)}  # makes scikit-learn visible
     command = f"{step} {shlex.join(words)} --epochs 3"
-    return slurm.run(command, env=env, timeout=240, status=status)
+    return slurm.run(
+        command,
+        env=env,
+        timeout=240,
+        status=status,
+    )
 
 
 def test_with_this_strategy_in_its_place(real_slurm: SlurmCluster) -> None:

@@ -68,7 +68,11 @@ def run(command: Strings, folder: Path, name: str) -> dict[str, Fields]:
     captured(
         [*command, *NAMES],
         status=0,
-        env={**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "TASK_OUTPUT": str(folder),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
     )
     found: dict[str, Fields] = json.loads((folder / name).read_text())
     return found

@@ -12,7 +12,11 @@ from kinds import Fields
 from local_run import captured, in_step
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+keras: Any = pytest.importorskip(
+    "keras",
+    minversion="3.10",
+    reason="this TensorFlow has Keras 2",
+)
 
 import slurm_resolver as sr  # noqa: E402
 
@@ -25,7 +29,12 @@ SAY = (
 )
 # The samples of a global batch in each start, and the messages of later starts. 36 samples make 4
 # batches of 8, and 4 remain. 3 steps later, 56 make 14 batches of 4. Then 68 make 8 of 8 plus 4.
-SIZES = (12, 8, 4, 8)
+SIZES = (
+    12,
+    8,
+    4,
+    8,
+)
 SAID = [
     SAY.format(8, 12, 4, 1, "4 samples are trained on again"),
     SAY.format(4, 8, 14, 1, "no sample is repeated"),
@@ -58,7 +67,11 @@ class Story:
 
 
 def train_loop(folder: str, size: int, story: Story) -> None:
-    loop = sr.ResumableLoop(folder, x=tf.Variable(0.0), **story.options)
+    loop = sr.ResumableLoop(
+        folder,
+        x=tf.Variable(0.0),
+        **story.options,
+    )
     data = tf.data.Dataset.range(SAMPLES).shuffle(SAMPLES, seed=1).batch(size)
     for story.epoch in loop.epochs(EPOCHS):
         for batch in loop.batches(data):
@@ -95,7 +108,13 @@ ROWS = tf.reshape(tf.range(SAMPLES, dtype="float32"), [-1, 1])
 
 
 def train_on_arrays(folder: str, size: int, story: Story) -> None:
-    fit(folder, story, x=ROWS.numpy(), y=ROWS.numpy(), batch_size=size)
+    fit(
+        folder,
+        story,
+        x=ROWS.numpy(),
+        y=ROWS.numpy(),
+        batch_size=size,
+    )
 
 
 def train_on_dataset(folder: str, size: int, story: Story) -> None:

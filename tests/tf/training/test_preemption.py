@@ -13,7 +13,11 @@ from kinds import Completed, Strings
 from local_run import captured, in_step
 from resumed import outcomes, saved_position
 
-pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
+pytest.importorskip(
+    "keras",
+    minversion="3",
+    reason="this TensorFlow has Keras 2",
+)
 
 
 PROGRAM = helper("slurm_train.py")

@@ -26,7 +26,11 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 PROGRAM = HELPERS / "slurm_train.py"
 FAILURES = ("FAILED", "CANCELLED")
-OUTCOME = ("weights", "history", "epochs")
+OUTCOME = (
+    "weights",
+    "history",
+    "epochs",
+)
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
 CONF = [
     "PreemptType=preempt/partition_prio",
