@@ -11,7 +11,6 @@ import pytest
 from folders import ROOT
 from local_run import captured, in_step
 
-pytest.importorskip("tensorflow")
 from slurm_resolver.tf.collective_check import find_warnings, nccl_network
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from captured import Logged, Patch
 from kinds import Counts, Strings
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import slurm_resolver as sr  # noqa: E402
-from slurm_resolver import SlurmClusterResolver  # noqa: E402
+import slurm_resolver as sr
+from slurm_resolver import SlurmClusterResolver
 
 
 def as_dict(resolver: Any) -> dict[str, Strings]:

@@ -13,9 +13,7 @@ import pytest
 from folders import ROOT
 from local_run import captured, in_step
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-from slurm_resolver import SlurmClusterResolver  # noqa: E402
+from slurm_resolver import SlurmClusterResolver
 
 
 @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])

@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
 from kinds import Records
 from local_run import captured, in_step
-
-np = pytest.importorskip("numpy")
 
 pytestmark = KERAS_3
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import numpy as np  # noqa: E402
-
-from slurm_resolver.tf.keras.division import UndividedError, divide  # noqa: E402
-from slurm_resolver.tf.keras.sharing import Sharing  # noqa: E402
+from slurm_resolver.tf.keras.division import UndividedError, divide
+from slurm_resolver.tf.keras.sharing import Sharing
 
 ROWS = tf.data.Dataset.range(11)
 WORDS = tf.lookup.StaticHashTable(

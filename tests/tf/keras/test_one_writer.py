@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from kinds import Strings
 
-pytest.importorskip("tensorflow")
 from slurm_resolver.errors import FitError, SavingError
 from slurm_resolver.tf.keras import file_callbacks, saving
 

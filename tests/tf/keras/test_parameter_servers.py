@@ -14,8 +14,6 @@ from kinds import Fields
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.errors import KerasError
-
-pytest.importorskip("tensorflow")
 from slurm_resolver.tf.keras.parameter_server import check_model
 
 pytestmark = [pytest.mark.newest, KERAS_3]  # do not depend on the version of Slurm

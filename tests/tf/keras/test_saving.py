@@ -8,13 +8,12 @@ import shlex
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3_ON_SLURM
 from kinds import Records
 from slurm_cluster import SlurmCluster
-
-np = pytest.importorskip("numpy")
 
 pytestmark = KERAS_3_ON_SLURM
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any, Callable
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-
-from slurm_resolver.tf.rows.analysis import Analysis  # noqa: E402
-from slurm_resolver.tf.rows.values import Kind, Value, rows  # noqa: E402
+from slurm_resolver.tf.rows.analysis import Analysis
+from slurm_resolver.tf.rows.values import Kind, Value, rows
 
 TABLE = tf.constant(np.arange(12.0, dtype="float32").reshape(6, 2))
 

@@ -12,20 +12,15 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+import tensorflow as tf
 from captured import Logged, Patch
+from keras_3 import keras
 from kinds import Fields, Strings, Texts
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-keras = pytest.importorskip(
-    "keras",
-    minversion="3.10",
-    reason="this TensorFlow has Keras 2",
-)
-
-import slurm_resolver as sr  # noqa: E402
-from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.slurm.step import SlurmStep  # noqa: E402
-from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder  # noqa: E402
+import slurm_resolver as sr
+from slurm_resolver.errors import ResumeError
+from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 
 JOB = {"SLURM_JOB_ID": "41"}
 NEXT_JOB = {"SLURM_JOB_ID": "52"}

@@ -7,13 +7,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import numpy as np  # noqa: E402 (it comes with TensorFlow)
-
-from slurm_resolver.tf.training.fit_state import CallbackStates  # noqa: E402
+from slurm_resolver.tf.training.fit_state import CallbackStates
 
 callback = types.SimpleNamespace
 HANDLE = object()

@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from folders import helper
+from keras_3 import keras
 from kinds import Fields
 from local_run import captured, in_step
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-keras: Any = pytest.importorskip(
-    "keras",
-    minversion="3.10",
-    reason="this TensorFlow has Keras 2",
-)
-
-import slurm_resolver as sr  # noqa: E402
+import slurm_resolver as sr
 
 SAMPLES = 100
 EPOCHS = 2

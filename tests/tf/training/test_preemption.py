@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 from folders import helper
+from keras_marks import KERAS_3
 from kinds import Completed, Strings
 from local_run import captured, in_step
 from resumed import outcomes, saved_position
 
-pytest.importorskip(
-    "keras",
-    minversion="3",
-    reason="this TensorFlow has Keras 2",
-)
-
+pytestmark = KERAS_3
 
 PROGRAM = helper("slurm_train.py")
 

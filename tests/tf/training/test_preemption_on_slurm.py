@@ -22,8 +22,6 @@ from slurm_conf import Node
 from slurm_fixture import slurm_of
 from slurm_jobs import read, shown_jobs, wait_for
 
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
 PROGRAM = HELPERS / "slurm_train.py"
 FAILURES = ("FAILED", "CANCELLED")
 OUTCOME = (
