@@ -35,6 +35,8 @@ Command = Union[str, Sequence[str]]
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scontrol", "ip", "unshare", "nsenter", "setsid")
 NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 START_TIMEOUT = 20.0
+# With these, Python measures the coverage in the tasks as well.
+MEASURED = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_FILE")
 
 
 class SlurmCluster:
@@ -188,7 +190,7 @@ class SlurmCluster:
             ],
             env={
                 **self._environment,
-                **_inherited("PYTHONPATH"),
+                **_inherited("PYTHONPATH", *MEASURED),
                 **env,
                 "PATH": self.installation.before(env.get("PATH", PATH)),
             },
