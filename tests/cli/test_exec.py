@@ -12,7 +12,7 @@ import sys
 import pytest
 from captured import Captured, Patch
 from kinds import Completed, Strings, Texts
-from local_run import COMMAND, captured, exit_status
+from local_run import COMMAND, captured, exit_status, piped
 from task_variables import TASK
 
 import slurm_resolver as sr
@@ -82,13 +82,8 @@ def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None
 
 
 def test_the_program_replaces_the_process() -> None:
-    with subprocess.Popen(
-        [*EXEC, "--", "sh", "-c", "echo $$; exec sleep 300"],
-        env={**os.environ, **TASK},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    command = [*EXEC, "--", "sh", "-c", "echo $$; exec sleep 300"]
+    with piped(command, env={**os.environ, **TASK}) as process:
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=180) == -signal.SIGUSR1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 import task_variables
 from captured import Captured, Patch
-from local_run import COMMAND, captured, in_step
+from local_run import COMMAND, captured, in_step, piped
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -107,14 +106,9 @@ def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
 
 
 def test_a_reader_that_goes_away() -> None:
-    with subprocess.Popen(
+    with piped(
         [*COMMAND, "show", "--nodelist", "n[1-9999]", "--tasks-per-node", "4"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""

@@ -20,7 +20,6 @@ from slurm_conf import Node
 from slurm_fixture import started
 from slurm_installation import Installation, slurm_or_skip
 from task_accounts import TASK, accounts, use_nccl
-from two_sockets import GPUS, SOCKETS, TwoSockets
 
 pytestmark = [
     pytest.mark.root,
@@ -32,12 +31,25 @@ CGROUPS = Path("/sys/fs/cgroup/devices")
 MAJOR = 241  # for local use: Linux' Documentation/admin-guide/devices.txt
 
 
-class Confined(TwoSockets):
-    """A Slurm whose GPUs are devices that a cgroup can hide."""
+GPUS = 4
+SOCKETS = "Sockets=2 CoresPerSocket=1 ThreadsPerCore=1"  # required in the node's line
+
+
+class Confined(SlurmCluster):
+    """A Slurm whose GPUs are devices that a cgroup can hide.
+
+    GPUs 0 and 1 are near the first socket of the node, 2 and 3 near the second.
+    """
 
     def _write_files(self) -> None:
         super()._write_files()
         folder = self.directory / "gpu"
+        lines = [
+            f"NodeName={node.name} Name=gpu File={folder}/gpu[{gpus}] Cores={socket}\n"
+            for node in self.nodes
+            for socket, gpus in enumerate(("0-1", "2-3"))
+        ]
+        (self.directory / "gres.conf").write_text("".join(lines))
         for number in range(GPUS):
             path = folder / f"gpu{number}"
             path.unlink()

@@ -35,6 +35,12 @@ def captured(
     return done
 
 
+def piped(command: Sequence[str], **how: Any) -> Any:
+    """Starts a program, whose output and errors the test reads as text while it runs."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **how)
+
+
 def in_step(options: str, *command: str) -> Strings:
     """Returns the command that runs another one in a local step, with options such as "-n 2"."""
     return [*COMMAND, "run", *options.split(), "--", *command]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from captured import Captured
-from local_run import captured, ended, exit_status, in_step, run_script
+from local_run import captured, ended, exit_status, in_step, piped, run_script
 from task_variables import TASK
 
 from slurm_resolver.local.environment import free_ports
@@ -77,13 +76,7 @@ def test_a_signal_ends_all_tasks_and_what_they_started(
     script = f"sleep 300 & echo $! > {tmp_path}/$SLURM_PROCID; echo up; wait"
     if number == signal.SIGKILL:  # it cannot end the children of its tasks
         script = f"echo $$ > {tmp_path}/$SLURM_PROCID; echo up; exec sleep 300"
-    with subprocess.Popen(
-        in_step("-n 2", "sh", "-c", script),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with piped(in_step("-n 2", "sh", "-c", script)) as process:
         assert sorted(process.stdout.readline() for _ in range(2)) == ["0: up\n", "1: up\n"]
         process.send_signal(number)
         _, errors = process.communicate(timeout=180)

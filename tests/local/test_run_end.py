@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from kinds import Strings
-from local_run import captured, in_step, run_script
+from local_run import captured, in_step, piped, run_script
 
 
 def run_and_signal(
     number: signal.Signals, lines: Strings, options: str, script: str
 ) -> tuple[int, Strings, str]:
     """Sends a signal once the tasks have printed these lines; returns status, output and errors."""
-    with subprocess.Popen(
-        in_step(options, "sh", "-c", script),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with piped(in_step(options, "sh", "-c", script)) as process:
         assert sorted(process.stdout.readline().rstrip() for _ in lines) == lines
         process.send_signal(number)
         output, errors = process.communicate(timeout=180)

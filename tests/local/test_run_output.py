@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from kinds import Strings
-from local_run import SPEAK, files, in_step, run_script
+from local_run import SPEAK, files, in_step, piped, run_script
 
 from slurm_resolver.local.output import file_name
 
@@ -75,16 +74,10 @@ def test_output_on_the_screen() -> None:
 
 
 def test_a_task_whose_output_nobody_reads_ends() -> None:
-    with subprocess.Popen(
-        in_step("-n2", "yes"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() in (b"0: y\n", b"1: y\n")
+    with piped(in_step("-n2", "yes")) as process:
+        assert process.stdout.readline() in ("0: y\n", "1: y\n")
         process.stdout.close()
-        assert b"was ended by SIGPIPE" in process.stderr.read()
+        assert "was ended by SIGPIPE" in process.stderr.read()
         assert process.wait(timeout=180) == 128 + 13
 
 

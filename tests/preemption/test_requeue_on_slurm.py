@@ -17,7 +17,7 @@ from folders import helper
 from kinds import Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node
-from slurm_fixture import started
+from slurm_fixture import slurm_of, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
@@ -221,29 +221,25 @@ def test_a_job_starts_as_often_as_it_should(
     assert "User defined signal" not in output
 
 
+one_node = slurm_of([Node("n1", cpus=2)])
+
+
 def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
-    installation: Installation, tmp_path: Path
+    one_node: SlurmCluster, tmp_path: Path
 ) -> None:
     """Each task trains alone; srun ends the first by SIGTERM, as PMIx also does from 26.05 on."""
     failing = tmp_path / "failing"
     words = shlex.join([*SAVES, '["scontrol", 3]', str(failing)])
     batch = tmp_path / "job.sbatch"
     batch.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {words}\nexit $?\n")
-    with started(
-        SlurmCluster(
-            [Node("n1", cpus=2)],
-            tmp_path / "slurm",
-            installation=installation,
-        )
-    ) as slurm:
-        output = tmp_path / "out"
-        job = slurm.run(
-            f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}",
-            env=ENVIRONMENT,
-        ).stdout.strip()
-        wait_for(lambda: read(output).count("start 0") == 2)
-        failing.touch()
-        wait_for(lambda: shown_jobs(slurm)[job][0]["JobState"] in ENDS)
-        fields = shown_jobs(slurm)[job][0]
+    output = tmp_path / "out"
+    job = one_node.run(
+        f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}",
+        env=ENVIRONMENT,
+    ).stdout.strip()
+    wait_for(lambda: read(output).count("start 0") == 2)
+    failing.touch()
+    wait_for(lambda: shown_jobs(one_node)[job][0]["JobState"] in ENDS)
+    fields = shown_jobs(one_node)[job][0]
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "0"), read(output)
     assert f"after SIGTERM: job {job} not requeued: SIGTERM has come" in read(output)

@@ -12,7 +12,7 @@ import pytest
 from kinds import Strings, Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node
-from slurm_fixture import started
+from slurm_fixture import slurm_of, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
@@ -322,48 +322,46 @@ def test_a_second_step_is_a_cluster_of_its_own(jobs: dict[str, Ended]) -> None:
 LOST = """\
 #!/bin/bash
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
-SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
+SUPERVISE --nodes 2 --requeue --watch 1 -- srun --label bash -c '
     [ ! -e again ] || exit 0; touch $SLURM_PROCID-$SLURMD_NODENAME; exec sleep 600'
 """
 
 
+five_nodes = slurm_of(
+    [Node(f"n{i}", cpus=2) for i in range(1, 6)],
+    ["SlurmdTimeout=10"],
+)
+
+
 @pytest.mark.newest
 @pytest.mark.root
-def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
+def test_nodes_that_vanish(five_nodes: SlurmCluster, tmp_path: Path) -> None:
     """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
-    with started(
-        SlurmCluster(
-            [Node(f"n{i}", cpus=2) for i in range(1, 6)],
-            tmp_path / "slurm",
-            extra_conf=["SlurmdTimeout=10"],
-            installation=installation,
+    ids = []
+    for folder, names in (
+        (tmp_path / "spare", "n[1-3]"),
+        (tmp_path / "batch", "n[4-5] --array=7"),
+    ):
+        folder.mkdir()
+        (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE))
+        ids.append(
+            five_nodes.run(
+                f"{SUBMIT} -w {names} job",
+                cwd=folder,
+                env=ENVIRONMENT,
+            ).stdout.strip()
         )
-    ) as slurm:
-        ids = []
-        for folder, names in (
-            (tmp_path / "spare", "n[1-3]"),
-            (tmp_path / "batch", "n[4-5] --array=7"),
-        ):
-            folder.mkdir()
-            (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2"))
-            ids.append(
-                slurm.run(
-                    f"{SUBMIT} -w {names} job",
-                    cwd=folder,
-                    env=ENVIRONMENT,
-                ).stdout.strip()
-            )
-        wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
-        (tmp_path / "spare" / "again").touch()
-        # each job has its step, its batch file, and a step that watches the batch file
-        wait_for(lambda: len(slurm.run("squeue --noheader --steps").stdout.splitlines()) == 6)
-        for name in ("n2", "n4"):
-            slurm.run_on(name, "ip link set eth0 down")
+    wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
+    (tmp_path / "spare" / "again").touch()
+    # each job has its step, its batch file, and a step that watches the batch file
+    wait_for(lambda: len(five_nodes.run("squeue --noheader --steps").stdout.splitlines()) == 6)
+    for name in ("n2", "n4"):
+        five_nodes.run_on(name, "ip link set eth0 down")
 
-        wait_for(lambda: shown_jobs(slurm)[ids[1]][0]["Restarts"] == "1")
-        wait_for(lambda: shown_jobs(slurm)[ids[0]][0]["JobState"] in ENDS)
-        said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
-        assert shown_jobs(slurm)[ids[0]][0]["JobState"] == "COMPLETED", said
+    wait_for(lambda: shown_jobs(five_nodes)[ids[1]][0]["Restarts"] == "1")
+    wait_for(lambda: shown_jobs(five_nodes)[ids[0]][0]["JobState"] in ENDS)
+    said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
+    assert shown_jobs(five_nodes)[ids[0]][0]["JobState"] == "COMPLETED", said
     assert re.search(
         r"restart 1 of 3; now on n\[1,3\], without n2 \(no longer the job's\); "
         r"first failure: node n2 at \S+, node failure\n",
@@ -378,25 +376,26 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
     ), said[1]
 
 
+four_nodes = slurm_of([Node(f"n{i}", cpus=2) for i in range(1, 5)])
+
+
 @pytest.mark.root
 def test_nodes_that_are_silent_before_slurm_notices(
-    installation: Installation, tmp_path: Path
+    four_nodes: SlurmCluster, tmp_path: Path
 ) -> None:
     """Spare nodes replace one that is dead before the job, and one that falls silent."""
     task = "[ ! -e go ] || exit 0; touch $SLURM_PROCID; until [ -e go ]; do sleep 0.1; done; exit 3"
-    nodes = [Node(f"n{i}", cpus=2) for i in range(1, 5)]
-    with started(SlurmCluster(nodes, tmp_path / "slurm", installation=installation)) as slurm:
-        slurm.run_on("n4", "ip link set eth0 down")
-        slurm.run(
-            "slurm-resolver sbatch -t 5 -N 2 --spare-nodes 2 --restarts 3 -- "
-            f"bash -c {shlex.quote(task)} | sbatch -o out",
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-        )
-        wait_for(lambda: len(list(tmp_path.glob("[01]"))) == 2)
-        slurm.run_on("n2", "ip link set eth0 down")
-        (tmp_path / "go").touch()
-        wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 120)
+    four_nodes.run_on("n4", "ip link set eth0 down")
+    four_nodes.run(
+        "slurm-resolver sbatch -t 5 -N 2 --spare-nodes 2 --restarts 3 -- "
+        f"bash -c {shlex.quote(task)} | sbatch -o out",
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    wait_for(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    four_nodes.run_on("n2", "ip link set eth0 down")
+    (tmp_path / "go").touch()
+    wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 120)
     said = re.findall("; now on (.*?[)])", read(tmp_path / "out"))
     assert said == ["n[1-3], without n4 (failed)", "n[1,3], without n2 (holds the former step)"]
 

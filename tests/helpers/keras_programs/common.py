@@ -5,6 +5,7 @@ No module in this folder calls TensorFlow on import, because the strategy must c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
 import keras
@@ -45,6 +46,12 @@ def add(
         DIFFERS_BY_DESIGN[name] = differs
     if within:
         TOLERANCES[name] = within
+
+
+def add_each(prefix: str, run: Callable[..., Outcome], table: Fields) -> None:
+    """Adds a program for each entry of a table; `run` gets the strategy and the entry."""
+    for name, entry in table.items():
+        add(f"{prefix}_{name}", partial(run, entry=entry))
 
 
 def program(prefix: str, **how: Any) -> Callable[[Program], Program]:

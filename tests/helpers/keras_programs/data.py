@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from keras_programs.common import (
     Outcome,
     X,
     Y,
-    add,
+    add_each,
     build,
     crossentropy,
     data,
@@ -71,13 +70,14 @@ class Batches(keras.utils.PyDataset):
         self.all = self.all[1:] + self.all[:1]
 
 
-def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
+def arrays(strategy: Any, entry: Fields) -> Outcome:
     """Calls fit(x, y) without shuffling."""
-    options = {
+    options: Fields = {
         "shuffle": False,
         "batch_size": 8,
-        **how,
+        **entry,
     }
+    rows = options.pop("rows", 33)
     model = build(strategy, weighted_metrics=["accuracy"])
     return fitted(
         model,
@@ -94,8 +94,7 @@ ARRAYS: dict[str, Fields] = {
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
 }
-for name, how in ARRAYS.items():
-    add(f"data_arrays_{name}", partial(arrays, **how))
+add_each("data_arrays", arrays, ARRAYS)
 
 
 def records() -> Any:
@@ -124,7 +123,8 @@ SOURCES: dict[str, tuple[Action, Fields]] = {
 }
 
 
-def _on(strategy: Any, source: Action, **how: Any) -> Outcome:
+def _on(strategy: Any, entry: tuple[Action, Fields]) -> Outcome:
+    source, how = entry
     model = build(strategy, weighted_metrics=["accuracy"])
     return fitted(
         model,
@@ -135,8 +135,7 @@ def _on(strategy: Any, source: Action, **how: Any) -> Outcome:
     )
 
 
-for name, (source, how) in SOURCES.items():
-    add(f"data_{name}", partial(_on, source=source, **how))
+add_each("data", _on, SOURCES)
 
 
 @registered("data")

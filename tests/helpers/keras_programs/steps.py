@@ -14,10 +14,10 @@ from keras_programs.common import (
     COLUMNS,
     WEIGHT,
     Outcome,
-    Program,
     X,
     Y,
     add,
+    add_each,
     build,
     data,
     fitted,
@@ -142,26 +142,25 @@ MODELS: dict[str, Action] = {
 }
 
 
-def _of(make: Action) -> Program:
-    return lambda strategy: fitted(
-        ready(strategy, make, metrics=["accuracy"]), data(X, Y, WEIGHT), predict=True
-    )
+def _of(strategy: Any, entry: Action) -> Outcome:
+    return fitted(ready(strategy, entry, metrics=["accuracy"]), data(X, Y, WEIGHT), predict=True)
 
 
-for name, make in MODELS.items():
-    add(f"step_{name}", _of(make))
+add_each("step", _of, MODELS)
 
 
-def _run(strategy: Any, kind: Any = OwnStep, rows: int = 33, **how: Any) -> Outcome:
-    return fitted(build(strategy, kind=kind, **how), data(rows=rows), predict=True)
+def _run(strategy: Any, entry: Fields) -> Outcome:
+    how: Fields = {"kind": OwnStep, **entry}
+    rows = how.pop("rows", 33)
+    return fitted(build(strategy, **how), data(rows=rows), predict=True)
 
 
-for name, how in {
+RUNS: Fields = {
     "eagerly": {"run_eagerly": True},
     "jit_compile": {"jit_compile": True, "kind": keras.Model},
     "five_per_execution": {"steps_per_execution": 5, "rows": 56},
-}.items():
-    add(f"step_{name}", partial(_run, **how))
+}
+add_each("step", _run, RUNS)
 
 
 @program("step", differs="normalizes each row by the other rows of its batch")

@@ -21,6 +21,7 @@ from keras_programs.common import (
     Recorder,
     X,
     add,
+    add_each,
     build,
     crossentropy,
     data,
@@ -155,12 +156,11 @@ GUIDES: dict[str, Action] = {
 }
 
 
-def _guide(strategy: Any, make: Action) -> Outcome:
-    return fitted(ready(strategy, make), data(), predict=True)
+def _guide(strategy: Any, entry: Action) -> Outcome:
+    return fitted(ready(strategy, entry), data(), predict=True)
 
 
-for name, make in GUIDES.items():
-    add(f"guide_{name}", partial(_guide, make=make))
+add_each("guide", _guide, GUIDES)
 
 
 @program("guide", differs="normalizes each row by the other rows of its batch")

@@ -71,8 +71,8 @@ class Job:
     def state(self) -> Texts:
         return shown_jobs(self.slurm)[self.id][0]
 
-    def await_end(self, timeout: float = 300.0) -> Texts:
-        """Waits until the job has completed, and returns its fields of scontrol."""
+    def await_end(self, timeout: float = 300.0) -> None:
+        """Waits until the job has completed."""
 
         def completed() -> bool:
             state = self.state()["JobState"]
@@ -80,7 +80,6 @@ class Job:
             return state == "COMPLETED"
 
         wait_for(completed, timeout, self.output)
-        return self.state()
 
     def output(self) -> str:
         return read(self.folder / "out")
@@ -114,11 +113,13 @@ class Job:
         assert ends[0] == ends[1]
         return ends[0]
 
-    def assert_nothing_left(self) -> None:
-        assert (
-            str(PROGRAM)
-            not in self.slurm.run(["pgrep", "-af", str(self.folder)], status=None).stdout
-        )
+    def assert_ended(self, outcome: Fields, restarts: int) -> None:
+        """The job has trained to this outcome, and none of its processes is left."""
+        assert self.ended() == outcome
+        state = self.state()
+        assert (state["Restarts"], state["ExitCode"]) == (str(restarts), "0:0")
+        left = self.slurm.run(["pgrep", "-af", str(self.folder)], status=None).stdout
+        assert str(PROGRAM) not in left
 
 
 Whole = dict[str, Fields]  # the results of uninterrupted trainings, by kind
@@ -162,14 +163,12 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
         ],
         sleep=0.5,
     )
-    state = job.await_end(timeout=600)
+    job.await_end(timeout=600)
     assert job.lost() == [0, 0, 0, 0]
-    assert job.ended() == whole["keras"]
     assert job.ended()["epochs"] == [0, 1, 2, 3]  # EarlyStopping ends it after 4 of 8
-    assert (state["Restarts"], state["ExitCode"]) == ("4", "0:0")
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
     assert "has been requeued already" in job.output()
-    job.assert_nothing_left()
+    job.assert_ended(whole["keras"], restarts=4)
 
 
 def test_the_time_limit_is_announced_and_the_job_requeued(
@@ -183,14 +182,12 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
         options="--time=1 --signal=USR1@10",
         faults=[[0, 3, "SLOW"]],
     )
-    state = job.await_end()
+    job.await_end()
     lost = job.lost()
     assert set(lost) == {0}
-    assert job.ended() == whole["loop"]
-    # On a slow machine, the second start may reach its limit as well.
-    assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
     assert "because of SIGUSR1: job" in job.output()
-    job.assert_nothing_left()
+    # On a slow machine, the second start may reach its limit as well.
+    job.assert_ended(whole["loop"], restarts=len(lost))
 
 
 @pytest.mark.newest
@@ -207,10 +204,8 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
         ballast=64,
         faults=[[1, 13, "SIGKILL"], [0, 23, "kill in save"]],
     )
-    state = job.await_end()
+    job.await_end()
     assert job.lost() == [3, 10]
-    assert job.ended() == whole["loop"]
-    assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
     assert {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()} == {
         "checkpoint",
         "slurm_resolver",
@@ -222,7 +217,7 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
             rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL",
             job.output(),
         ), job.output()
-    job.assert_nothing_left()
+    job.assert_ended(whole["loop"], restarts=0)
 
 
 @pytest.mark.newest
