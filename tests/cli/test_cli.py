@@ -14,7 +14,7 @@ import pytest
 from captured import Captured
 from folders import ROOT
 from kinds import Strings, Texts
-from local_run import COMMAND, captured, exit_status
+from local_run import COMMAND, captured, exit_status, refused
 from task_variables import TASK
 
 import slurm_resolver
@@ -64,10 +64,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
     ],
 )
 def test_usage_errors(words: str, said: str, capsys: Captured) -> None:
-    assert exit_status(*words.split()) == 2
-    output, error = capsys.readouterr()
-    (line,) = error.splitlines()
-    assert output == ""
+    (line,) = refused(capsys, *words.split()).splitlines()
     assert said in line
     assert re.search(r" \(see slurm-resolver( \w+)? --help\)$", line)
 

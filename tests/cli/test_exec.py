@@ -12,7 +12,7 @@ import sys
 import pytest
 from captured import Captured, Patch
 from kinds import Completed, Strings, Texts
-from local_run import COMMAND, captured, exit_status, piped
+from local_run import COMMAND, captured, piped, refused
 from task_variables import TASK
 
 import slurm_resolver as sr
@@ -113,8 +113,7 @@ def test_errors(
 ) -> None:
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
-    assert exit_status("exec", *arguments) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "exec", *arguments)
 
 
 def test_without_slurm_the_program_runs_alone() -> None:

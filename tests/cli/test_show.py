@@ -7,7 +7,7 @@ import json
 import pytest
 import task_variables
 from captured import Captured, Patch
-from local_run import COMMAND, captured, in_step, piped
+from local_run import COMMAND, captured, in_step, piped, refused
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -92,17 +92,15 @@ def test_a_step_from_options(capsys: Captured) -> None:
     ],
 )
 def test_errors(arguments: str, message: str, capsys: Captured) -> None:
-    assert main(["show", *arguments.split()]) == 2
-    output, errors = capsys.readouterr()
-    assert output == ""
+    errors = refused(capsys, "show", *arguments.split())
     assert errors.startswith("slurm-resolver show: ")
     assert "SLURM_" not in errors  # the user has set no variable
     assert message in errors
 
 
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
-    assert main(["show"]) == 2
-    assert "is not in a step of Slurm. Start it with srun -N 2 " in capsys.readouterr().err
+    told = "is not in a step of Slurm. Start it with srun -N 2 "
+    assert told in refused(capsys, "show")
 
 
 def test_a_reader_that_goes_away() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from folders import ROOT
+from folders import ROOT, blocks_of
 from kinds import Strings, Texts
 
 # PATH for another user, who cannot use a Python in a developer's home
@@ -39,7 +38,7 @@ _NOT_IN_A_CLONE = shutil.ignore_patterns(
 
 def shell_commands(page: Path) -> Strings:
     """Returns the commands in the sh blocks of a page, in order."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    blocks = blocks_of(page, "sh")
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,12 @@ EXAMPLES = ROOT / "examples"
 TESTS = ROOT / "tests"
 DATA = TESTS / "data"
 HELPERS = TESTS / "helpers"
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    """Returns the blocks of a page in this language, a regular expression, in order."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```(?:{language})\n(.*?)^```$", text, re.M | re.S)
 
 
 def helper(name: str, *options: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from captured import Captured
 from kinds import Completed, Strings
 
 from slurm_resolver.cli import main
@@ -57,6 +58,14 @@ def exit_status(*arguments: str) -> object:
         return main(arguments)
     except SystemExit as end:
         return end.code
+
+
+def refused(capsys: Captured, *arguments: str) -> str:
+    """Returns the error of a command that has done nothing: its exit status is 2."""
+    assert exit_status(*arguments) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    return errors
 
 
 def ended(pid: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from captured import Captured
-from local_run import captured, ended, exit_status, in_step, piped, run_script
+from local_run import captured, ended, in_step, piped, refused, run_script
 from task_variables import TASK
 
 from slurm_resolver.local.environment import free_ports
@@ -115,7 +115,4 @@ def test_reserved_ports_are_free_ones() -> None:
     ],
 )
 def test_errors(words: str, message: str, capsys: Captured) -> None:
-    assert exit_status("run", *words.split()) == 2
-    output, errors = capsys.readouterr()
-    assert output == ""
-    assert message in errors
+    assert message in refused(capsys, "run", *words.split())

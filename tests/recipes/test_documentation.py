@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bare_state import shell_commands
 from example_runs import ENVIRONMENT
-from folders import ROOT
+from folders import ROOT, blocks_of
 from kinds import Strings
 from local_run import captured
 from slurm_cluster import SlurmCluster
@@ -141,8 +141,7 @@ def batch_files() -> dict[str, str]:
     """Returns the batch files of examples, README and guides, by their names."""
     found = {name_of(path): path.read_text() for path in ROOT.glob("examples/*/*.sbatch")}
     for page in PAGES:
-        blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
-        complete = [block for block in blocks if "#SBATCH --" in block]
+        complete = [block for block in blocks_of(page, "bash") if "#SBATCH --" in block]
         found.update({f"{name_of(page)}-{number}": one for number, one in enumerate(complete)})
     return found
 
@@ -174,9 +173,7 @@ def test_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_in_pages_is_python(page: Path) -> None:
-    for block in re.findall(
-        r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
-    ):
+    for block in blocks_of(page, "python"):
         ast.parse(block)
 
 

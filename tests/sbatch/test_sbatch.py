@@ -14,9 +14,8 @@ from captured import Captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import Strings
-from local_run import captured, exit_status
+from local_run import captured, refused
 
-from slurm_resolver.cli import main
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import BatchSettings
 
@@ -164,11 +163,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED)
 def test_what_is_refused(options: str, capsys: Captured) -> None:
-    assert exit_status("sbatch", *shlex.split(options), "--", "python", "train.py") == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("slurm-resolver sbatch: ")
-    assert REFUSED[options] in err
+    errors = refused(capsys, "sbatch", *shlex.split(options), "--", "python", "train.py")
+    assert errors.startswith("slurm-resolver sbatch: ")
+    assert REFUSED[options] in errors
 
 
 @pytest.mark.parametrize(
@@ -182,8 +179,7 @@ def test_what_is_refused(options: str, capsys: Captured) -> None:
     ],
 )
 def test_commands_that_srun_would_misread(command: Strings, message: str, capsys: Captured) -> None:
-    assert main(["sbatch", "--", *command]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "sbatch", "--", *command)
 
 
 WORDS = st.lists(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from batch_files import printed
 from captured import Captured
-from folders import ROOT
+from folders import ROOT, blocks_of
 from kinds import Fields
 from local_run import captured
 from slurm_cluster import SlurmCluster
@@ -131,11 +131,7 @@ def test_it_runs_the_preflight_and_then_the_program(
 
 def guide_of_heterogeneous_jobs() -> tuple[str, str]:
     """Returns the guide's program, and its batch file."""
-    program, text = re.findall(
-        r"^```(?:python|bash)\n(.*?)^```$",
-        (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8"),
-        re.M | re.S,
-    )
+    program, text = blocks_of(ROOT / "docs" / "heterogeneous.md", "python|bash")
     return program, text
 
 

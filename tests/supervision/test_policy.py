@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from captured import Captured, Patch
 from kinds import Texts
+from local_run import refused
 
-from slurm_resolver.cli import main
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     choose,
@@ -239,5 +239,4 @@ def test_what_supervise_refuses(
 ) -> None:
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["supervise", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert told in refused(capsys, "supervise", *words)
