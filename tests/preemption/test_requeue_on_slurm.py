@@ -70,12 +70,7 @@ class Case(NamedTuple):
 
 def saving(saves: str, printed: str | None = None, **more: object) -> Case:
     """Returns the case of a job with one task that saves and is preempted."""
-    return Case(
-        printed,
-        saves=saves,
-        tasks=1,
-        **more,
-    )  # type: ignore[arg-type]
+    return Case(printed, saves=saves, tasks=1, **more)  # type: ignore[arg-type]
 
 
 SERVERS = "-N 2 --tasks-per-node 2 --ps 1"
