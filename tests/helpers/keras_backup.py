@@ -16,13 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from kinds import Action, Fields
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
 import tensorflow as tf
+from kinds import Action, Fields
 from labelled_rows import LOSS, data
 
 import slurm_resolver as sr

@@ -12,14 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kinds import Action, Change, Fields, Strings, Texts
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.models import save_model  # before the strategy is made
+from kinds import Action, Change, Fields, Strings, Texts
 from labelled_rows import LOSS, X, data
 
 import slurm_resolver as sr

@@ -17,7 +17,6 @@ from typing import Any
 
 from kinds import Action, Fields
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import keras

@@ -5,6 +5,7 @@ All jobs run at once on separate nodes, so that a requeued job gets its nodes ag
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -122,7 +123,7 @@ CASES = {
     ),
 }
 COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # nodes
-FIRST = {name: 1 + sum(list(COUNTS.values())[:i]) for i, name in enumerate(CASES)}
+FIRST = dict(zip(CASES, itertools.accumulate(COUNTS.values(), initial=1)))
 NODES = [Node(f"n{i + 1}", cpus=2) for i in range(sum(COUNTS.values()))]
 CONF = [
     "PreemptType=preempt/partition_prio",

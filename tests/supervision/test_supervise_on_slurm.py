@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -181,11 +182,10 @@ CASES = {
         batch="#SBATCH --array=7\nSUPERVISE -- srun --label --kill-on-bad-exit=0 bash task",
     ),
 }
-FIRST = {
-    name: sum(case.nodes for case in list(CASES.values())[:i])
-    for i, (name, case) in enumerate(CASES.items())
-}
-NODES = [Node(f"n{i}", cpus=2) for i in range(sum(case.nodes for case in CASES.values()))]
+# The number of each case's first node, and in the end the number of nodes.
+STARTS = list(itertools.accumulate((case.nodes for case in CASES.values()), initial=0))
+FIRST = dict(zip(CASES, STARTS))
+NODES = [Node(f"n{i}", cpus=2) for i in range(STARTS[-1])]
 
 CONF = [
     "PreemptType=preempt/partition_prio",
