@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
+from free_ports import free_ports
 from hypothesis import HealthCheck, settings
 from kinds import Strings
 from slurm_conf import Node
@@ -116,7 +116,7 @@ def output(tmp_path: Path) -> Path:
 @pytest.fixture
 def port() -> int:
     """A free port of this machine."""
-    return free_port()
+    return free_ports(1)
 
 
 # A real Slurm of five nodes, n8 to n12, whose names sort differently as strings.

@@ -59,10 +59,6 @@ def decide(
     )
 
 
-def choose(*args: Any, **keywords: Any) -> Devices:
-    return decide(*args, **keywords).devices
-
-
 @pytest.fixture(autouse=True)
 def _no_driver(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: None)
@@ -153,7 +149,7 @@ def test_a_variable_that_slurm_has_not_set(
 def test_explicit_counts_as_tensorflow(
     visible: str | None, explicit: tuple[int, int], devices: Devices
 ) -> None:
-    assert choose(visible, 1, 2, *explicit) == devices
+    assert decide(visible, 1, 2, *explicit).devices == devices
 
 
 @pytest.mark.parametrize(
@@ -172,7 +168,7 @@ def test_bad_input(
     visible: str | None, explicit: tuple[Any, ...], on_node: int | None, message: str
 ) -> None:
     with pytest.raises(sr.GpuError, match=message):
-        choose(visible, 0, 2, *explicit, gpus_on_node=on_node)
+        decide(visible, 0, 2, *explicit, gpus_on_node=on_node)
 
 
 @given(st.integers(1, 16), st.integers(1, 20), st.data())
@@ -181,7 +177,8 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
 ) -> None:
     users = sorted(data.draw(st.sets(st.integers(0, tasks - 1), min_size=1), label="users"))
     granted = [f"GPU-{i}" for i in range(number)]
-    parts = [choose(",".join(granted), i, tasks, users=users) for i in range(tasks)]
+    names = ",".join(granted)
+    parts = [decide(names, i, tasks, users=users).devices for i in range(tasks)]
     for local_rank, part in enumerate(parts):
         assert (part == ()) == (local_rank not in users)
     taken = [part or () for local_rank, part in enumerate(parts) if local_rank in users]
@@ -249,12 +246,12 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
 
 def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 4)
-    assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
+    assert [decide(None, i, 2).devices for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
     assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {})
     # as 22.05 with --gpu-bind=none, if all of the driver's GPUs are granted
-    assert choose(None, 1, 2, gpus_on_node=4) == ("2", "3")
+    assert decide(None, 1, 2, gpus_on_node=4).devices == ("2", "3")
 
 
 def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog: Logged) -> None:

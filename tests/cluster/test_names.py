@@ -38,10 +38,10 @@ def step_of(names: str, options: str, arguments: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_slurm_knows_the_addresses(real_slurm: SlurmCluster, tmp_path: Path, case: str) -> None:
+def test_slurm_knows_the_addresses(
+    real_slurm: SlurmCluster, tmp_path: Path, output: Path, case: str
+) -> None:
     names, options, hosts = CASES[case]
-    output = tmp_path / "accounts"
-    output.mkdir()
     real_slurm.run(
         step_of(names, options, f"--meet {tmp_path} 4 --node-address slurm", tmp_path),
         env={"TASK_OUTPUT": str(output)},
@@ -57,10 +57,8 @@ def test_slurm_knows_the_addresses(real_slurm: SlurmCluster, tmp_path: Path, cas
 
 @pytest.mark.parametrize("options", ["-m cyclic", "-m arbitrary -w n8,n8,n9,n9"])
 def test_names_that_do_not_resolve_are_named_with_the_remedy(
-    real_slurm: SlurmCluster, tmp_path: Path, options: str
+    real_slurm: SlurmCluster, tmp_path: Path, output: Path, options: str
 ) -> None:
-    output = tmp_path / "accounts"
-    output.mkdir()
     real_slurm.run(
         step_of(NAMELESS, options, "", tmp_path),
         env={"TASK_OUTPUT": str(output)},

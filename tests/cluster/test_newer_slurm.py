@@ -108,11 +108,9 @@ MANAGED = {"22.05": "", "24.05": "--stepmgr"}
 
 
 def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
-    newer: SlurmCluster, installation: Installation, tmp_path: Path
+    newer: SlurmCluster, installation: Installation, tmp_path: Path, output: Path
 ) -> None:
     """Each manager reserves its own ports; all tasks of both jobs listen at the same time."""
-    output = tmp_path / "output"
-    output.mkdir()
     option = expected(MANAGED, installation)
     assert (
         len(

@@ -46,8 +46,3 @@ def free_ports(count: int) -> int:
     """Returns the first of `count` consecutive free ports. No port is returned twice."""
     rows = _rows_of.setdefault(count, _rows(count))
     return next(first for first in rows if _are_free(range(first, first + count)))
-
-
-def free_port() -> int:
-    """Returns a free port. No port is returned twice."""
-    return free_ports(1)

@@ -39,7 +39,8 @@ def selected(names: Strings) -> Strings:
     return os.environ.get("KERAS_PROGRAMS", "").split() or names
 
 
-def outcomes(folder: Path, files: Strings) -> list[Outcomes]:
+def outcomes(folder: Path, files: Strings) -> list[Any]:
+    """Returns what programs have written as JSON to these files."""
     return [json.loads((folder / name).read_text()) for name in files]
 
 
@@ -56,7 +57,7 @@ def run_alone(folder: Path, names: Strings) -> Outcomes:
         check=True,
         timeout=SECONDS,
     )
-    return outcomes(folder, ["alone"])[0]
+    return dict(outcomes(folder, ["alone"])[0])
 
 
 def listed() -> dict[str, Strings]:

@@ -80,15 +80,3 @@ def ended(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-# A task's output in these tests: a complete line on each stream, and an incomplete line.
-SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
-
-
-def files(folder: Path) -> dict[str, Strings]:
-    """Returns the sorted lines of each file, because two tasks write in either order."""
-    return {
-        path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
-        for path in folder.iterdir()
-    }

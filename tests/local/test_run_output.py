@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kinds import Strings
-from local_run import SPEAK, files, in_step, piped, run_script
+from local_run import in_step, piped, run_script
 
 from slurm_resolver.local.output import file_name
 
@@ -17,12 +17,12 @@ OF_A_TASK = {
     "SLURM_STEP_ID": "7",
     "SLURM_PROCID": "3",
     "SLURM_NODEID": "0",
+    "SLURMD_NODENAME": "n9",
+    "SLURM_JOB_NAME": "na me",
+    "SLURM_JOB_USER": "ada",
 }
-OF_A_TASK.update(
-    SLURMD_NODENAME="n9",
-    SLURM_JOB_NAME="na me",
-    SLURM_JOB_USER="ada",
-)
+# A task's output in these tests: a complete line on each stream, and an incomplete line.
+SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,11 @@ def test_output_in_files(tmp_path: Path) -> None:
             cwd=tmp_path,
         )
         assert (done.stdout, done.stderr) == ("", "")
-        return files(tmp_path)
+        # sorted, because two tasks write to a file in either order
+        return {
+            path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
+            for path in tmp_path.iterdir()
+        }
 
     assert written("-o rank-%t.log") == {
         f"rank-{rank}.log": ["", f"err {rank}", f"out {rank}", "tail"] for rank in (0, 1)

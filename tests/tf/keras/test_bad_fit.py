@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3_ON_SLURM
+from keras_outcomes import outcomes
 from kinds import Completed, Records
 from slurm_cluster import SlurmCluster
 
@@ -58,7 +58,7 @@ def workers(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) 
     """The errors of both workers; a process tries all ways in turn."""
     folder = tmp_path_factory.mktemp("bad")
     start(real_slurm, folder, status=0)
-    return [json.loads((folder / str(index)).read_text()) for index in range(2)]
+    return outcomes(folder, ["0", "1"])
 
 
 @pytest.mark.parametrize("name", IN_BOTH)
