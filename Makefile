@@ -17,7 +17,7 @@ QUICK_TIME = two minutes
 TEST_TIME = 20 minutes on two cores
 NIGHTLY_TIME = 75 minutes on two cores
 
-.PHONY: help demo quick docs pages coverage test test-oldest test-root say-how-long test-slurm test-tensorflow test-training slurm-if-possible nightly lint sizes types slurm newest-slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage coverage-tf report-tf test test-oldest test-root say-how-long test-slurm test-tensorflow test-training slurm-if-possible nightly lint sizes types slurm newest-slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make nightly   all tests, examples and commands of the guides, on every version of Slurm,"
 	@echo "               Python, TensorFlow and Keras ($(NIGHTLY_TIME))"
 	@echo "make coverage  the tests of make quick, with their coverage of the code"
+	@echo "make coverage-tf  the tests with TensorFlow, with their coverage of tf/ (40 minutes)"
 	@echo "make docs      the guides and the reference as pages, in docs/_build"
 	@echo "make slurm     install Slurm, munge, Open MPI and MPICH for the tests (Debian and Ubuntu)"
 	@echo "make slurms    the same, and two newer versions of Slurm beside it, in .slurms"
@@ -52,9 +53,24 @@ pages:
 		-c docs . docs/_build
 	@echo '<meta http-equiv="refresh" content="0; url=docs/index.html">' > docs/_build/index.html
 
-# Also measures the processes that the tests start, which takes up to twice as long.
+# Also measures the processes that the tests start, which takes up to twice as long. The tests with
+# TensorFlow take too long for that in `make test`; COVER measures them.
+COVER = --cov --cov-report= --cov-fail-under=0
+MEASURED = COVERAGE_FILE=$(CURDIR)/.pytest_cache/$@.coverage
 coverage: $(VENV)/tools
-	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov $(REPORT)
+	$(RUN) $(MEASURED) $(PYTEST) -m "not slurm and not tensorflow" $(COVER)
+	$(RUN) $(MEASURED) coverage report --omit='*/slurm_resolver/tf/*'
+
+coverage-tf: $(VENV)/installed
+	$(PARALLEL) TF_COVER="$(COVER)" test-tensorflow test-training
+	$(MAKE) report-tf
+
+# The coverage of tf/ by the tests with TensorFlow, also in the tasks of the real Slurm.
+report-tf:
+	$(RUN) coverage combine --keep --quiet --data-file=.pytest_cache/tf.coverage \
+		.pytest_cache/test-tensorflow.coverage .pytest_cache/test-training.coverage
+	$(RUN) coverage report --data-file=.pytest_cache/tf.coverage \
+		--include='*/slurm_resolver/tf/*' --fail-under=90
 
 # Tests on Slurm mostly wait, so the parts run side by side. Tests with TensorFlow need the processors:
 # nice lets tests of deadlines and lost tasks run first.
@@ -75,10 +91,11 @@ test-slurm: $(VENV)/installed
 	$(RUN) $(PYTEST) -m "slurm and not tensorflow $(SELECTED)" --slurm newest
 
 test-tensorflow: $(VENV)/installed
-	$(RUN) nice $(PYTEST) -m "tensorflow and not slurm $(SELECTED)"
+	$(RUN) $(MEASURED) nice $(PYTEST) -m "tensorflow and not slurm $(SELECTED)" $(TF_COVER)
 
 test-training: $(VENV)/installed
-	$(RUN) nice $(PYTEST) -m "tensorflow and slurm $(SELECTED)" --slurm newest
+	$(RUN) $(MEASURED) nice $(PYTEST) -m "tensorflow and slurm $(SELECTED)" --slurm newest \
+		$(TF_COVER)
 
 # The tests that depend on the version of Slurm, mainly those of layouts.
 test-oldest: $(VENV)/installed
@@ -91,7 +108,9 @@ test-root: $(VENV)/installed
 # All tests that `make test` leaves out, and all tests on the older versions of Slurm.
 nightly: slurms lint types
 	@echo "make nightly takes $(NIGHTLY_TIME)."
-	$(PARALLEL) SELECTED= $(PARTS) nightly-slurm nightly-training $(SESSIONS:%=nox-%)
+	$(PARALLEL) SELECTED= TF_COVER="$(COVER)" $(PARTS) \
+		nightly-slurm nightly-training $(SESSIONS:%=nox-%)
+	$(MAKE) report-tf
 
 .PHONY: nightly-slurm nightly-training
 nightly-slurm: $(VENV)/installed

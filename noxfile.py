@@ -137,14 +137,14 @@ def keras_versions(session: nox.Session) -> None:
 def keras_nightly(session: nox.Session) -> None:
     """Runs the programs and Keras' own tests on the nightly build of Keras, and the private names.
 
-    The programs need Slurm, and are skipped without it.
+    The programs on several nodes need Slurm, and are skipped without it.
     """
     install(session, "tensorflow-cpu")
     env = {"PYTHONPATH": str(keras_folder(session, "keras-nightly"))}
     run_tests(session, "tests/tf/keras/test_borrowed.py", env=env)
     two_workers_with_keras(session, "installed", env)
-    programs = ["tests/tf/keras/test_fit.py", "--slurm", "newest", "-m", "not nightly"]
-    run_tests(session, *programs, env=env)
+    programs = ["tests/tf/keras/test_fit.py", "tests/tf/keras/test_fit_on_slurm.py"]
+    run_tests(session, *programs, "--slurm", "newest", "-m", "not nightly", env=env)
     env["KERAS_SOURCES"] = str(keras_folder(session, f"keras=={KERAS_WITH_TESTS}"))
     run_tests(session, "tests/tf/keras/test_keras_own_tests.py", env=env)
 

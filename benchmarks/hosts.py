@@ -58,7 +58,7 @@ class Hosts:
             # A host sends through its eth0, and receives from a port of the login host.
             for node, device in ((name, "eth0"), (None, f"port{number}")):
                 if mbit is None:
-                    self._slurm.run(f"tc qdisc del dev {device} root", node=node, check=False)
+                    self._slurm.run(f"tc qdisc del dev {device} root", node=node, status=None)
                 else:
                     queue = f"tbf rate {mbit}mbit burst 128kb limit 32mb"
                     self._slurm.run(f"tc qdisc replace dev {device} root {queue}", node=node)

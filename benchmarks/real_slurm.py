@@ -11,7 +11,9 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_installation import SlurmUnavailable
 
 # The tasks use this environment's Python, and TensorFlow logs only errors.
 ENVIRONMENT = {

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
 
-from slurm_cluster import Node, SlurmCluster  # noqa: E402
+from slurm_cluster import SlurmCluster  # noqa: E402
+from slurm_conf import Node  # noqa: E402
 
 GUIDE = DOCS / "fault_tolerance.md"
 MARKS = re.compile(r"(<!-- outages -->\n).*?(<!-- /outages -->)", re.S)
@@ -150,7 +151,7 @@ class Trial:
     def _kill(self, sign: str, rank: int) -> bool:
         pid = self.folder / f"pid.{rank}"
         command = f"kill -{sign} {pid.read_text()}"
-        return self.slurm.run_on(self.nodes[rank], command, check=False).returncode == 0
+        return self.slurm.run_on(self.nodes[rank], command, status=None).returncode == 0
 
     def _runs(self, rank: int | None = None) -> bool:
         ranks = range(self.fault.workers) if rank is None else [rank]

@@ -70,7 +70,9 @@ def text_of(svg: str) -> list[str]:
 def main() -> None:
     """Runs all commands and writes their pictures."""
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-    from slurm_cluster import Node, SlurmCluster, started
+    from slurm_cluster import SlurmCluster
+    from slurm_conf import Node
+    from slurm_fixture import started
     from slurm_installation import installations
 
     FOLDER.mkdir(exist_ok=True)
@@ -79,7 +81,7 @@ def main() -> None:
         cluster = SlurmCluster(nodes, Path(folder), installation=installations()[-1])
         with started(cluster):
             for name, command in COMMANDS.items():
-                done = cluster.run(in_terminal(command), env=ENVIRONMENT, cwd=ROOT, check=False)
+                done = cluster.run(in_terminal(command), env=ENVIRONMENT, cwd=ROOT, status=None)
                 (FOLDER / f"{name}.svg").write_text(draw(name, done.stdout), encoding="utf-8")
 
 

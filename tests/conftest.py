@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
+from free_ports import free_ports
 from hypothesis import HealthCheck, settings
 from kinds import Strings
-from slurm_cluster import Node, SlurmUnavailable, slurm_or_skip
+from slurm_conf import Node
 from slurm_fixture import slurm_of
-from slurm_installation import PATH, Installation, installations
+from slurm_installation import PATH, Installation, installations, slurm_or_skip
 
 from slurm_resolver import log
 from slurm_resolver.slurm.ancestors import Ancestors
@@ -40,7 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def chosen(asked: Strings) -> list[Installation]:
     """Returns the selected versions."""
     versions = installations()
-    found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}
+    found = {
+        "oldest": versions[:1],
+        "newest": versions[-1:],
+        "older": versions[:-1],
+    }
     found.update((one.version, [one]) for one in versions)
     missing = ", ".join(version for version in asked if not found.get(version))
     if missing:
@@ -56,7 +60,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "installation" in metafunc.fixturenames:
         versions = chosen(metafunc.config.getoption("--slurm") or ["newest"])
         ids = [one.version or "no Slurm" for one in versions]
-        metafunc.parametrize("installation", versions, ids=ids, scope="session")
+        metafunc.parametrize(
+            "installation",
+            versions,
+            ids=ids,
+            scope="session",
+        )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -72,11 +81,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid():
         pytest.skip("needs root")
     if item.get_closest_marker("slurm") and not installations()[-1].version:
-        slurm_or_skip(SlurmUnavailable("Slurm is not installed: `make slurm`"))
+        slurm_or_skip("Slurm is not installed: `make slurm`")
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if shutil.which(name, path=PATH) is None:
-                slurm_or_skip(SlurmUnavailable(f"{name} is not installed: `make slurm`"))
+                slurm_or_skip(f"{name} is not installed: `make slurm`")
 
 
 @pytest.fixture(autouse=True)
@@ -107,10 +116,18 @@ def output(tmp_path: Path) -> Path:
 @pytest.fixture
 def port() -> int:
     """A free port of this machine."""
-    return free_port()
+    return free_ports(1)
 
 
 # A real Slurm of five nodes, n8 to n12, whose names sort differently as strings.
 real_slurm = slurm_of(
-    [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)], scope="session"
+    [
+        Node(
+            f"n{number}",
+            cpus=8,
+            gpus=4,
+        )
+        for number in range(8, 13)
+    ],
+    scope="session",
 )

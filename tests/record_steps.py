@@ -31,7 +31,12 @@ from slurm_resolver.slurm.step import VARIABLES
 Task = dict[str, str]
 
 # Variables of one process or one moment, which do not describe the layout of the step.
-PASSING = {"SLURM_TASK_PID", "SLURM_JOB_END_TIME", "SLURM_RESOLVER_JOB", "SLURM_RESOLVER_GPUS"}
+PASSING = {
+    "SLURM_TASK_PID",
+    "SLURM_JOB_END_TIME",
+    "SLURM_RESOLVER_JOB",
+    "SLURM_RESOLVER_GPUS",
+}
 # The name of a site's cluster is private.
 KEPT = {variable.name for variable in VARIABLES} - PASSING - {"SLURM_CLUSTER_NAME"}
 KEPT |= {"SLURM_TOPOLOGY_ADDR", "SLURM_HOSTFILE"}
@@ -86,7 +91,11 @@ def run(command: str) -> list[Task]:
         program.write_text(PROGRAM.format(folder=f"'{folder}'"))
         program.chmod(0o755)
         path = f"{folder}:{os.environ['PATH']}"  # srun and sbatch pass it on to the tasks
-        done = subprocess.run(command, shell=True, env={**os.environ, "PATH": path})
+        done = subprocess.run(
+            command,
+            shell=True,
+            env={**os.environ, "PATH": path},
+        )
         if done.returncode:
             sys.exit(f"exit status {done.returncode}: {command}")
         deadline = time.monotonic() + LATE
@@ -137,13 +146,29 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", type=Path, help="what the lines are appended to")
-    parser.add_argument("commands", nargs="+", type=named, metavar="NAME=COMMAND")
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="what the lines are appended to",
+    )
+    parser.add_argument(
+        "commands",
+        nargs="+",
+        type=named,
+        metavar="NAME=COMMAND",
+    )
     args = parser.parse_args()
     scenarios = [record(*command) for command in args.commands]
     with args.file.open("a", encoding="utf-8") as lines:
         for scenario in scenarios:
-            lines.write(json.dumps(scenario, sort_keys=True, separators=(",", ":")) + "\n")
+            lines.write(
+                json.dumps(
+                    scenario,
+                    sort_keys=True,
+                    separators=(",", ":"),
+                )
+                + "\n"
+            )
 
 
 if __name__ == "__main__":

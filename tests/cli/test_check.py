@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import os
 
-import local_run
 import pytest
 from captured import Captured
-from local_run import COMMAND
+from local_run import COMMAND, captured, in_step
 
 from slurm_resolver.cli import main
 
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy")
+PROXIES = (
+    "grpc_proxy",
+    "https_proxy",
+    "http_proxy",
+    "no_proxy",
+    "no_grpc_proxy",
+)
 
 
 def run(*words: str, status: int = 0) -> str:
     """Returns the output of two tasks, without the task numbers."""
     proxies = {*PROXIES, *map(str.upper, PROXIES)}
-    return local_run.run(
-        "run",
-        "-n",
-        "2",
-        "--no-label",
-        "--",
-        *words,
+    return captured(
+        in_step("-n 2 --no-label", *words),
         status=status,
         env={name: value for name, value in os.environ.items() if name not in proxies},
     ).stdout
@@ -40,7 +40,8 @@ def test_a_good_step_is_one_line() -> None:
 
 
 PROXY = "proxies     warning  {}: https_proxy set, which gRPC would use between the tasks"
-ONE, BOTH = "worker 1 (rank 1 on localhost)", "worker 0 (rank 0 on localhost), "
+ONE = "worker 1 (rank 1 on localhost)"
+BOTH = "worker 0 (rank 0 on localhost), "
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,28 @@ import sys
 import pytest
 from captured import Captured, Patch
 from kinds import Completed, Strings, Texts
-from local_run import COMMAND, captured, exit_status
+from local_run import COMMAND, captured, piped, refused
 from task_variables import TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cli.exec import fill_in
 
 EXEC = [*COMMAND, "exec"]
-TELL = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+TELL = [
+    sys.executable,
+    "-c",
+    "import json, os; print(json.dumps(dict(os.environ)))",
+]
 
 
 def run(*arguments: str, **environ: str) -> Completed:
     return captured(
         [*EXEC, *arguments],
-        env={**os.environ, **TASK, **environ},
-        timeout=180,
+        env={
+            **os.environ,
+            **TASK,
+            **environ,
+        },
     )
 
 
@@ -75,13 +82,8 @@ def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None
 
 
 def test_the_program_replaces_the_process() -> None:
-    with subprocess.Popen(
-        [*EXEC, "--", "sh", "-c", "echo $$; exec sleep 300"],
-        env={**os.environ, **TASK},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    command = [*EXEC, "--", "sh", "-c", "echo $$; exec sleep 300"]
+    with piped(command, env={**os.environ, **TASK}) as process:
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=180) == -signal.SIGUSR1
@@ -111,8 +113,7 @@ def test_errors(
 ) -> None:
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
-    assert exit_status("exec", *arguments) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "exec", *arguments)
 
 
 def test_without_slurm_the_program_runs_alone() -> None:
@@ -132,7 +133,11 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     script = "grep -E 'SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd"
     direct, started = (
         # With a path, because Python 3.13 starts programs without a path differently.
-        subprocess.check_output([*before, "/bin/sh", "-c", script], text=True, timeout=180)
+        subprocess.check_output(
+            [*before, "/bin/sh", "-c", script],
+            text=True,
+            timeout=180,
+        )
         for before in ([], [*EXEC, "--"])
     )
     assert direct == started
@@ -159,7 +164,6 @@ def test_more_tasks_than_linux_passes(
             "SLURM_STEP_NODELIST": f"n[9-{8 + tasks // 2}]",
             "SLURM_STEP_TASKS_PER_NODE": f"2(x{tasks // 2})",
         },
-        timeout=180,
     )
     assert done.returncode == (2 if refused else 0)
     assert ("longer than Linux passes to a program" in done.stderr) == refused

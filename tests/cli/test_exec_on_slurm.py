@@ -12,7 +12,12 @@ from slurm_cluster import SlurmCluster
 EXEC = shlex.join([*COMMAND, "exec"])
 JOBS = "--jobs ps=1,worker=-1"
 TOLD = "echo {rank} {job} {index}"
-PS_FIRST = ["0 ps 0", "1 worker 0", "2 worker 1", "3 worker 2"]
+PS_FIRST = [
+    "0 ps 0",
+    "1 worker 0",
+    "2 worker 1",
+    "3 worker 2",
+]
 FOUR = "-w n9,n10 -N2 --ntasks-per-node=2"
 HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
 
@@ -69,9 +74,8 @@ def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_pa
     script = f'[ "$SLURM_PROCID" != 2 ] || set -- no-such; {EXEC} --wait 12 -- "$@"'
     done = real_slurm.run(
         f"srun {FOUR} bash -c {shlex.quote(script)} - touch {tmp_path}/{{rank}}",
-        check=False,
+        status=2,
     )
-    assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
     assert "'no-such' is not a program that can be started here" in done.stderr
     assert done.stderr.count("1 of 4 tasks did not reach") == 3

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from kinds import Completed, Texts
-from local_run import COMMAND, captured
+from local_run import COMMAND, captured, in_step
 from slurm_jobs import wait_for
 
 ENVIRONMENT = {
@@ -35,45 +35,73 @@ JOINS = "exec sleep 300"
 TRAINS = "sleep 5; touch '{job} {index} ended'"
 LONG = "touch '{job} {index} runs'; sleep 60; touch '{job} {index} ended'"
 KILLS = "while ! test -e 'worker 0 runs' -a -e 'worker 1 runs'; do sleep 0.1; done; kill -9 $PPID"
-WORKERS, CHIEF = "--jobs ps=2,worker=-1", "--jobs chief=1,ps=1,worker=-1"
+WORKERS = "--jobs ps=2,worker=-1"
+CHIEF = "--jobs chief=1,ps=1,worker=-1"
 PS = {"ps 0": JOINS, "ps 1": JOINS}
 CASES = {
     "all have trained": Case(
         WORKERS,
-        {"ps 0": "trap '' TERM; sleep 300 & wait; wait", "ps 1": JOINS, "worker 1": TRAINS},
+        {
+            "ps 0": "trap '' TERM; sleep 300 & wait; wait",
+            "ps 1": JOINS,
+            "worker 1": TRAINS,
+        },
         0,
         "",
         ("worker 1",),
     ),
     "the leader is killed": Case(
         WORKERS,
-        {**PS, "worker 0": "kill -9 $$", "worker 1": LONG},
+        {
+            **PS,
+            "worker 0": "kill -9 $$",
+            "worker 1": LONG,
+        },
         137,
         "worker 1 (rank 3 on localhost): worker 0 (rank 2 on localhost) has failed: SIGKILL",
     ),
     "another worker fails": Case(
         WORKERS,
-        {**PS, "worker 0": TRAINS, "worker 1": "exit 3"},
+        {
+            **PS,
+            "worker 0": TRAINS,
+            "worker 1": "exit 3",
+        },
         3,
         "worker 1 (rank 3 on localhost) has failed, the others continue: exit status 3",
         ("worker 0",),
     ),
     "a server fails": Case(
         WORKERS,
-        {"ps 0": JOINS, "ps 1": "sleep 1; exit 5", "worker 0": LONG, "worker 1": LONG},
+        {
+            "ps 0": JOINS,
+            "ps 1": "sleep 1; exit 5",
+            "worker 0": LONG,
+            "worker 1": LONG,
+        },
         5,
         "ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5",
     ),
     # A task that has never reached the service waits for it.
     "the launcher that holds the service is killed": Case(
         f"{WORKERS} --wait 60",
-        {"ps 0": KILLS, "ps 1": JOINS, "worker 0": LONG, "worker 1": LONG},
+        {
+            "ps 0": KILLS,
+            "ps 1": JOINS,
+            "worker 0": LONG,
+            "worker 1": LONG,
+        },
         137,
         "worker 0 (rank 2 on localhost): ps 0 (rank 0 on localhost) is lost: its process",
     ),
     "workers that only join": Case(
         f"{CHIEF} --servers ps,worker",
-        {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": "sleep 1; kill -9 $$", "worker 1": JOINS},
+        {
+            "chief 0": TRAINS,
+            "ps 0": JOINS,
+            "worker 0": "sleep 1; kill -9 $$",
+            "worker 1": JOINS,
+        },
         137,
         "worker 0 (rank 2 on localhost) is lost, the others continue: SIGKILL",
         ("chief 0",),
@@ -81,7 +109,11 @@ CASES = {
     # The service is in rank 0, which comes later than the others.
     "a worker fails before the service starts": Case(
         WORKERS,
-        {**PS, "worker 0": "exit 3", "worker 1": LONG},
+        {
+            **PS,
+            "worker 0": "exit 3",
+            "worker 1": LONG,
+        },
         3,
         "ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3",
         before="test $SLURM_PROCID = 0 && sleep 8;",
@@ -94,11 +126,7 @@ def run(case: Case, folder: Path) -> Completed:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
     return captured(
         [
-            *COMMAND,
-            "run",
-            "-n4",
-            "-K0",
-            "--",
+            *in_step("-n4 -K0"),
             "sh",
             "-c",
             f'{case.before} exec "$@"',
@@ -113,7 +141,6 @@ def run(case: Case, folder: Path) -> Completed:
         ],
         cwd=folder,
         env=ENVIRONMENT,
-        timeout=200,
     )
 
 
@@ -133,7 +160,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
-    case, (folder, future) = CASES[name], outcomes[name]
+    case = CASES[name]
+    folder, future = outcomes[name]
     done = future.result()
     assert done.returncode == case.status, done.stderr
     assert case.said in done.stderr
@@ -154,14 +182,15 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
 def test_signals_reach_the_program(
     script: str, number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    command = [*COMMAND, "run", "-n3", "-K0", "--", *COMMAND, "exec", *CHIEF.split()]
-    command += [
-        "--",
-        "sh",
-        "-c",
-        f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac",
-    ]
-    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
+    act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
+    program = [*COMMAND, "exec", *CHIEF.split(), "--", "sh", "-c", act]
+    command = in_step("-n3 -K0", *program)
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+    ) as step:
         wait_for((tmp_path / "up").exists, 60)
         os.kill(int((tmp_path / "pid").read_text()), number)
         _, errors = step.communicate(timeout=60)

@@ -86,7 +86,11 @@ def test_standard_input() -> None:
         [*COMMAND, "explain", "-"],
         input=b"\x80 caf\xc3\xa9 Collective ops is aborted by: x\n",
         capture_output=True,
-        env={**os.environ, "COLUMNS": "200", "PYTHONIOENCODING": "ascii"},
+        env={
+            **os.environ,
+            "COLUMNS": "200",
+            "PYTHONIOENCODING": "ascii",
+        },
     )
     assert (done.returncode, done.stderr) == (1, b"")
     assert done.stdout.splitlines()[:2] == [

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from captured import Captured
 from kinds import Strings
-
-from slurm_resolver.cli import main
+from local_run import refused
 
 SCONTROL = """\
 #!/bin/bash
@@ -68,5 +67,4 @@ def test_when_the_job_is_requeued(
 
 
 def test_it_is_for_batch_files(capsys: Captured) -> None:
-    assert main(["requeue", "75"]) == 2
-    assert "SLURM_JOB_ID is not set" in capsys.readouterr().err
+    assert "SLURM_JOB_ID is not set" in refused(capsys, "requeue", "75")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
-import local_run
 import pytest
 import task_variables
 from captured import Captured, Patch
-from local_run import COMMAND
+from local_run import COMMAND, captured, in_step, piped, refused
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -56,19 +54,8 @@ GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
 
 
 def test_tasks_tell_each_other_where_they_run() -> None:
-    done = local_run.run(
-        "run",
-        "-n3",
-        "--no-label",
-        "--",
-        *local_run.COMMAND,
-        "show",
-        "--json",
-        "--layout",
-        "rendezvous",
-        *JOBS,
-        status=0,
-    )
+    show = [*COMMAND, "show", "--json", "--layout=rendezvous", *JOBS]
+    done = captured(in_step("-n3 --no-label", *show), status=0)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(one["self"]["rank"] for one in told) == [0, 1, 2]
     assert {one["layout_source"] for one in told} == {"rendezvous"}
@@ -105,28 +92,21 @@ def test_a_step_from_options(capsys: Captured) -> None:
     ],
 )
 def test_errors(arguments: str, message: str, capsys: Captured) -> None:
-    assert main(["show", *arguments.split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("slurm-resolver show: ")
-    assert "SLURM_" not in captured.err  # the user has set no variable
-    assert message in captured.err
+    errors = refused(capsys, "show", *arguments.split())
+    assert errors.startswith("slurm-resolver show: ")
+    assert "SLURM_" not in errors  # the user has set no variable
+    assert message in errors
 
 
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
-    assert main(["show"]) == 2
-    assert "is not in a step of Slurm. Start it with srun -N 2 " in capsys.readouterr().err
+    told = "is not in a step of Slurm. Start it with srun -N 2 "
+    assert told in refused(capsys, "show")
 
 
 def test_a_reader_that_goes_away() -> None:
-    with subprocess.Popen(
+    with piped(
         [*COMMAND, "show", "--nodelist", "n[1-9999]", "--tasks-per-node", "4"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""

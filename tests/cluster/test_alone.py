@@ -27,8 +27,18 @@ TASK: Fields = {
     "node_name": "n9",
     "task_pid": "100",
 }
-BATCH: Fields = {"rank": 0, "job_id": "7", "job_num_nodes": "1", "task_pid": "100"}
-IN_STEP = Ancestors(under_slurmstepd=True, complete=True, job_id="7", step_id="0")
+BATCH: Fields = {
+    "rank": 0,
+    "job_id": "7",
+    "job_num_nodes": "1",
+    "task_pid": "100",
+}
+IN_STEP = Ancestors(
+    under_slurmstepd=True,
+    complete=True,
+    job_id="7",
+    step_id="0",
+)
 IN_BATCH = IN_STEP._replace(step_id="batch")
 
 
@@ -43,9 +53,27 @@ IN_BATCH = IN_STEP._replace(step_id="batch")
         ({**TASK, "switch": "off"}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
         # None: it is a task
         ({**TASK, "ancestors": IN_STEP}, None, None, None),
-        ({**TASK, "ancestors": IN_STEP._replace(job_id="8"), "het_size": 2}, None, None, None),
+        (
+            {
+                **TASK,
+                "ancestors": IN_STEP._replace(job_id="8"),
+                "het_size": 2,
+            },
+            None,
+            None,
+            None,
+        ),
         # another task's variables
-        ({**TASK, "node_name": "n10", "task_pid": None}, None, None, None),
+        (
+            {
+                **TASK,
+                "node_name": "n10",
+                "task_pid": None,
+            },
+            None,
+            None,
+            None,
+        ),
         ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n 2"),
         ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
         ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
@@ -85,7 +113,11 @@ def test_alone_or_a_task_or_neither(
 
 def test_the_variables_of_another_task_are_only_read(monkeypatch: Patch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", None)
-    copied = {**VARIABLES, "SLURM_TASK_PID": "100", "SLURMD_NODENAME": "n9"}
+    copied = {
+        **VARIABLES,
+        "SLURM_TASK_PID": "100",
+        "SLURMD_NODENAME": "n9",
+    }
     assert resolve(environ=copied).num_tasks == 4
 
 

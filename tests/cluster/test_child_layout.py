@@ -40,11 +40,11 @@ else:
 """
 
 
-def test_children_get_the_layout_that_was_told(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_children_get_the_layout_that_was_told(
+    real_slurm: SlurmCluster, tmp_path: Path, output: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    output = tmp_path / "output"
-    output.mkdir()
     task = shlex.join([sys.executable, str(program)])
     real_slurm.run(
         f"srun -n4 -m arbitrary -w n10,n8,n10,n9 {task}",

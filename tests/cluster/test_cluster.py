@@ -110,7 +110,15 @@ def test_a_task_in_one_line() -> None:
 
 
 def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:
-    cluster = sr.resolve({"chief": 1, "worker": 2, "evaluator": 1}, placement="rank", environ=TASK)
+    cluster = sr.resolve(
+        {
+            "chief": 1,
+            "worker": 2,
+            "evaluator": 1,
+        },
+        placement="rank",
+        environ=TASK,
+    )
     assert cluster.task is not None
     assert (cluster.task.job, cluster.task.address) == ("evaluator", "n10:23001")
     assert cluster.tf_config() == {
@@ -184,13 +192,21 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
 
 
 def test_tf_config_from_slurm() -> None:
-    environ = {**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    environ = {
+        **TASK,
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    }
     assert sr.tf_config_from_slurm(1, environ=environ) == (
         {"ps": ["n9:2222"], "worker": ["n10:2222"]},
         "worker",
         0,
     )
-    assert sr.tf_config_from_slurm(ps_number=2, port_number=4000, environ=environ) == (
+    assert sr.tf_config_from_slurm(
+        ps_number=2,
+        port_number=4000,
+        environ=environ,
+    ) == (
         {"ps": ["n9:4000", "n10:4000"]},
         "ps",
         1,

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from by_version import expected
 from kinds import Records
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
-from slurm_installation import Installation
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
+from slurm_installation import Installation, slurm_or_skip
 from task_accounts import TASK, accounts, use_nccl
-from two_sockets import GPUS, SOCKETS, TwoSockets
 
 pytestmark = [
     pytest.mark.root,
@@ -30,12 +31,25 @@ CGROUPS = Path("/sys/fs/cgroup/devices")
 MAJOR = 241  # for local use: Linux' Documentation/admin-guide/devices.txt
 
 
-class Confined(TwoSockets):
-    """A Slurm whose GPUs are devices that a cgroup can hide."""
+GPUS = 4
+SOCKETS = "Sockets=2 CoresPerSocket=1 ThreadsPerCore=1"  # required in the node's line
+
+
+class Confined(SlurmCluster):
+    """A Slurm whose GPUs are devices that a cgroup can hide.
+
+    GPUs 0 and 1 are near the first socket of the node, 2 and 3 near the second.
+    """
 
     def _write_files(self) -> None:
         super()._write_files()
         folder = self.directory / "gpu"
+        lines = [
+            f"NodeName={node.name} Name=gpu File={folder}/gpu[{gpus}] Cores={socket}\n"
+            for node in self.nodes
+            for socket, gpus in enumerate(("0-1", "2-3"))
+        ]
+        (self.directory / "gres.conf").write_text("".join(lines))
         for number in range(GPUS):
             path = folder / f"gpu{number}"
             path.unlink()
@@ -50,7 +64,7 @@ def confined(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
     if not os.access(CGROUPS / "tasks", os.W_OK):
-        slurm_or_skip(SlurmUnavailable(f"needs {CGROUPS} of cgroup v1"))
+        slurm_or_skip(f"needs {CGROUPS} of cgroup v1")
     # The machine's cgroups are named after the node, so its name must be unique on this machine.
     name = f"gpu{os.getpid()}"
     directory = tmp_path_factory.mktemp("c")
@@ -83,7 +97,11 @@ def account_of_gpus(
             (: <{gpus}/gpu$number) 2>&1 | grep -q 'not permitted' || echo $SLURM_PROCID $number
         done"""
     command = command.replace("STEP", f"bash -c {shlex.quote(step)}")
-    printed = cluster.run(command, env={"TASK_OUTPUT": str(output)}, cwd=output.parent).stdout
+    printed = cluster.run(
+        command,
+        env={"TASK_OUTPUT": str(output)},
+        cwd=output.parent,
+    ).stdout
     may_open: dict[int, list[int]] = {}
     for line in sorted(printed.splitlines()):
         rank, number = map(int, line.split())

@@ -47,16 +47,16 @@ def decide(
     **more: Any,
 ) -> TaskGpus:
     return on_node(
-        SlurmStep(rank=local_rank, cuda_devices=visible, **more),
+        SlurmStep(
+            rank=local_rank,
+            cuda_devices=visible,
+            **more,
+        ),
         local_rank,
         tasks,
         *explicit,
         users=users,
     )
-
-
-def choose(*args: Any, **keywords: Any) -> Devices:
-    return decide(*args, **keywords).devices
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,17 @@ def _no_driver(monkeypatch: Patch) -> None:
         ("0", 1, 2, {"gpus_on_node": 1}, ("0",)),
         # srun passes on the variables of a batch script, even to nodes without GPUs
         ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1"}, ()),
-        ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1", "gpus_on_node": 2}, ("0", "1")),
+        (
+            "0,1",
+            0,
+            1,
+            {
+                "het_size": 2,
+                "job_gpus": "0,1",
+                "gpus_on_node": 2,
+            },
+            ("0", "1"),
+        ),
         ("0,1", 0, 1, {"het_size": 2}, ("0", "1")),  # Slurm manages no GPUs
         # bindings that srun was told are kept
         ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gpu:mask_gpu:0x3,0xf"}, ("0", "1")),
@@ -94,15 +104,31 @@ def test_what_slurm_granted(
 
 
 # What the second of four tasks sees, and SLURM_STEP_GPUS.
-CONFLICTS: list[tuple[str | None, str]] = [("0", "0,1,2,3"), ("0,1,2,3", "1"), ("3", "2")]
-FITS = [("0,1,2,3",) * 2, ("1", "0,1,2,3"), ("0", "2"), ("GPU-3", "2"), (None, "2")]
+CONFLICTS: list[tuple[str | None, str]] = [
+    ("0", "0,1,2,3"),
+    ("0,1,2,3", "1"),
+    ("3", "2"),
+]
+FITS = [
+    ("0,1,2,3",) * 2,
+    ("1", "0,1,2,3"),
+    ("0", "2"),
+    ("GPU-3", "2"),
+    (None, "2"),
+]
 
 
 @pytest.mark.parametrize(("visible", "step_gpus"), CONFLICTS + FITS)
 def test_a_variable_that_slurm_has_not_set(
     visible: str | None, step_gpus: str, caplog: Logged
 ) -> None:
-    gpus = decide(visible, 1, 4, step_gpus=step_gpus, gpus_on_node=4)
+    gpus = decide(
+        visible,
+        1,
+        4,
+        step_gpus=step_gpus,
+        gpus_on_node=4,
+    )
     apply_gpus(gpus, SlurmStep(), {})
     assert ("something sets CUDA_VISIBLE_DEVICES" in caplog.text) == (
         (visible, step_gpus) in CONFLICTS
@@ -123,7 +149,7 @@ def test_a_variable_that_slurm_has_not_set(
 def test_explicit_counts_as_tensorflow(
     visible: str | None, explicit: tuple[int, int], devices: Devices
 ) -> None:
-    assert choose(visible, 1, 2, *explicit) == devices
+    assert decide(visible, 1, 2, *explicit).devices == devices
 
 
 @pytest.mark.parametrize(
@@ -143,7 +169,7 @@ def test_bad_input(
     visible: str | None, explicit: tuple[Any, ...], on_node: int | None, message: str
 ) -> None:
     with pytest.raises(sr.GpuError, match=message):
-        choose(visible, 0, 2, *explicit, gpus_on_node=on_node)
+        decide(visible, 0, 2, *explicit, gpus_on_node=on_node)
 
 
 @given(st.integers(1, 16), st.integers(1, 20), st.data())
@@ -152,7 +178,8 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
 ) -> None:
     users = sorted(data.draw(st.sets(st.integers(0, tasks - 1), min_size=1), label="users"))
     granted = [f"GPU-{i}" for i in range(number)]
-    parts = [choose(",".join(granted), i, tasks, users=users) for i in range(tasks)]
+    names = ",".join(granted)
+    parts = [decide(names, i, tasks, users=users).devices for i in range(tasks)]
     for local_rank, part in enumerate(parts):
         assert (part == ()) == (local_rank not in users)
     taken = [part or () for local_rank, part in enumerate(parts) if local_rank in users]
@@ -164,11 +191,18 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
         assert [device for part in taken for device in part] == granted  # disjoint, in order
 
 
-CUDA, ROCR = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize("names", [[CUDA], [ROCR], [CUDA, ROCR]])
-@pytest.mark.parametrize("explicit", [(), (4, 2)])
+@pytest.mark.parametrize(
+    "explicit",
+    [
+        (),
+        (4, 2),
+    ],
+)
 def test_every_variable_that_slurm_sets_is_narrowed_once(
     names: Strings, explicit: tuple[int, ...]
 ) -> None:
@@ -183,7 +217,11 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
 
 def test_hiding_the_gpus_of_every_maker() -> None:
     gpus = on_node(
-        SlurmStep(rank=0, cuda_devices="0", rocr_devices="0"),
+        SlurmStep(
+            rank=0,
+            cuda_devices="0",
+            rocr_devices="0",
+        ),
         0,
         2,
         users=[1],
@@ -209,12 +247,12 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
 
 def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 4)
-    assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
+    assert [decide(None, i, 2).devices for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
     assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {})
     # as 22.05 with --gpu-bind=none, if all of the driver's GPUs are granted
-    assert choose(None, 1, 2, gpus_on_node=4) == ("2", "3")
+    assert decide(None, 1, 2, gpus_on_node=4).devices == ("2", "3")
 
 
 def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog: Logged) -> None:
@@ -224,7 +262,13 @@ def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog
     assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
 
 
-@pytest.mark.parametrize(("has_driver", "number"), [(True, 3), (False, None)])
+@pytest.mark.parametrize(
+    ("has_driver", "number"),
+    [
+        (True, 3),
+        (False, None),
+    ],
+)
 def test_the_driver_is_asked_through_its_library(
     monkeypatch: Patch, has_driver: bool, number: int | None
 ) -> None:

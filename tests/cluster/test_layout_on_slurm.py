@@ -106,7 +106,7 @@ def test_jobs_are_taken_from_components_that_have_met(
         # from 25.11 on, %t counts within each component
         f"srun --het-group=0,1 --output={tmp_path}/%N-%t {show} --het-groups ps=1\n"
     )
-    real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", check=False)
+    real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", status=None)
     batch_file.unlink()
     log = (tmp_path / "log").read_text()
     (tmp_path / "log").unlink()

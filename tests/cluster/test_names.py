@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from kinds import Strings
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 from task_accounts import TASK, accounts, assert_right
 
@@ -37,10 +38,10 @@ def step_of(names: str, options: str, arguments: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_slurm_knows_the_addresses(real_slurm: SlurmCluster, tmp_path: Path, case: str) -> None:
+def test_slurm_knows_the_addresses(
+    real_slurm: SlurmCluster, tmp_path: Path, output: Path, case: str
+) -> None:
     names, options, hosts = CASES[case]
-    output = tmp_path / "accounts"
-    output.mkdir()
     real_slurm.run(
         step_of(names, options, f"--meet {tmp_path} 4 --node-address slurm", tmp_path),
         env={"TASK_OUTPUT": str(output)},
@@ -56,15 +57,13 @@ def test_slurm_knows_the_addresses(real_slurm: SlurmCluster, tmp_path: Path, cas
 
 @pytest.mark.parametrize("options", ["-m cyclic", "-m arbitrary -w n8,n8,n9,n9"])
 def test_names_that_do_not_resolve_are_named_with_the_remedy(
-    real_slurm: SlurmCluster, tmp_path: Path, options: str
+    real_slurm: SlurmCluster, tmp_path: Path, output: Path, options: str
 ) -> None:
-    output = tmp_path / "accounts"
-    output.mkdir()
     real_slurm.run(
         step_of(NAMELESS, options, "", tmp_path),
         env={"TASK_OUTPUT": str(output)},
         cwd=tmp_path,
-        check=False,
+        status=None,
     )
     lines = accounts(output)
     assert len(lines) == 4
@@ -93,4 +92,4 @@ def test_names_that_libc_takes_for_numbers(numbered: SlurmCluster) -> None:
 def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, address: str) -> None:
     step = step_of(ELSEWHERE[address], "-m cyclic", "", tmp_path).replace(TASK, CHECK)
     hint = f"at {address}; if Slurm has another address (scontrol show node), pass node_address="
-    assert hint in real_slurm.run(step, check=False).stdout
+    assert hint in real_slurm.run(step, status=None).stdout

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from by_version import expected
 from local_run import COMMAND
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import Installation
 from task_accounts import TASK, assert_right, run, run_at_once
 
@@ -52,7 +54,11 @@ SINCE_24_05 = {
         DERIVED,
     ),
 }
-STEPS = {"22.05": SINCE_22_05, "23.11": SINCE_23_11, "24.05": SINCE_24_05}
+STEPS = {
+    "22.05": SINCE_22_05,
+    "23.11": SINCE_23_11,
+    "24.05": SINCE_24_05,
+}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,7 @@ def test_the_shell_of_salloc_is_no_task_where_it_runs_as_a_step(newer: SlurmClus
     """The shell has the variables of a task, and the step id -6 or its unsigned form."""
     show = shlex.join([*COMMAND, "show"])
     for options, told in SHELLS.items():
-        done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", check=False)
+        done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", status=None)
         assert done.stdout == "n8\n"
         assert told in done.stderr
 
@@ -102,11 +108,9 @@ MANAGED = {"22.05": "", "24.05": "--stepmgr"}
 
 
 def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
-    newer: SlurmCluster, installation: Installation, tmp_path: Path
+    newer: SlurmCluster, installation: Installation, tmp_path: Path, output: Path
 ) -> None:
     """Each manager reserves its own ports; all tasks of both jobs listen at the same time."""
-    output = tmp_path / "output"
-    output.mkdir()
     option = expected(MANAGED, installation)
     assert (
         len(

@@ -91,7 +91,11 @@ def judge(
 ) -> None:
     command = re.sub(r"\bTASK\b", TASK, command)
     run = slurm.run if node is None else functools.partial(slurm.run_on, node)
-    done = run(command, cwd=folder, check=False)
+    done = run(
+        command,
+        cwd=folder,
+        status=None,
+    )
     accounts = [json.loads(path.read_text()) for path in folder.glob("out/*")]
     log = done.stdout + done.stderr + "".join(p.read_text() for p in folder.glob("slurm-*.out"))
     assert accounts, log
@@ -108,8 +112,17 @@ def judge(
 
 STARTED = [
     # Hydra's ssh enters the nodes, which only root can.
-    pytest.param(command, result, id=name, marks=[pytest.mark.root] if HYDRA in command else [])
-    for name, (command, result) in {**CLEANED, **WITHOUT_SRUN, **NESTED}.items()
+    pytest.param(
+        command,
+        result,
+        id=name,
+        marks=[pytest.mark.root] if HYDRA in command else [],
+    )
+    for name, (command, result) in {
+        **CLEANED,
+        **WITHOUT_SRUN,
+        **NESTED,
+    }.items()
 ]
 
 

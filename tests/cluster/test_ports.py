@@ -14,7 +14,11 @@ from slurm_resolver.slurm.step import SlurmStep
 
 
 def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> SlurmStep:
-    return SlurmStep(job_id=job_id, step_id=step_id, **more)
+    return SlurmStep(
+        job_id=job_id,
+        step_id=step_id,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,19 @@ def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     assert "--resv-ports=3" in caplog.text
 
 
-@pytest.mark.parametrize("port_base", [0, -1, 65536, 65535, 10**9, "8888", 88.0, True])
+@pytest.mark.parametrize(
+    "port_base",
+    [
+        0,
+        -1,
+        65536,
+        65535,
+        10**9,
+        "8888",
+        88.0,
+        True,
+    ],
+)
 def test_a_port_base_that_leaves_a_task_without_a_port(port_base: Any) -> None:
     with pytest.raises(AddressError, match=f"port_base={port_base!r}"):
         choose_ports(step(), 2, port_base)

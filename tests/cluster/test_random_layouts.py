@@ -26,14 +26,12 @@ MEETS = {"22.05": "none", "26.05": "block"}
 
 def resolved(variables: Sequence[Texts], meet: bool) -> list[sr.Cluster]:
     """Returns the cluster of each task. If the tasks meet, each runs in its own thread."""
-    if not meet:
-        return [sr.resolve(environ=own, layout="environment") for own in variables]
 
     def resolve(own: Texts) -> sr.Cluster:
         # a separate loopback address of this machine for each node
         return sr.resolve(
             environ=own,
-            layout="rendezvous",
+            layout="rendezvous" if meet else "environment",
             node_address=lambda node: f"127.0.1.{int(node[1:])}",
         )
 
@@ -49,9 +47,9 @@ def test_random_layouts_are_right(real_slurm: SlurmCluster, tmp_path: Path) -> N
         folder.mkdir()
         distribution, _, command = line.partition(" ")
         tasks = run_and_save(real_slurm, f"{command} TASK", folder)
-        hosts = [tasks[rank][0] for rank in range(len(tasks))]
+        hosts = [host for host, _ in tasks.values()]
         clusters = resolved(
-            [tasks[rank][1] for rank in range(len(tasks))],
+            [variables for _, variables in tasks.values()],
             distribution == meets,
         )
         for rank, cluster in enumerate(clusters):

@@ -45,9 +45,27 @@ def leaves(nodes: Sequence[int]) -> int:
         ([3, 2, 1], "cyclic", None, "0 3 5 1 4 2"),
         # the chief comes first, and then its node's workers
         ([3, 3], "cyclic", {"chief": 1, "worker": 5}, "2 4 1 3 5"),
-        ([2, 2, 2], "block", {"chief": 1, "ps": 2, "worker": 3}, "1 3 5"),
+        (
+            [2, 2, 2],
+            "block",
+            {
+                "chief": 1,
+                "ps": 2,
+                "worker": 3,
+            },
+            "1 3 5",
+        ),
         # neither parameter servers nor the evaluator are in the ring
-        ([3, 3], "cyclic", {"evaluator": 1, "ps": 1, "worker": 4}, "2 4 3 5"),
+        (
+            [3, 3],
+            "cyclic",
+            {
+                "evaluator": 1,
+                "ps": 1,
+                "worker": 4,
+            },
+            "2 4 3 5",
+        ),
     ],
 )
 def test_the_workers_by_index(
@@ -60,7 +78,11 @@ def test_the_workers_by_index(
     assert list(assign(layout, jobs, worker_order="rank")["worker"]) == sorted(roles["worker"])
 
 
-small = st.lists(st.integers(0, 3), min_size=1, max_size=7)
+small = st.lists(
+    st.integers(0, 3),
+    min_size=1,
+    max_size=7,
+)
 
 
 @given(small, st.booleans())

@@ -23,7 +23,17 @@ from slurm_resolver.errors import JobsError
     [
         ([2, 2], "block", None, "w0 w1 w2 w3", None),
         ([1, 1, 1], "block", {"ps": 1, "worker": -1}, "p0 w0 w1", None),
-        ([1, 1, 1], "block", {"chief": 1, "evaluator": 1, "worker": 1}, "c0 e0 w0", None),
+        (
+            [1, 1, 1],
+            "block",
+            {
+                "chief": 1,
+                "evaluator": 1,
+                "worker": 1,
+            },
+            "c0 e0 w0",
+            None,
+        ),
         # rank order would crowd the first node with parameter servers
         ([2, 2], "block", {"ps": 2, "worker": 2}, "p0 w0 p1 w1", "p0 p1 w0 w1"),
         ([2, 2], "cyclic", {"ps": 2, "worker": 2}, "p0 p1 w0 w1", None),
@@ -31,15 +41,39 @@ from slurm_resolver.errors import JobsError
         (
             [1, 2, 2],
             "block",
-            {"chief": 1, "ps": 2, "worker": 2},
+            {
+                "chief": 1,
+                "ps": 2,
+                "worker": 2,
+            },
             "c0 p0 w0 p1 w1",
             "c0 p0 p1 w0 w1",
         ),
         ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
         # the ps would be even, but beside the chief; another node has room
-        ([2, 2], "block", {"chief": 1, "ps": 1, "worker": 2}, "c0 w0 p0 w1", "c0 p0 w0 w1"),
+        (
+            [2, 2],
+            "block",
+            {
+                "chief": 1,
+                "ps": 1,
+                "worker": 2,
+            },
+            "c0 w0 p0 w1",
+            "c0 p0 w0 w1",
+        ),
         # as many as there are nodes, so every node is needed
-        ([2, 2], "block", {"chief": 1, "ps": 2, "worker": 1}, "c0 p0 p1 w0", None),
+        (
+            [2, 2],
+            "block",
+            {
+                "chief": 1,
+                "ps": 2,
+                "worker": 1,
+            },
+            "c0 p0 p1 w0",
+            None,
+        ),
         # without a chief, there is no coordinator to avoid
         ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
     ],
@@ -57,8 +91,28 @@ def test_placement(
 
 
 def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
-    assert play(layout_of([2, 2]), {"actor": 1, "learner": 1, "replay": 2}) == "a0 l0 r0 r1"
-    assert play(layout_of([2, 2]), {"actor": 1, "chief": 1, "ps": 2}) == "c0 p0 p1 a0"
+    assert (
+        play(
+            layout_of([2, 2]),
+            {
+                "actor": 1,
+                "learner": 1,
+                "replay": 2,
+            },
+        )
+        == "a0 l0 r0 r1"
+    )
+    assert (
+        play(
+            layout_of([2, 2]),
+            {
+                "actor": 1,
+                "chief": 1,
+                "ps": 2,
+            },
+        )
+        == "c0 p0 p1 a0"
+    )
     assert caplog.text == ""
 
 
@@ -68,7 +122,10 @@ def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
         ("wroker", "worker"),
         ("workers", "worker"),
         ("cheif", "chief"),
-        *((name, None) for name in ("gpu_worker", "master", "broker", "p")),
+        ("gpu_worker", None),
+        ("master", None),
+        ("broker", None),
+        ("p", None),
     ],
 )
 def test_names_that_look_misspelt_are_warned_of(
@@ -126,8 +183,24 @@ def heterogeneous() -> Layout:
     ("jobs", "het_groups", "played"),
     [
         ({"ps": 2, "worker": 3}, {"ps": 2}, "w0 w1 p0 w2 p1"),
-        ({"chief": 1, "ps": 2, "worker": -1}, {"ps": 0}, "p0 p1 c0 w0 w1"),
-        ({"chief": 1, "ps": 1, "worker": 3}, {"chief": 2, "ps": 2}, "w0 w1 c0 w2 p0"),
+        (
+            {
+                "chief": 1,
+                "ps": 2,
+                "worker": -1,
+            },
+            {"ps": 0},
+            "p0 p1 c0 w0 w1",
+        ),
+        (
+            {
+                "chief": 1,
+                "ps": 1,
+                "worker": 3,
+            },
+            {"chief": 2, "ps": 2},
+            "w0 w1 c0 w2 p0",
+        ),
     ],
 )
 def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
@@ -148,7 +221,11 @@ def test_het_groups_that_do_not_fit(jobs: Counts, het_groups: Counts, message: s
 
 
 @given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.lists(
+        st.integers(1, 5),
+        min_size=1,
+        max_size=6,
+    ),
     st.sampled_from(["block", "cyclic"]),
     st.data(),
 )
@@ -162,7 +239,11 @@ def test_parameter_servers_are_spread_as_evenly_as_can_be(
     played = job_of(
         assign(
             layout,
-            {"chief": chiefs, "ps": servers, "worker": -1},
+            {
+                "chief": chiefs,
+                "ps": servers,
+                "worker": -1,
+            },
             worker_order="rank",
         )
     )

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import pytest
 from by_version import expected
 from kinds import Strings, Texts
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import Installation
 from task_accounts import assert_right, run, run_and_resolve
 

@@ -23,7 +23,8 @@ from munged import Munged, running_munged
 from slurm_resolver.coordination import ServiceAddress, client, secret, wire
 from slurm_resolver.errors import RendezvousError
 
-IDENTITY, KEY = "42.0 start 0", "a secret that nobody guesses"
+IDENTITY = "42.0 start 0"
+KEY = "a secret that nobody guesses"
 SERVICE = "the coordination service at 127.0.0.1:{port} (local rank 0 on here)"
 
 # A task connects, reports that, and then runs the code in its argument.
@@ -78,7 +79,8 @@ class Step:
     """Starts the tasks of a step on one port."""
 
     def __init__(self, port: int, tasks: int = 3) -> None:
-        self.port, self.num_tasks = port, tasks
+        self.port = port
+        self.num_tasks = tasks
         self.secret = {secret.VARIABLE: KEY}
         self.tasks: list[Task] = []
 
@@ -285,13 +287,23 @@ def shake(port: int, key: str = KEY, **changes: object) -> Fields:
     sock = dial(port)
     lines = sock.makefile("rb")
     greeting = json.loads(lines.readline())
-    hello = {"identity": IDENTITY, "rank": 1, "role": "program", "pid": 1, "number": "1"}
+    hello = {
+        "identity": IDENTITY,
+        "rank": 1,
+        "role": "program",
+        "pid": 1,
+        "number": "1",
+    }
     hello.update(challenge=secrets.token_hex(16), **changes)
     proof = wire.prove(key.encode(), "task", greeting["challenge"], hello)
     sent = wire.encode({**hello, "proof": proof})
     sock.sendall(sent)
     with lines:
-        return {"answer": lines.readline(), "sent": sent, "socket": sock}
+        return {
+            "answer": lines.readline(),
+            "sent": sent,
+            "socket": sock,
+        }
 
 
 def garbage(port: int) -> None:
@@ -344,7 +356,15 @@ def crowd(port: int) -> None:
         threading.Thread(target=stay, daemon=True).start()
 
 
-@pytest.mark.parametrize("stranger", [garbage, replay, odd_values, crowd])
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        garbage,
+        replay,
+        odd_values,
+        crowd,
+    ],
+)
 def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather()")
@@ -381,6 +401,10 @@ def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
                 time.sleep(0.1)
 
     with socket.create_server(("", port)) as holder:
-        threading.Thread(target=drip, args=[holder], daemon=True).start()
+        threading.Thread(
+            target=drip,
+            args=[holder],
+            daemon=True,
+        ).start()
         with pytest.raises(RendezvousError, match=f"cannot listen at port {port} of this node"):
             client.connect(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True))

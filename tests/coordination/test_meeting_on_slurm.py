@@ -96,7 +96,15 @@ GAP = STEP.replace("n9,n10", "n11,n12")
 OTHER_START = shlex.quote('[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec "$@"')
 ALL_READY: Told = dict.fromkeys(range(4))
 CASES = {
-    "skewed starts": Case(ALL_READY, "--timeout 90", {0: 13, 1: 30, 2: 21}),
+    "skewed starts": Case(
+        ALL_READY,
+        "--timeout 90",
+        {
+            0: 13,
+            1: 30,
+            2: 21,
+        },
+    ),
     "service never": Case(dict_of((1, 2, 3), UNREACHED), "--timeout 6", {0: 12}),
     "another never": Case(dict_of((0, 1, 3), missing(2)), "--timeout 12", {0: 4, 2: 25}),
     "killed": Case(dict_of((0, 3), f"{NAMES[2]} {KILLED}"), "", WAITS, kill(2)),
@@ -116,7 +124,8 @@ FOR_ROOT = {"a gap of the network"}
 
 def run(slurm: SlurmCluster, folder: Path, case: Case) -> Told:
     """Runs the tasks; returns the error of each task that survived."""
-    events, output = folder / "events", folder / "output"
+    events = folder / "events"
+    output = folder / "output"
     for each in (events, output):
         each.mkdir(parents=True)
     env = {"TASK_OUTPUT": str(output), "TASK_EVENTS": str(events)}
@@ -126,7 +135,7 @@ def run(slurm: SlurmCluster, folder: Path, case: Case) -> Told:
             slurm.run,
             f"srun {case.step} {TASK} {case.options} --late {late}",
             env=env,
-            check=False,
+            status=None,
             timeout=150,
         )
         try:

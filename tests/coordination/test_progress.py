@@ -19,7 +19,8 @@ from slurm_resolver.coordination.progress import (
     find_stall,
 )
 
-LIMIT, SILENCE = 300.0, 15.0
+LIMIT = 300.0
+SILENCE = 15.0
 
 
 def task(rank: int) -> TaskName:
@@ -34,16 +35,21 @@ def at(
     return Report(stage, epoch, step, begun, phase, age + silent, ms, silent=silent)
 
 
-def said(workers: dict[int, Report], limit: float = LIMIT) -> str:
+def said(workers: dict[int, Report]) -> str:
     tasks = {task(rank): report for rank, report in workers.items()}
-    behind = find_stall(tasks, limit, SILENCE)
+    behind = find_stall(tasks, LIMIT, SILENCE)
     return describe_stall(tasks, behind, SILENCE) if behind else ""
 
 
 WAITING = dict.fromkeys(range(7), at(812))
 STALLS = {
     "several": (
-        {**WAITING, 3: at(811, CALLBACK), 5: at(811, DATA), 7: at(811, CALLBACK)},
+        {
+            **WAITING,
+            3: at(811, CALLBACK),
+            5: at(811, DATA),
+            7: at(811, CALLBACK),
+        },
         (
             "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank "
             "7 on n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, "
@@ -59,18 +65,40 @@ STALLS = {
         ),
     ),
     "stopped": (
-        {**WAITING, 7: at(811, age=5, silent=296)},
+        {
+            **WAITING,
+            7: at(
+                811,
+                age=5,
+                silent=296,
+            ),
+        },
         (
             "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) has not reported for 296 s; "
             "the last report was in step 811"
         ),
     ),
     "a worker that has left fit": (
-        {0: at(5), 1: at(0, IDLE, stage="", begun=4)},
+        {
+            0: at(5),
+            1: at(
+                0,
+                IDLE,
+                stage="",
+                begun=4,
+            ),
+        },
         "worker 0 waits in step 5; worker 1 (rank 1 on n0) is outside of fit, evaluate and predict",
     ),
     "an epoch later": (
-        {0: at(1, begun=813, epoch=2), 1: at(812, CALLBACK)},
+        {
+            0: at(
+                1,
+                begun=813,
+                epoch=2,
+            ),
+            1: at(812, CALLBACK),
+        },
         (
             "worker 0 waits in step 1 of epoch 2; worker 1 (rank 1 on n0) is in step 812 of epoch "
             "1, in a callback"
@@ -86,14 +114,39 @@ def test_a_stall_is_told_in_one_line(workers: dict[int, Report], line: str) -> N
 
 GOOD = {
     "one prepares its data before fit": {
-        0: at(0, IDLE, stage="", age=3500),
-        1: at(0, MEETING, stage="fit", age=3500),
+        0: at(
+            0,
+            IDLE,
+            stage="",
+            age=3500,
+        ),
+        1: at(
+            0,
+            MEETING,
+            stage="fit",
+            age=3500,
+        ),
     },
     "one worker has just begun a step": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
-    "nobody trains": dict.fromkeys(range(8), at(0, IDLE, stage="", age=1e6)),
-    "ten steps of 40 s": dict.fromkeys(range(8), at(7, ms=40_000, age=390)),
+    "nobody trains": dict.fromkeys(
+        range(8),
+        at(
+            0,
+            IDLE,
+            stage="",
+            age=1e6,
+        ),
+    ),
+    "ten steps of 40 s": dict.fromkeys(
+        range(8),
+        at(
+            7,
+            ms=40_000,
+            age=390,
+        ),
+    ),
 }
 
 
@@ -109,13 +162,34 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
 
 
 def shown(rank: int, **values: object) -> dict[str, object]:
-    return {"rank": rank, "name": str(task(rank)), **Report()._asdict(), **values}
+    return {
+        "rank": rank,
+        "name": str(task(rank)),
+        **Report()._asdict(),
+        **values,
+    }
 
 
 def test_the_table_of_status() -> None:
     workers = [
-        shown(0, stage="training", epoch=3, step=812, phase=STEP, ms=51.23, waiting=0.01),
-        shown(1, stage="validation", epoch=3, step=1, phase=DATA, waiting=0.34, outside=0.1),
+        shown(
+            0,
+            stage="training",
+            epoch=3,
+            step=812,
+            phase=STEP,
+            ms=51.23,
+            waiting=0.01,
+        ),
+        shown(
+            1,
+            stage="validation",
+            epoch=3,
+            step=1,
+            phase=DATA,
+            waiting=0.34,
+            outside=0.1,
+        ),
         shown(2, silent=40.0),
     ]
     assert [" ".join(line.split()) for line in table(workers).splitlines()] == [
@@ -132,14 +206,29 @@ def test_the_table_of_status() -> None:
 
 def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
     workers = [
-        shown(rank, waiting=0.3, steps=8, seconds={"data": 1, "steps": 3}) for rank in (0, 1)
+        shown(
+            rank,
+            waiting=0.3,
+            steps=8,
+            seconds={"data": 1, "steps": 3},
+        )
+        for rank in (0, 1)
     ]
     assert describe_epoch(workers[0]) == (
         "last epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
     )
     assert describe_epoch(shown(0)) == ""
     assert "wait for it 30% of the time: end the dataset with prefetch" in advise(workers)
-    assert "a map before batch(n) (docs" in advise([*workers, shown(2, waiting=0.5, whole=True)])
+    assert "a map before batch(n) (docs" in advise(
+        [
+            *workers,
+            shown(
+                2,
+                waiting=0.5,
+                whole=True,
+            ),
+        ]
+    )
     assert advise([*workers, shown(2, waiting=0.1)]) == ""
 
 
@@ -155,7 +244,12 @@ JOBS = {
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_without_a_service(job: str) -> None:
     state, reason = job.split()
-    fields = {"JobState": state, "Reason": reason, "StartTime": "NOON", "NodeList": "n1"}
+    fields = {
+        "JobState": state,
+        "Reason": reason,
+        "StartTime": "NOON",
+        "NodeList": "n1",
+    }
     told = describe_job("4", {**fields, "ExitCode": "0:15"})
     assert told == (f"job 4 is {state}{JOBS[job]}" if JOBS[job] else "")
 

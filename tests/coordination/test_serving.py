@@ -82,9 +82,22 @@ def job(request: pytest.FixtureRequest, port: int) -> Iterator[Job]:
     job.host.leave()
 
 
-C = ["chief 0", "ps 0", "worker 0", "worker 1"]  # ranks 1 to 4
-W = ["worker 0", "ps 0", "worker 1"]
-P = ["worker 0", "ps 0", "ps 1"]
+C = [
+    "chief 0",
+    "ps 0",
+    "worker 0",
+    "worker 1",
+]  # ranks 1 to 4
+W = [
+    "worker 0",
+    "ps 0",
+    "worker 1",
+]
+P = [
+    "worker 0",
+    "ps 0",
+    "ps 1",
+]
 PS_LOST = "ps 1 (rank 3 on n3) is lost, and its variables with it: "
 ENDED = "its process has ended"
 FINISHED = Outcome(0, "all who train have finished")

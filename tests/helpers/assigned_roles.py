@@ -14,14 +14,13 @@ from slurm_resolver.cluster.roles import Roles, assign_roles
 from slurm_resolver.slurm.step import SlurmStep
 
 
-def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1) -> Layout:
+def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:
     """Returns the layout of a step with these numbers of tasks on nodes n0, n1, …"""
     return layout_from_environment(
         SlurmStep(
             nodes=tuple(f"n{i}" for i in range(len(counts))),
             tasks_per_node=tuple(counts),
             distribution=distribution,
-            plane_size=plane,
         )
     )
 

@@ -71,7 +71,11 @@ def other_user(programs: Sequence[str]) -> OtherUser | None:
     found = pwd.getpwnam("nobody")
     user = OtherUser(found.pw_uid, found.pw_gid)
     asked = " && ".join(["python3 -c 'import ensurepip'", *(f"test -x {one}" for one in programs)])
-    done = subprocess.run(user.words(["sh", "-c", asked]), env={"PATH": PATH}, capture_output=True)
+    done = subprocess.run(
+        user.words(["sh", "-c", asked]),
+        env={"PATH": PATH},
+        capture_output=True,
+    )
     return user if done.returncode == 0 else None
 
 

@@ -18,5 +18,5 @@ def helper(name: str, *options: str) -> list[str]:
 
 
 def quiet_helper(name: str) -> list[str]:
-    """Returns the command that runs a program of this folder without Python's warnings."""
-    return helper(name, "-W", "ignore")
+    """Returns the command that runs a program, without what TensorFlow and Python only remark."""
+    return ["env", "TF_CPP_MIN_LOG_LEVEL=2", *helper(name, "-W", "ignore")]

@@ -10,7 +10,9 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-_FIRST, _END, _BLOCK = 12_288, 32_768, 64
+_FIRST = 12_288
+_END = 32_768
+_BLOCK = 64
 _held: list[socket.socket] = []
 _rows_of: dict[int, Iterator[int]] = {}  # by the number of ports per request
 
@@ -44,8 +46,3 @@ def free_ports(count: int) -> int:
     """Returns the first of `count` consecutive free ports. No port is returned twice."""
     rows = _rows_of.setdefault(count, _rows(count))
     return next(first for first in rows if _are_free(range(first, first + count)))
-
-
-def free_port() -> int:
-    """Returns a free port. No port is returned twice."""
-    return free_ports(1)

@@ -16,13 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from kinds import Action, Fields
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
 import tensorflow as tf
+from kinds import Action, Fields
 from labelled_rows import LOSS, data
 
 import slurm_resolver as sr
@@ -65,7 +62,11 @@ def model_with(optimizer: Action, built: bool = True) -> Any:
             keras.layers.Dense(3),
         ]
     )
-    model.compile(optimizer=optimizer(), loss=LOSS, metrics=["accuracy"])
+    model.compile(
+        optimizer=optimizer(),
+        loss=LOSS,
+        metrics=["accuracy"],
+    )
     return model
 
 
@@ -74,7 +75,11 @@ def adam() -> Any:
 
 
 def momentum() -> Any:
-    return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True)
+    return keras.optimizers.SGD(
+        0.05,
+        momentum=0.9,
+        use_ema=True,
+    )
 
 
 def scaled() -> Any:
@@ -92,7 +97,12 @@ STORIES: Fields = {
 
 def fit(model: Any, *callbacks: Any) -> list[int]:
     """Trains, and returns the epochs."""
-    epochs: list[int] = model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=list(callbacks)).epoch
+    epochs: list[int] = model.fit(
+        data(),
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=list(callbacks),
+    ).epoch
     return epochs
 
 

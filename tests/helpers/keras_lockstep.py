@@ -27,7 +27,14 @@ import numpy
 import pytest
 from kinds import Strings, Texts
 
-ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
+ABSENT = (
+    "jax.experimental.sparse",
+    "jax.experimental",
+    "jax",
+    "torch",
+    "grain",
+    "pandas",
+)
 SECONDS = 300  # after this time a test counts as hung; on a busy machine, some take a minute
 STDERR = os.dup(2)  # pytest captures the descriptor 2, and the traceback of a hung test with it
 
@@ -36,7 +43,8 @@ class Outcomes:
     """A pytest plugin that records the error of each test."""
 
     def __init__(self, passed: Strings, mocked: Strings) -> None:
-        self.passed, self.mocked = passed, mocked
+        self.passed = passed
+        self.mocked = mocked
         self.errors: Texts = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -47,7 +55,11 @@ class Outcomes:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self.errors[item.nodeid] = ""
-        faulthandler.dump_traceback_later(SECONDS, exit=True, file=STDERR)
+        faulthandler.dump_traceback_later(
+            SECONDS,
+            exit=True,
+            file=STDERR,
+        )
         sys.modules["keras"].utils.set_random_seed(zlib.crc32(item.nodeid.encode()) % 2**31)
         result = yield
         faulthandler.cancel_dump_traceback_later()
@@ -71,7 +83,9 @@ def run_in_scope() -> None:
 
     # not every version has the same name for this class
     trainer: Any = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
-    set_up, compiles, seeds = testing.TestCase.setUp, trainer.compile, numpy.random.seed
+    set_up = testing.TestCase.setUp
+    compiles = trainer.compile
+    seeds = numpy.random.seed
     numpy.random.seed = lambda seed=None: seeds(seed or 0)  # Keras draws test data without a seed
 
     def entered(test: Any) -> None:
@@ -81,15 +95,25 @@ def run_in_scope() -> None:
 
     def compiled(model: Any, *args: Any, **how: Any) -> None:
         jit = how.pop("jit_compile", "auto")  # XLA has no collectives on CPUs
-        compiles(model, *args, jit_compile=False if jit is True else jit, **how)
+        compiles(
+            model,
+            *args,
+            jit_compile=False if jit is True else jit,
+            **how,
+        )
 
-    testing.TestCase.setUp, trainer.compile = entered, compiled
+    testing.TestCase.setUp = entered
+    trainer.compile = compiled
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.add_argument("files", nargs="+", help="trainers/trainer_test.py, callbacks/…")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        help="trainers/trainer_test.py, callbacks/…",
+    )
     args = parser.parse_args()
     rank = os.environ.get("SLURM_PROCID", "alone")
     passed: Strings = []

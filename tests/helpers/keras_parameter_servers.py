@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -21,7 +19,12 @@ from keras_programs import common as cases
 import slurm_resolver as sr
 
 EPOCH = 400  # steps
-METRICS = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
+METRICS = [
+    "true_positives",
+    "true_negatives",
+    "false_positives",
+    "false_negatives",
+]
 Trial = Callable[[sr.ParameterServerStrategy], Any]
 TRIALS: dict[str, Trial] = {}
 
@@ -43,8 +46,15 @@ def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any
         model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
         model.compile("sgd", "binary_crossentropy", metrics=counts)
     rows = np.arange(EPOCH * 3) % cases.ROWS
-    x, y = cases.X[rows], (cases.Y[rows] > 0).astype("float32")
-    history = model.fit(x, y, batch_size=3, epochs=2, verbose=0).history
+    x = cases.X[rows]
+    y = (cases.Y[rows] > 0).astype("float32")
+    history = model.fit(
+        x,
+        y,
+        batch_size=3,
+        epochs=2,
+        verbose=0,
+    ).history
     return {
         "iterations": int(model.optimizer.iterations),
         "counted": [sum(history[name][epoch] for name in METRICS) for epoch in range(2)],
@@ -56,7 +66,11 @@ def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) 
     """Returns the number of steps in each checkpoint."""
     folder = Path(os.environ["TASK_OUTPUT"], "checkpoints")
     model = build(strategy)
-    backup = sr.BackupAndResume(str(folder), save_every=150, max_to_keep=9)
+    backup = sr.BackupAndResume(
+        str(folder),
+        save_every=150,
+        max_to_keep=9,
+    )
     rows = np.arange(EPOCH * 3) % cases.ROWS
     model.fit(
         tf.data.Dataset.from_tensor_slices((cases.X[rows], cases.Y[rows])).batch(3),
@@ -76,7 +90,11 @@ def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) 
 def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
     """Evaluates and predicts with the strategy and with a local copy; the last batch is shorter."""
     model = build(strategy)
-    model.fit(cases.data(), epochs=2, verbose=0)
+    model.fit(
+        cases.data(),
+        epochs=2,
+        verbose=0,
+    )
     copy = build(tf.distribute.get_strategy())
     copy.set_weights(model.get_weights())
     return [
@@ -95,7 +113,16 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
     data = strategy.distribute_datasets_from_function(
         lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
     )
-    history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
+    history = model.fit(
+        data,
+        epochs=20,
+        class_weight={
+            0: 1.0,
+            1: 2.0,
+            2: 1.0,
+        },
+        verbose=0,
+    ).history
     steps = int(model.optimizer.iterations)
     return [steps, history["accuracy"], model.evaluate(data, verbose=0)]
 
@@ -104,11 +131,16 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
 def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
     """Trains as in TensorFlow's tutorial on parameter servers, with the same callbacks."""
     folder = Path(os.environ["TASK_OUTPUT"])
-    x, y = tf.random.uniform((10, 10)), tf.random.uniform((10, 10))
+    x = tf.random.uniform((10, 10))
+    y = tf.random.uniform((10, 10))
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat().batch(64).prefetch(2)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(10)])
-        model.compile(keras.optimizers.SGD(), loss="mse", steps_per_execution=10)
+        model.compile(
+            keras.optimizers.SGD(),
+            loss="mse",
+            steps_per_execution=10,
+        )
     history = model.fit(
         data,
         epochs=5,
@@ -162,12 +194,22 @@ def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
 @trial
 def after_errors(strategy: sr.ParameterServerStrategy) -> Any:
     model = build(strategy)
-    model.fit(cases.data(), epochs=2, verbose=0)
+    model.fit(
+        cases.data(),
+        epochs=2,
+        verbose=0,
+    )
     return int(model.optimizer.iterations)
 
 
 def main() -> None:
-    resolver = sr.SlurmClusterResolver({"chief": 1, "ps": 1, "worker": -1})
+    resolver = sr.SlurmClusterResolver(
+        {
+            "chief": 1,
+            "ps": 1,
+            "worker": -1,
+        }
+    )
     if resolver.task_type == "worker":
         try:
             sr.ParameterServerStrategy(resolver)

@@ -12,14 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kinds import Action, Change, Fields, Strings, Texts
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.models import save_model  # before the strategy is made
+from kinds import Action, Change, Fields, Strings, Texts
 from labelled_rows import LOSS, X, data
 
 import slurm_resolver as sr
@@ -29,7 +26,11 @@ TRIALS = 8
 
 
 def train(model: Any, **how: Any) -> Any:
-    return model.fit(data(), verbose=0, **how).history
+    return model.fit(
+        data(),
+        verbose=0,
+        **how,
+    ).history
 
 
 def build(strategy: Any) -> Any:
@@ -38,7 +39,11 @@ def build(strategy: Any) -> Any:
         normalization = keras.layers.BatchNormalization(synchronized=True)
         first = keras.layers.Dense(400, use_bias=False)  # Adam would amplify a bias's tiny gradient
         model = keras.Sequential([keras.Input((6,)), first, normalization, keras.layers.Dense(3)])
-        model.compile(optimizer=keras.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
+        model.compile(
+            optimizer=keras.optimizers.Adam(0.01),
+            loss=LOSS,
+            metrics=["accuracy"],
+        )
     return model
 
 
@@ -107,7 +112,11 @@ def callbacks(model: Any, index: int) -> Fields:
     ]
     logs = given[2:4]
     names = [log.filename for log in logs]
-    history = train(model, epochs=3, callbacks=given)
+    history = train(
+        model,
+        epochs=3,
+        callbacks=given,
+    )
     again = [outcome(lambda: model.load_weights(FOLDER / "weights-3" / "of.weights.h5"))]
     if index == 0:
         model.save(FOLDER / "by one.keras")
@@ -190,10 +199,18 @@ def checkpoints(strategy: Any, index: int) -> Fields:
     """Trains in the scope with each kind of ModelCheckpoint in all workers, or in one."""
     keras.backend.clear_session()
     options: dict[str, Fields] = {
-        "best.weights.h5": {"save_best_only": True, "monitor": "loss", "save_weights_only": True},
+        "best.weights.h5": {
+            "save_best_only": True,
+            "monitor": "loss",
+            "save_weights_only": True,
+        },
         "steps-{epoch}.keras": {"save_freq": 3},
         "epoch-{epoch:02d}-{loss:.1f}.keras": {},
-        "worst.keras": {"save_best_only": True, "monitor": "accuracy", "mode": "min"},
+        "worst.keras": {
+            "save_best_only": True,
+            "monitor": "accuracy",
+            "mode": "min",
+        },
     }
     found: Fields = {}
     for who in ("all", "0", "1"):
@@ -205,7 +222,11 @@ def checkpoints(strategy: Any, index: int) -> Fields:
         ]
         model = build(strategy)
         with strategy.scope():
-            train(model, epochs=2, callbacks=mine)
+            train(
+                model,
+                epochs=2,
+                callbacks=mine,
+            )
         model.evaluate(data(), verbose=0)  # until then, the other worker may not have saved
         found[who] = sorted(path.name for path in folder.iterdir())
     return found

@@ -9,22 +9,47 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from captured import Captured
 from kinds import Completed, Strings
 
 from slurm_resolver.cli import main
 
-COMMAND = [sys.executable, "-m", "slurm_resolver"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "slurm_resolver",
+]
 
 
-def captured(command: Sequence[str | Path], status: int | None = None, **how: Any) -> Completed:
+def captured(
+    command: Sequence[str | Path], status: int | None = None, timeout: float = 600, **how: Any
+) -> Completed:
     """Runs a program, and captures its output as text. A given status must be its exit status."""
-    done = subprocess.run(command, capture_output=True, text=True, **how)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **how,
+    )
     assert status in (None, done.returncode), f"{command}\n{done.stdout}\n{done.stderr}"
     return done
 
 
-def run(*arguments: str, timeout: float = 180, **how: Any) -> Completed:
-    return captured([*COMMAND, *arguments], timeout=timeout, **how)
+def piped(command: Sequence[str], **how: Any) -> Any:
+    """Starts a program, whose output and errors the test reads as text while it runs."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **how)
+
+
+def in_step(options: str, *command: str) -> Strings:
+    """Returns the command that runs another one in a local step, with options such as "-n 2"."""
+    return [*COMMAND, "run", *options.split(), "--", *command]
+
+
+def run_script(options: str, script: str, **how: Any) -> Completed:
+    """Runs a shell script in the tasks of a local step."""
+    return captured(in_step(options, "sh", "-c", script), **how)
 
 
 def exit_status(*arguments: str) -> object:
@@ -33,6 +58,14 @@ def exit_status(*arguments: str) -> object:
         return main(arguments)
     except SystemExit as end:
         return end.code
+
+
+def refused(capsys: Captured, *arguments: str) -> str:
+    """Returns the error of a command that has done nothing: its exit status is 2."""
+    assert exit_status(*arguments) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    return errors
 
 
 def ended(pid: int) -> bool:
@@ -47,15 +80,3 @@ def ended(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-# A task's output in these tests: a complete line on each stream, and an incomplete line.
-SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
-
-
-def files(folder: Path) -> dict[str, Strings]:
-    """Returns the sorted lines of each file, because two tasks write in either order."""
-    return {
-        path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
-        for path in folder.iterdir()
-    }

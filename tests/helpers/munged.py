@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_cluster import SlurmUnavailable, slurm_or_skip
-from slurm_installation import PATH
+from slurm_installation import PATH, slurm_or_skip
 
 START_SECONDS = 60.0
 
@@ -22,7 +21,8 @@ class Munged:
     """A running munged, and munge's commands for it."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
-        self.folder, self.process = folder, process
+        self.folder = folder
+        self.process = process
         self.socket = str(folder / "socket")
 
     def munge(self, payload: bytes, uid: int) -> str:
@@ -44,7 +44,7 @@ def program(name: str) -> str:
     """Returns the path of one of munge's programs; skips or fails the test if it is missing."""
     path = shutil.which(name, path=PATH)
     if path is None:
-        slurm_or_skip(SlurmUnavailable(f"{name} is not installed: `make slurm`"))
+        slurm_or_skip(f"{name} is not installed: `make slurm`")
     return path
 
 
@@ -68,9 +68,14 @@ def running_munged() -> Iterator[Munged]:
         # Without --force, munged rejects a folder below /tmp, because everybody can write there.
         command = [program("munged"), "--foreground", "--force", "--num-threads=1", *options]
         with (folder / "out").open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out)
+            process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=out,
+            )
         try:
-            munged, until = Munged(folder, process), time.monotonic() + START_SECONDS
+            munged = Munged(folder, process)
+            until = time.monotonic() + START_SECONDS
             while not _listens(munged.socket):
                 said = (folder / "out").read_text()
                 if process.poll() is not None or time.monotonic() > until:

@@ -6,15 +6,12 @@ tests/data/README.md describes the file.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 from folders import DATA
 from kinds import Texts
 
 from slurm_resolver.cluster.layout import Layout, local_ranks
-
-STEPS = DATA / "steps.jsonl"
 
 
 class Recording(NamedTuple):
@@ -50,10 +47,10 @@ class Recording(NamedTuple):
         return Layout(nodes, node_of, local_ranks(node_of, len(nodes)), "block", "rendezvous")
 
 
-def recordings(path: Path = STEPS) -> list[Recording]:
+def recordings() -> list[Recording]:
     """Returns every recorded step. A scenario may contain several steps."""
     found = []
-    with open(path, encoding="utf-8") as lines:
+    with open(DATA / "steps.jsonl", encoding="utf-8") as lines:
         for line in lines:
             scenario = json.loads(line)
             steps: dict[tuple[str, str], list[Texts]] = {}

@@ -17,7 +17,6 @@ from typing import Any
 
 from kinds import Action, Fields
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import keras
@@ -26,7 +25,9 @@ import tensorflow as tf
 
 import slurm_resolver as sr
 
-ROWS, COLUMNS, BATCH = 60, 4, 6
+ROWS = 60
+COLUMNS = 4
+BATCH = 6
 _random = np.random.default_rng(7)
 X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float32")
@@ -91,12 +92,21 @@ def endless() -> tf.data.Dataset:
 
 @case
 def one_iterator_for_all() -> Fields:
-    return {"model": perceptron(), "x": endless(), "steps_per_epoch": 7}
+    return {
+        "model": perceptron(),
+        "x": endless(),
+        "steps_per_epoch": 7,
+    }
 
 
 @case
 def data_that_ends_within_an_epoch() -> Fields:
-    return {"model": perceptron(), "x": dataset(), "steps_per_epoch": 4, "epochs": 5}
+    return {
+        "model": perceptron(),
+        "x": dataset(),
+        "steps_per_epoch": 4,
+        "epochs": 5,
+    }
 
 
 @case
@@ -109,7 +119,12 @@ def shuffled_anew() -> Fields:
 
 @case
 def arrays() -> Fields:
-    return {"model": perceptron(), "x": X, "y": Y, "batch_size": BATCH}
+    return {
+        "model": perceptron(),
+        "x": X,
+        "y": Y,
+        "batch_size": BATCH,
+    }
 
 
 @case
@@ -142,7 +157,11 @@ def state_of_optimizers() -> Fields:
     return {
         "model": perceptron(
             optimizer=scaled(
-                keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9),
+                keras.optimizers.Adam(
+                    rate,
+                    use_ema=True,
+                    ema_momentum=0.9,
+                ),
                 initial_scale=2.0,
                 dynamic_growth_steps=4,
             )
@@ -159,8 +178,16 @@ def early_stopping() -> Fields:
         "x": dataset(),
         "validation_data": dataset(rows=30),
         "callbacks": [
-            keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
-            keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2),
+            keras.callbacks.EarlyStopping(
+                "val_loss",
+                patience=2,
+                restore_best_weights=True,
+            ),
+            keras.callbacks.ReduceLROnPlateau(
+                "loss",
+                patience=1,
+                min_delta=0.2,
+            ),
         ],
         "epochs": 12,
     }
@@ -194,13 +221,22 @@ def generator() -> Fields:
             for at in range(0, ROWS, BATCH):
                 yield X[at : at + BATCH], Y[at : at + BATCH]
 
-    return {"model": perceptron(), "x": batches(), "steps_per_epoch": 7}
+    return {
+        "model": perceptron(),
+        "x": batches(),
+        "steps_per_epoch": 7,
+    }
 
 
 def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
     """Interrupts the training at each of these steps in turn, and then trains to the end."""
     for after in [*breaks, (99, 0)]:
-        how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}
+        how = {
+            "epochs": 3,
+            "callbacks": [],
+            "verbose": 0,
+            **make(),
+        }
         model = how.pop("model")
         how["callbacks"] = [
             break_off(after),
@@ -213,7 +249,11 @@ def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
             continue
     weights = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
     digest = hashlib.sha256(b"".join(value.tobytes() for value in weights)).hexdigest()
-    return {"weights": digest, "history": history.history, "epochs": history.epoch}
+    return {
+        "weights": digest,
+        "history": history.history,
+        "epochs": history.epoch,
+    }
 
 
 def outcomes(name: str) -> dict[str, Fields]:
@@ -231,7 +271,11 @@ def main() -> None:
     global strategy
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default="get_strategy")
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        default=list(CASES),
+    )
     args = parser.parse_args()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2

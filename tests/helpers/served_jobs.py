@@ -11,14 +11,21 @@ from typing import Callable
 
 import pytest
 from folders import helper
-from slurm_cluster import SlurmCluster, end_srun
+from slurm_cluster import SlurmCluster
+from slurm_command import end_srun
 
 # Each task leaves its errors and its exit status. An old srun may need minutes to
 # end after a node was cut off, and loses what that node's task has printed.
 EACH = 'ends="$TASK_OUTPUT/$SLURM_PROCID"; $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
 _NAME = "served"
 _SRUN_SECONDS = 5.0
-NODES = ["n8", "n9", "n10", "n11", "n12"]
+NODES = [
+    "n8",
+    "n9",
+    "n10",
+    "n11",
+    "n12",
+]
 
 
 class Job:
@@ -93,5 +100,5 @@ class Job:
 
     def end(self) -> tuple[str, str]:
         """Ends the step and its srun."""
-        self.slurm.run(["scancel", f"--name={_NAME}"], check=False)
+        self.slurm.run(["scancel", f"--name={_NAME}"], status=None)
         return end_srun(self.process)

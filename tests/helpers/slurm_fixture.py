@@ -1,13 +1,28 @@
-"""A fixture that starts a real Slurm."""
+"""Fixtures that start a real Slurm."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pytest
-from slurm_cluster import Node, SlurmCluster, started
-from slurm_installation import Installation
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_installation import Installation, SlurmUnavailable, slurm_or_skip
+
+
+@contextlib.contextmanager
+def started(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Starts the cluster, for a fixture; skips or fails its tests if Slurm cannot run."""
+    try:
+        cluster.start()
+    except SlurmUnavailable as error:
+        slurm_or_skip(str(error))
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def slurm_of(
@@ -23,7 +38,12 @@ def slurm_of(
     ) -> Iterator[SlurmCluster]:
         folder = tmp_path_factory.mktemp("slurm")
         with started(
-            SlurmCluster(nodes, folder, extra_conf=conf, installation=installation)
+            SlurmCluster(
+                nodes,
+                folder,
+                extra_conf=conf,
+                installation=installation,
+            )
         ) as cluster:
             yield cluster
 

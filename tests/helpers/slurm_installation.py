@@ -9,7 +9,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from kinds import Strings
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,17 @@ ROOT = Path(__file__).parents[2]
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
 # `make slurms` puts each version in a folder here, with bin, sbin, lib and plugins.
 BESIDE = Path(os.environ.get("SLURM_RESOLVER_SLURMS", ROOT / ".slurms"))
+
+
+class SlurmUnavailable(Exception):  # noqa: N818 (a state of the machine, not a fault)
+    """Slurm cannot run on this machine; the message says what is missing, and how to install it."""
+
+
+def slurm_or_skip(missing: str) -> NoReturn:
+    """Skips a test that needs Slurm, or fails it if SLURM_RESOLVER_REQUIRE_SLURM=1."""
+    if os.environ.get("SLURM_RESOLVER_REQUIRE_SLURM") == "1":
+        raise SlurmUnavailable(missing)
+    pytest.skip(missing)
 
 
 @dataclass(frozen=True)

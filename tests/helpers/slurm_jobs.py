@@ -14,7 +14,14 @@ from slurm_cluster import SlurmCluster
 
 # The tasks find the commands of this environment.
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-ENDS = ("COMPLETED", "FAILED", "PREEMPTED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+ENDS = (
+    "COMPLETED",
+    "FAILED",
+    "PREEMPTED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+)
 
 
 def read(path: Path) -> str:

@@ -47,10 +47,22 @@ def tell_when_come(folder: Path, rank: int, cluster: sr.Cluster) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--timeout", type=float, default=30.0)
-    parser.add_argument("--other-jobs-in", type=int, default=-1)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+    )
+    parser.add_argument(
+        "--other-jobs-in",
+        type=int,
+        default=-1,
+    )
     parser.add_argument("--node-address")
-    parser.add_argument("--late", type=json.loads, default={})
+    parser.add_argument(
+        "--late",
+        type=json.loads,
+        default={},
+    )
     args = parser.parse_args()
     rank = int(os.environ["SLURM_PROCID"])
     # Opened early, because a service with a low limit of open files may use all of them.
@@ -63,7 +75,11 @@ def main() -> None:
     if "TASK_EVENTS" in os.environ:
         events = Path(os.environ["TASK_EVENTS"])
         start_together(events, rank, args.late)
-        threading.Thread(target=tell_when_come, args=(events, rank, cluster), daemon=True).start()
+        threading.Thread(
+            target=tell_when_come,
+            args=(events, rank, cluster),
+            daemon=True,
+        ).start()
 
     told = None
     try:

@@ -105,8 +105,16 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--legacy", action="store_true")
     parser.add_argument("--keras", action="store_true")
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--ps", type=int, default=1)
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=0,
+    )
+    parser.add_argument(
+        "--ps",
+        type=int,
+        default=1,
+    )
     args = parser.parse_args()
     jobs = {"ps": args.ps, "worker": -1}
     resolver = SlurmClusterResolver(jobs if args.legacy else {"chief": 1, **jobs})

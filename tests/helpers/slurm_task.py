@@ -36,7 +36,11 @@ def account(jobs: Any, layout: LayoutChoice, node_address: str | None) -> Fields
         "error": None,
     }
     try:
-        cluster = sr.resolve(jobs, layout=layout, node_address=node_address)
+        cluster = sr.resolve(
+            jobs,
+            layout=layout,
+            node_address=node_address,
+        )
         line["cluster"] = cluster.to_dict()
         # as if TensorFlow could use all GPUs
         line["devices"] = task_devices(cluster, len(cluster.gpus or ()))
@@ -85,8 +89,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=json.loads)
     parser.add_argument("--layout", default="auto")
     parser.add_argument("--node-address")
-    parser.add_argument("--unset", action="append", default=[])
-    parser.add_argument("--meet", nargs=2, metavar=("DIRECTORY", "TOTAL"))
+    parser.add_argument(
+        "--unset",
+        action="append",
+        default=[],
+    )
+    parser.add_argument(
+        "--meet",
+        nargs=2,
+        metavar=("DIRECTORY", "TOTAL"),
+    )
     args = parser.parse_args()
     for variable in args.unset:
         os.environ.pop(variable, None)

@@ -27,7 +27,8 @@ import tensorflow as tf  # noqa: E402
 import slurm_resolver as sr  # noqa: E402
 
 STEPS = 10  # in an epoch
-EXAMPLES, BATCH = 8 * STEPS, 8
+EXAMPLES = 8 * STEPS
+BATCH = 8
 
 
 class Story:
@@ -35,7 +36,8 @@ class Story:
 
     def __init__(self, args: argparse.Namespace, rank: int, start: int) -> None:
         self.path = Path(args.out) / f"rank.{rank}.jsonl"
-        self.rank, self.start = rank, start
+        self.rank = rank
+        self.start = start
         faults = json.loads(args.faults)
         # Steps are slow only in the first start and in starts with a fault.
         self.sleep = args.sleep if start < max(1, len(faults)) else 0.0
@@ -83,7 +85,11 @@ class Story:
 
 def arrays() -> tuple[Any, Any]:
     numbers = tf.random.stateless_normal([EXAMPLES, 4], seed=[1, 2])
-    return numbers, tf.reduce_sum(numbers, axis=1, keepdims=True)
+    return numbers, tf.reduce_sum(
+        numbers,
+        axis=1,
+        keepdims=True,
+    )
 
 
 def shuffled(epoch: int = 0) -> tf.data.Dataset:
@@ -123,12 +129,17 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
         )
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     backup = sr.BackupAndResume(f"{args.out}/checkpoints", config, save_every=args.save_every)
-    stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=3)
+    stop = keras.callbacks.EarlyStopping(
+        "val_loss",
+        min_delta=10.0,
+        patience=3,
+    )
     batch = args.batch_of_each * strategy.num_replicas_in_sync or BATCH
     data = shuffled().repeat().batch(batch)
     steps: int | None = STEPS
     if args.per_epoch:
-        data, steps = shuffled().batch(batch), None
+        data = shuffled().batch(batch)
+        steps = None
     history = model.fit(
         data,
         epochs=args.epochs + 4,
@@ -147,8 +158,16 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
 def train_loop(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
     with strategy.scope():
         weights = tf.Variable(tf.zeros([4, 1]), name="weights")
-        speed = tf.Variable(tf.zeros([4, 1]), name="speed", trainable=False)
-        ballast = tf.Variable(tf.zeros([args.ballast, 2**18]), name="ballast", trainable=False)
+        speed = tf.Variable(
+            tf.zeros([4, 1]),
+            name="speed",
+            trainable=False,
+        )
+        ballast = tf.Variable(
+            tf.zeros([args.ballast, 2**18]),
+            name="ballast",
+            trainable=False,
+        )
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(batch: Any) -> None:
@@ -186,12 +205,35 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("keras", "loop"))
     parser.add_argument("out")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=4,
+    )
     parser.add_argument("--save-every", type=int)
-    parser.add_argument("--per-epoch", type=int, default=0, help="keras: an iterator each epoch")
-    parser.add_argument("--batch-of-each", type=int, default=0, help="keras: worker's; 0: 8 of all")
-    parser.add_argument("--sleep", type=float, default=0.0)
-    parser.add_argument("--ballast", type=int, default=0, help="MiB that the checkpoint holds")
+    parser.add_argument(
+        "--per-epoch",
+        type=int,
+        default=0,
+        help="keras: an iterator each epoch",
+    )
+    parser.add_argument(
+        "--batch-of-each",
+        type=int,
+        default=0,
+        help="keras: worker's; 0: 8 of all",
+    )
+    parser.add_argument(
+        "--sleep",
+        type=float,
+        default=0.0,
+    )
+    parser.add_argument(
+        "--ballast",
+        type=int,
+        default=0,
+        help="MiB that the checkpoint holds",
+    )
     parser.add_argument("--faults", default="[]")
     args = parser.parse_args()
 

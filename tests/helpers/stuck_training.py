@@ -25,7 +25,9 @@ import slurm_resolver as sr
 KIND = sys.argv[1]
 RANK = int(os.environ["SLURM_PROCID"])
 SECONDS = float(os.environ.get("STUCK_SECONDS", "0"))
-ROWS, BATCH, STEPS = 4, 8, 12
+ROWS = 4
+BATCH = 8
+STEPS = 12
 
 
 def stand_still(kind: str, step: int) -> None:

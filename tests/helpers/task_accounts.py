@@ -40,7 +40,11 @@ def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> dict[int, t
     """
     save = f"bash -c {shlex.quote(f'env -0 > {output}/$(hostname).$SLURM_PROCID')}"
     # A busy Slurm may need a minute for a step that otherwise takes half a second.
-    slurm.run(command.replace("TASK", save), cwd=output.parent, timeout=180.0)
+    slurm.run(
+        command.replace("TASK", save),
+        cwd=output.parent,
+        timeout=180.0,
+    )
     tasks = {}
     for path in output.iterdir():
         host, rank = path.name.split(".")
@@ -82,8 +86,8 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> l
     return each
 
 
-def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> Records:
-    lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
+def accounts(output: Path, job_id: str = "*") -> Records:
+    lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.*")]
     assert lines, "no task wrote a record"
     return sorted(lines, key=lambda line: int(line["rank"]))
 

@@ -5,28 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from captured import Captured
-from local_run import COMMAND, ended, exit_status, run
+from local_run import captured, ended, in_step, piped, refused, run_script
 from task_variables import TASK
 
 from slurm_resolver.local.environment import free_ports
 
 
 def test_each_task_sees_one_cluster() -> None:
-    done = run(
-        "run",
-        "-n",
-        "3",
-        "--",
-        sys.executable,
-        "-c",
-        "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())",
-    )
+    show = "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())"
+    done = captured(in_step("-n 3", sys.executable, "-c", show))
     assert (done.returncode, done.stderr) == (0, "")
     configs = [eval(line.partition(": ")[2]) for line in done.stdout.splitlines()]
     assert len({str(config["cluster"]) for config in configs}) == 1
@@ -43,11 +35,8 @@ def test_each_task_sees_one_cluster() -> None:
 def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
     settings = {"SLURM_RESOLVER_SECRET": "s", "SLURM_RESOLVER_START_TIMEOUT": "9"}
     settings["SLURM_RESOLVER"] = "off"
-    done = run(
-        "run",
-        "--",
-        "sh",
-        "-c",
+    done = run_script(
+        "",
         "env | grep SLURM",
         env={
             **os.environ,
@@ -74,7 +63,7 @@ def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
     ],
 )
 def test_one_failure_ends_all(script: str, statuses: object, message: str) -> None:
-    done = run("run", "-n", "3", "--", "sh", "-c", script)
+    done = run_script("-n 3", script)
     assert message in done.stderr
     assert done.stderr.startswith("slurm-resolver run: task ")
     assert done.returncode in statuses  # type: ignore[operator]
@@ -87,13 +76,7 @@ def test_a_signal_ends_all_tasks_and_what_they_started(
     script = f"sleep 300 & echo $! > {tmp_path}/$SLURM_PROCID; echo up; wait"
     if number == signal.SIGKILL:  # it cannot end the children of its tasks
         script = f"echo $$ > {tmp_path}/$SLURM_PROCID; echo up; exec sleep 300"
-    with subprocess.Popen(
-        [*COMMAND, "run", "-n", "2", "--", "sh", "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with piped(in_step("-n 2", "sh", "-c", script)) as process:
         assert sorted(process.stdout.readline() for _ in range(2)) == ["0: up\n", "1: up\n"]
         process.send_signal(number)
         _, errors = process.communicate(timeout=180)
@@ -132,7 +115,4 @@ def test_reserved_ports_are_free_ones() -> None:
     ],
 )
 def test_errors(words: str, message: str, capsys: Captured) -> None:
-    assert exit_status("run", *words.split()) == 2
-    output, errors = capsys.readouterr()
-    assert output == ""
-    assert message in errors
+    assert message in refused(capsys, "run", *words.split())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from kinds import Strings, Texts
-from local_run import run
+from local_run import captured, in_step, run_script
 from slurm_cluster import SlurmCluster
 from slurm_installation import Installation
 
@@ -31,18 +30,31 @@ def _is_imitated(installation: Installation) -> None:
 )
 def test_exit_status_is_the_real_sruns(real_slurm: SlurmCluster, script: str) -> None:
     assert (
-        run("run", "-n2", "-K0", "--", "sh", "-c", script).returncode
-        == real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], check=False).returncode
+        run_script("-n2 -K0", script).returncode
+        == real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], status=None).returncode
     )
 
 
 # Steps, by default of two tasks.
-STEPS = ["-n3", "-n1 -t UNLIMITED", "--gpus=2", "-G3", "--gpus=0", "--gpus-per-task=2"]
-STEPS += ["--gpus-per-task=0", "-n1 --gpus=4", "-n1 --gpus-per-task=4"]
+STEPS = [
+    "-n3",
+    "-n1 -t UNLIMITED",
+    "--gpus=2",
+    "-G3",
+    "--gpus=0",
+    "--gpus-per-task=2",
+    "--gpus-per-task=0",
+    "-n1 --gpus=4",
+    "-n1 --gpus-per-task=4",
+]
 
 # These variables differ from step to step, or name the machine.
 PLACES = {
-    *(f"SLURM_{name}" for name in ("CLUSTER_NAME", "JOBID", "JOB_ID", "JOB_NODELIST", "NODELIST")),
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOBID",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_NODELIST",
     "SLURM_JOB_PARTITION",
     "SLURM_SUBMIT_HOST",
     "SLURM_STEP_NODELIST",
@@ -52,9 +64,17 @@ PLACES = {
 }
 # Only srun sets these: addresses of its daemons, the site, limits, and options that `run` lacks.
 LEFT_OUT = {
-    *(f"SLURM_{name}" for name in ("CONF", "WORKING_CLUSTER", "SRUN_COMM_HOST", "SRUN_COMM_PORT")),
-    *(f"SLURM_{name}" for name in ("STEP_LAUNCHER_PORT", "TOPOLOGY_ADDR", "TOPOLOGY_ADDR_PATTERN")),
-    *(f"SLURM_{name}" for name in ("JOB_GROUP", "JOB_SLUID", "PRIO_PROCESS", "UMASK")),
+    "SLURM_CONF",
+    "SLURM_WORKING_CLUSTER",
+    "SLURM_SRUN_COMM_HOST",
+    "SLURM_SRUN_COMM_PORT",
+    "SLURM_STEP_LAUNCHER_PORT",
+    "SLURM_TOPOLOGY_ADDR",
+    "SLURM_TOPOLOGY_ADDR_PATTERN",
+    "SLURM_JOB_GROUP",
+    "SLURM_JOB_SLUID",
+    "SLURM_PRIO_PROCESS",
+    "SLURM_UMASK",
     "SLURM_OOM_KILL_STEP",
     "SLURM_TRES_PER_TASK",
     "SLURMD_DEBUG",
@@ -62,7 +82,11 @@ LEFT_OUT = {
     "SLURM_JOB_UID",
     "SLURM_JOB_GID",
 }
-OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
+OF_GPUS = {
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+}
 
 
 def variables(folder: Path) -> list[Texts]:
@@ -97,22 +121,11 @@ def run_side_by_side(slurm: SlurmCluster, steps: Sequence[Strings]) -> None:
 def test_variables_are_the_real_sruns(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     steps = []
     for number, text in enumerate(STEPS):
-        words = ["-n2", "-t5", *shlex.split(text)]
+        options = f"-n2 -t5 {text} -o {tmp_path}/{{}}-{number}/%t"
         for who in ("ours", "theirs"):
             (tmp_path / f"{who}-{number}").mkdir()
-        steps.append([*words, "-o", f"{tmp_path}/theirs-{number}/%t", "env", "-0"])
-        assert (
-            run(
-                "run",
-                *words,
-                "-o",
-                f"{tmp_path}/ours-{number}/%t",
-                "--",
-                "env",
-                "-0",
-            ).returncode
-            == 0
-        )
+        steps.append([*options.format("theirs").split(), "env", "-0"])
+        captured(in_step(options.format("ours"), "env", "-0"), status=0)
     run_side_by_side(real_slurm, steps)
     for number, text in enumerate(STEPS):
         ours, theirs = (variables(tmp_path / f"{who}-{number}") for who in ("ours", "theirs"))

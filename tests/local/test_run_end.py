@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from kinds import Strings
-from local_run import COMMAND, run
+from local_run import captured, in_step, piped, run_script
 
 
 def run_and_signal(
-    number: signal.Signals, lines: Strings, *arguments: str
+    number: signal.Signals, lines: Strings, options: str, script: str
 ) -> tuple[int, Strings, str]:
     """Sends a signal once the tasks have printed these lines; returns status, output and errors."""
-    with subprocess.Popen(
-        [*COMMAND, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    with piped(in_step(options, "sh", "-c", script)) as process:
         assert sorted(process.stdout.readline().rstrip() for _ in lines) == lines
         process.send_signal(number)
         output, errors = process.communicate(timeout=180)
@@ -34,7 +30,7 @@ def test_other_tasks_may_continue(option: str, tmp_path: Path) -> None:
 [ $SLURM_PROCID = 0 ] && exit 3
 while kill -0 $(cat {tmp_path}/0) 2>/dev/null; do sleep 0.1; done; echo done; exit 1"""
     script = f"echo $$ > {tmp_path}/$SLURM_PROCID; until [ -s {tmp_path}/0 ]; do :; done; {script}"
-    done = run("run", "-n2", option, "--", "sh", "-c", script)
+    done = run_script(f"-n2 {option}", script)
     assert (done.returncode, done.stdout) == (3, "1: done\n")
     assert done.stderr == (
         "slurm-resolver run: task 0 ended with exit status 3\n"
@@ -43,15 +39,8 @@ while kill -0 $(cat {tmp_path}/0) 2>/dev/null; do sleep 0.1; done; echo done; ex
 
 
 def test_a_time_limit_ends_all_tasks() -> None:
-    done = run(
-        "run",
-        "-n2",
-        "-t",
-        "0:01",
-        "--requeue",
-        "--",
-        "sh",
-        "-c",
+    done = run_script(
+        "-n2 -t 0:01 --requeue",
         "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait",
     )
     # srun returns 143, too. A stopped task is continued to get the signal. Nothing restarts.
@@ -62,23 +51,15 @@ def test_a_time_limit_ends_all_tasks() -> None:
 
 
 def test_a_signal_is_sent_before_the_time_limit() -> None:
-    done = run(
-        "run",
-        "-n2",
-        "-t",
-        "1",
-        "--signal",
-        "usr1@58",
-        "--",
-        "sh",
-        "-c",
+    done = run_script(
+        "-n2 -t 1 --signal usr1@58",
         "trap 'echo warned; exit 0' USR1; sleep 60 & wait",
     )
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: warned", "1: warned"])
     assert (
         done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
     )
-    done = run("run", "--signal", "USR1", "--", "true", status=0)
+    done = run_script("--signal USR1", "true", status=0)
     assert "--signal without a time limit (--time) sends nothing" in done.stderr
 
 
@@ -89,12 +70,12 @@ TOLD = ["0: told", "1: told"]
 @pytest.mark.parametrize(
     ("number", "options", "act", "status", "output", "said"),
     [
-        ("USR1", [], "trap 'echo told; exit 0' USR1", 0, TOLD, ""),
-        ("INT", ["--requeue"], "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
-        ("INT", ["--restarts=3"], "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
+        ("USR1", "", "trap 'echo told; exit 0' USR1", 0, TOLD, ""),
+        ("INT", "--requeue", "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
+        ("INT", "--restarts=3", "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
         (
             "USR2",
-            ["--requeue"],
+            "--requeue",
             "trap 'echo told; exit 1' TERM",
             0,
             ["0: 1", "0: told", "1: 1", "1: told"],
@@ -102,7 +83,7 @@ TOLD = ["0: told", "1: told"]
         ),
         (
             "USR2",
-            [],
+            "",
             "trap 'echo told; exit 1' TERM",
             143,
             TOLD,
@@ -111,18 +92,14 @@ TOLD = ["0: told", "1: told"]
     ],
 )
 def test_signals_to_the_launcher(
-    number: str, options: Strings, act: str, status: int, output: Strings, said: str
+    number: str, options: str, act: str, status: int, output: Strings, said: str
 ) -> None:
     """SIGUSR1 goes to the tasks, SIGUSR2 means a preemption, and Ctrl-C prevents restarts."""
     script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
     found = run_and_signal(
         signal.Signals[f"SIG{number}"],
         ["0: first", "0: up", "1: first", "1: up"],
-        "-n2",
-        *options,
-        "--",
-        "sh",
-        "-c",
+        f"-n2 {options}",
         script,
     )
     assert found == (status, output, said)
@@ -132,13 +109,8 @@ def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
     """The launcher delays SIGTERM, because the other tasks may still be saving."""
     wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && { echo $$ > '
     wait += f"{tmp_path}/0; exit 75; }}; until [ -s {tmp_path}/0 ]; do sleep 0.1; done; "
-    done = run(
-        "run",
-        "-n2",
-        "--requeue",
-        "--",
-        "sh",
-        "-c",
+    done = run_script(
+        "-n2 --requeue",
         wait + "trap 'echo cut off' TERM; sleep 1; echo saved",
     )
     assert (done.returncode, done.stdout) == (0, "1: saved\n")
@@ -184,17 +156,13 @@ HANDLER = "signal.signal(signal.SIGTERM, save); report(READY)"
 def test_a_planned_preemption_counts_from_the_first_step(
     after: str, save: str, start: str, waits: bool, output: str, said: Strings
 ) -> None:
-    script = TRAINING.format(save=save, start=start, waits=waits)
-    done = run(
-        "run",
-        "-n1",
-        "--requeue",
-        "--preempt-after",
-        after,
-        "--",
-        sys.executable,
-        "-c",
-        script,
+    script = TRAINING.format(
+        save=save,
+        start=start,
+        waits=waits,
+    )
+    done = captured(
+        in_step(f"-n1 --requeue --preempt-after {after}", sys.executable, "-c", script),
     )
     assert (done.returncode, done.stdout) == (0, f"0: {output}\n" if output else "")
     told = done.stderr.replace("slurm-resolver run: ", "").splitlines()
@@ -208,19 +176,7 @@ STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 
 def test_a_new_step_of_the_same_job_after_a_failure() -> None:
     script = STEP + "[ $SLURM_STEP_ID = 1 ] || exec sleep 60"
-    done = run(
-        "run",
-        "-n2",
-        "--restarts",
-        "1",
-        "--fail-after",
-        "0.5:0",
-        "--",
-        "sh",
-        "-c",
-        script,
-        status=0,
-    )
+    done = run_script("-n2 --restarts 1 --fail-after 0.5:0", script, status=0)
     lines = sorted(line.rstrip() for line in done.stdout.splitlines())
     assert [line.partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
     assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the same job
@@ -234,11 +190,11 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
 @pytest.mark.parametrize(
     ("options", "script", "status", "starts", "said"),
     [
-        (["--requeue"], "exit 75", 75, 6, "not started again after 5 restarts: task 0 asked for"),
-        (["--requeue"], "exit 74", 74, 1, "task 0 ended with exit status 74"),
-        ([], "exit 75", 75, 1, "task 0 ended with exit status 75"),
+        ("--requeue", "exit 75", 75, 6, "not started again after 5 restarts: task 0 asked for"),
+        ("--requeue", "exit 74", 74, 1, "task 0 ended with exit status 74"),
+        ("", "exit 75", 75, 1, "task 0 ended with exit status 75"),
         (
-            ["--requeue"],
+            "--requeue",
             "[ ${SLURM_RESTART_COUNT-0} = 2 ] || exit 75",
             0,
             3,
@@ -246,27 +202,27 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
         ),
         # the last start determines the status
         (
-            ["--restarts=2"],
+            "--restarts=2",
             "exit $((SLURM_STEP_ID + 3))",
             5,
             3,
             "not started again after 2 restarts: task 0 ended with exit status 5",
         ),
-        (["--restarts=2", "-K0"], "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),
+        ("--restarts=2 -K0", "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),
         # status 75 asks for a requeue, but there is no --requeue
-        (["--restarts=2"], "exit 75", 75, 1, "task 0 ended with exit status 75"),
+        ("--restarts=2", "exit 75", 75, 1, "task 0 ended with exit status 75"),
         (
-            ["--restarts=1", "--requeue"],
+            "--restarts=1 --requeue",
             "[ $SLURM_RESTART_COUNT ] || exit 75; [ $SLURM_STEP_ID = 1 ] || exit 3",
             0,
             3,
             "restart 1 of at most 1: task 0 ended with exit status 3",
         ),
         # the time limit applies to the whole job
-        (["--restarts=9", "-t0:01"], "exec sleep 9", 143, 1, "the time limit of 1 s is"),
+        ("--restarts=9 -t0:01", "exec sleep 9", 143, 1, "the time limit of 1 s is"),
     ],
 )
-def test_restarts(options: Strings, script: str, status: int, starts: int, said: str) -> None:
-    done = run("run", *options, "--", "sh", "-c", f"{STEP} {script}", status=status)
+def test_restarts(options: str, script: str, status: int, starts: int, said: str) -> None:
+    done = run_script(options, f"{STEP} {script}", status=status)
     assert len(re.findall(r"^(?:\d: )?\d+\.\d+\b", done.stdout, re.M)) == starts
     assert said in [line for line in done.stderr.splitlines() if "slurm-resolver run:" in line][-1]

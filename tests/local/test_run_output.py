@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from kinds import Strings
-from local_run import COMMAND, SPEAK, files, run
+from local_run import in_step, piped, run_script
 
 from slurm_resolver.local.output import file_name
 
 # The variables of rank 3 that replace the fields in the name of an output file.
-OF_A_TASK = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_PROCID": "3", "SLURM_NODEID": "0"}
-OF_A_TASK.update(SLURMD_NODENAME="n9", SLURM_JOB_NAME="na me", SLURM_JOB_USER="ada")
+OF_A_TASK = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "7",
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "0",
+    "SLURMD_NODENAME": "n9",
+    "SLURM_JOB_NAME": "na me",
+    "SLURM_JOB_USER": "ada",
+}
+# A task's output in these tests: a complete line on each stream, and an incomplete line.
+SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
 
 
 @pytest.mark.parametrize(
@@ -30,35 +38,39 @@ def test_fields_of_file_names(pattern: str, name: str) -> None:
 
 
 def test_output_in_files(tmp_path: Path) -> None:
-    def written(*options: str) -> dict[str, Strings]:
+    def written(options: str) -> dict[str, Strings]:
         for path in tmp_path.iterdir():
             path.unlink()
-        done = run("run", "-n2", *options, "--", "sh", "-c", SPEAK, cwd=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        return files(tmp_path)
+        done = run_script(
+            f"-n2 {options}",
+            SPEAK,
+            status=0,
+            cwd=tmp_path,
+        )
+        assert (done.stdout, done.stderr) == ("", "")
+        # sorted, because two tasks write to a file in either order
+        return {
+            path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
+            for path in tmp_path.iterdir()
+        }
 
-    assert written("-o", "rank-%t.log") == {
+    assert written("-o rank-%t.log") == {
         f"rank-{rank}.log": ["", f"err {rank}", f"out {rank}", "tail"] for rank in (0, 1)
     }
     assert (tmp_path / "rank-0.log").read_text() == "out 0\nerr 0\ntail"
-    written("-l", "-o", "rank-%t.log")
+    written("-l -o rank-%t.log")
     assert (tmp_path / "rank-1.log").read_text().startswith("1: ")
-    assert written("-o", "none") == {}
+    assert written("-o none") == {}
 
 
 def test_output_on_the_screen() -> None:
-    done = run("run", "-n", "2", "--", "sh", "-c", SPEAK)
+    done = run_script("-n 2", SPEAK)
     assert sorted(done.stdout.splitlines()) == ["0: out 0", "0: tail", "1: out 1", "1: tail"]
     assert sorted(done.stderr.splitlines()) == ["0: err 0", "1: err 1"]
     # lines of different tasks do not mix
     loop = "i=0; while [ $i -lt 300 ]; do printf $SLURM_PROCID; printf '%020d' $i; echo;"
-    done = run(
-        "run",
-        "-n3",
-        "--no-label",
-        "--",
-        "sh",
-        "-c",
+    done = run_script(
+        "-n3 --no-label",
         loop + "i=$((i+1)); done; printf $SLURM_PROCID-end",
     )
     expected = [f"{rank}{number:020d}" for rank in range(3) for number in range(300)]
@@ -66,16 +78,10 @@ def test_output_on_the_screen() -> None:
 
 
 def test_a_task_whose_output_nobody_reads_ends() -> None:
-    with subprocess.Popen(
-        [*COMMAND, "run", "-n2", "--", "yes"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() in (b"0: y\n", b"1: y\n")
+    with piped(in_step("-n2", "yes")) as process:
+        assert process.stdout.readline() in ("0: y\n", "1: y\n")
         process.stdout.close()
-        assert b"was ended by SIGPIPE" in process.stderr.read()
+        assert "was ended by SIGPIPE" in process.stderr.read()
         assert process.wait(timeout=180) == 128 + 13
 
 
@@ -86,21 +92,20 @@ I0000 00:00:1795485468.024039    4090 cudart_stub.cc:31] Could not find cuda dri
 """
 
 
-@pytest.mark.parametrize(("level", "shown"), [(None, "1\nE0000\n"), ("0", f"0\n{NOTES}E0000\n")])
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        (None, "1\nE0000\n"),
+        ("0", f"0\n{NOTES}E0000\n"),
+    ],
+)
 def test_tensorflows_notes_are_left_out_unless_asked_for(level: str | None, shown: str) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
     environ.update({"TF_CPP_MIN_LOG_LEVEL": level} if level else {})
-    done = run(
-        "run",
-        "--no-label",
-        "-n",
-        "2",
-        "-o",
-        "0",
-        "--",
-        "bash",
-        "-c",
+    done = run_script(
+        "--no-label -n 2 -o 0",
         f"echo $TF_CPP_MIN_LOG_LEVEL >&2; echo '{NOTES}E0000' >&2",
+        status=0,
         env=environ,
     )
-    assert (done.returncode, done.stderr) == (0, shown)
+    assert done.stderr == shown

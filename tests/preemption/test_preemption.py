@@ -97,10 +97,22 @@ class Case(NamedTuple):
     refuses: str = ""
 
 
-REQUEUED = (75, "job 42 requeued, restart 3", ["requeue 42"])
-BY_SLURM = (143, "job 42 is preempted, and Slurm requeues it", ["--batch --signal=TERM 42"])
+REQUEUED = (
+    75,
+    "job 42 requeued, restart 3",
+    ["requeue 42"],
+)
+BY_SLURM = (
+    143,
+    "job 42 is preempted, and Slurm requeues it",
+    ["--batch --signal=TERM 42"],
+)
 ASKS = "exit status 75 asks the batch file to requeue job 42"
-BEYOND = (1, "has reached max_restarts", ["update JobId=42 Requeue=0"])
+BEYOND = (
+    1,
+    "has reached max_restarts",
+    ["update JobId=42 Requeue=0"],
+)
 OLD = "23.11.10 partition_prio REQUEUE REQUEUE"
 LOCAL = "asks slurm-resolver run to start the tasks again"
 CASES = {
@@ -181,7 +193,13 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
     (scontrol / f"refuses-{case.refuses}").touch()
     tasks, saved = case.tasks
     plan = requeue_job(
-        step(**{"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_PROCID": "0", **case.variables}),
+        step(
+            **{
+                "SLURM_STEP_NUM_TASKS": str(tasks),
+                "SLURM_PROCID": "0",
+                **case.variables,
+            }
+        ),
         *case.options,
         announced=case.announced,
         saved=saved,
@@ -232,7 +250,15 @@ def test_all_commands_together_take_no_longer_than_they_may(
     assert now[0] - 1000 == pytest.approx(seconds, abs=0.5)
 
 
-@pytest.mark.parametrize("names", [("USR1",), ("SIGNONE",), ("SIGKILL",), ("SIGUSR1", "SIGSTOP")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("USR1",),
+        ("SIGNONE",),
+        ("SIGKILL",),
+        ("SIGUSR1", "SIGSTOP"),
+    ],
+)
 def test_what_is_no_signal_is_an_error(names: tuple[str, ...]) -> None:
     with pytest.raises(ResumeError, match=f"signals=.*{names[-1]}"):
         SignalWatch(names)

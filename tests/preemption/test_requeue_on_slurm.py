@@ -5,6 +5,7 @@ All jobs run at once on separate nodes, so that a requeued job gets its nodes ag
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,9 @@ import pytest
 from by_version import expected
 from folders import helper
 from kinds import Texts
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import slurm_of, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
@@ -32,7 +35,11 @@ FAILS = '[ "$SLURM_PROCID" = 1 ] || exec sleep 600; until [ -e go ]; do sleep 0.
 LIMIT = "scontrol update JobId=JOB EndTime=now+100"
 URGENT = "sbatch -p urgent -N COUNT -w NODES --exclusive -o /dev/null --wrap true"
 # Slurm does not requeue the job. From 24.05 to 25.11, the job stays PREEMPTED after its restart.
-NOT_BY_SLURM = {"22.05": "COMPLETED", "24.05": "PREEMPTED", "26.05": "COMPLETED"}
+NOT_BY_SLURM = {
+    "22.05": "COMPLETED",
+    "24.05": "PREEMPTED",
+    "26.05": "COMPLETED",
+}
 # From 24.05 on, a job that ends in its GraceTime is PREEMPTED, whatever its exit status.
 ENDS_PREEMPTED = {"22.05": "FAILED", "24.05": "PREEMPTED"}
 
@@ -79,7 +86,11 @@ CASES = {
     "saved": saving('["scontrol", null]'),
     "saved, in an array": saving('["scontrol", null]', options="--array=7"),
     "saved, with an exit status": saving('["exit-code", null]', ""),
-    "saved, at the cap": saving('["scontrol", 0]', restarts=0, state=ENDS_PREEMPTED),
+    "saved, at the cap": saving(
+        '["scontrol", 0]',
+        restarts=0,
+        state=ENDS_PREEMPTED,
+    ),
     "saved, and may not be requeued": saving(
         '["scontrol", null]', options="--no-requeue", restarts=0, state=ENDS_PREEMPTED
     ),
@@ -94,14 +105,25 @@ CASES = {
     "the time limit, in an array": Case(SERVERS, LIMIT, options="--array=7"),
     "preempted": Case(SERVERS),
     "preempted, in two components": Case(ONE_COMPONENT),
-    "cancelled": Case(SERVERS, "scancel JOB", restarts=0, state=CANCELLED),
+    "cancelled": Case(
+        SERVERS,
+        "scancel JOB",
+        restarts=0,
+        state=CANCELLED,
+    ),
     "cancelled, with SIGTERM as the signal": Case(
         f"{SERVERS} --signal TERM@120", "scancel JOB", restarts=0, state=CANCELLED
     ),
-    "it fails": Case(SERVERS, "touch go", train=FAILS, restarts=0, state={"22.05": "FAILED"}),
+    "it fails": Case(
+        SERVERS,
+        "touch go",
+        train=FAILS,
+        restarts=0,
+        state={"22.05": "FAILED"},
+    ),
 }
 COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # nodes
-FIRST = {name: 1 + sum(list(COUNTS.values())[:i]) for i, name in enumerate(CASES)}
+FIRST = dict(zip(CASES, itertools.accumulate(COUNTS.values(), initial=1)))
 NODES = [Node(f"n{i + 1}", cpus=2) for i in range(sum(COUNTS.values()))]
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -116,7 +138,9 @@ Ended = tuple[list[Texts], str]
 
 def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     """Submits the job of a case, and returns its id."""
-    case, first, count = CASES[name], FIRST[name], COUNTS[name]
+    case = CASES[name]
+    first = FIRST[name]
+    count = COUNTS[name]
     folder.mkdir()
     (folder / "task").write_text(TASK + case.train)
     words = "bash task" if case.saves is None else shlex.join([*SAVES, case.saves])
@@ -133,7 +157,11 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     (folder / "job").write_text(text)
     size = "-N1 -n1 --exclusive" if case.tasks == 1 else ""
     command = f"sbatch --parsable --open-mode=append -o {folder}/out {size} {case.options} job"
-    return slurm.run(command, cwd=folder, env=ENVIRONMENT).stdout.strip()
+    return slurm.run(
+        command,
+        cwd=folder,
+        env=ENVIRONMENT,
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +172,12 @@ def jobs(
     top = tmp_path_factory.mktemp("requeue")
     folders = {name: top / str(i) for i, name in enumerate(CASES)}
     with started(
-        SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+        SlurmCluster(
+            NODES,
+            top / "slurm",
+            extra_conf=CONF,
+            installation=installation,
+        )
     ) as slurm:
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
@@ -153,7 +186,8 @@ def jobs(
         def ended() -> bool:
             for name, case in list(pending.items()):
                 if read(folders[name] / "out").count("start 0\n") == case.tasks:
-                    first, count = FIRST[name], COUNTS[name]
+                    first = FIRST[name]
+                    count = COUNTS[name]
                     action = pending.pop(name).action.replace("JOB", ids[name])
                     action = action.replace("NODES", f"n[{first}-{first + count - 1}]")
                     slurm.run(action.replace("COUNT", str(count)), cwd=folders[name])
@@ -169,7 +203,8 @@ def jobs(
 def test_a_job_starts_as_often_as_it_should(
     jobs: dict[str, Ended], installation: Installation, name: str
 ) -> None:
-    case, (components, output) = CASES[name], jobs[name]
+    case = CASES[name]
+    components, output = jobs[name]
     starts = re.findall(r"(?:^|: )start (\d+)$", output, re.M)
     numbers = [str(number) for number in range(case.restarts + 1)]
     assert sorted(starts) == sorted(numbers * case.tasks), output
@@ -182,29 +217,25 @@ def test_a_job_starts_as_often_as_it_should(
     assert "User defined signal" not in output
 
 
+one_node = slurm_of([Node("n1", cpus=2)])
+
+
 def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
-    installation: Installation, tmp_path: Path
+    one_node: SlurmCluster, tmp_path: Path
 ) -> None:
     """Each task trains alone; srun ends the first by SIGTERM, as PMIx also does from 26.05 on."""
     failing = tmp_path / "failing"
     words = shlex.join([*SAVES, '["scontrol", 3]', str(failing)])
     batch = tmp_path / "job.sbatch"
     batch.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {words}\nexit $?\n")
-    with started(
-        SlurmCluster(
-            [Node("n1", cpus=2)],
-            tmp_path / "slurm",
-            installation=installation,
-        )
-    ) as slurm:
-        output = tmp_path / "out"
-        job = slurm.run(
-            f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}",
-            env=ENVIRONMENT,
-        ).stdout.strip()
-        wait_for(lambda: read(output).count("start 0") == 2)
-        failing.touch()
-        wait_for(lambda: shown_jobs(slurm)[job][0]["JobState"] in ENDS)
-        fields = shown_jobs(slurm)[job][0]
+    output = tmp_path / "out"
+    job = one_node.run(
+        f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}",
+        env=ENVIRONMENT,
+    ).stdout.strip()
+    wait_for(lambda: read(output).count("start 0") == 2)
+    failing.touch()
+    wait_for(lambda: shown_jobs(one_node)[job][0]["JobState"] in ENDS)
+    fields = shown_jobs(one_node)[job][0]
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "0"), read(output)
     assert f"after SIGTERM: job {job} not requeued: this step received SIGTERM" in read(output)

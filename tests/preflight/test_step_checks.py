@@ -49,8 +49,11 @@ def run(
     status: int = 0,
     env: Texts | None = None,
 ) -> Fields:
-    done = slurm.run(f"srun {options} {CHECK} --json {arguments}", check=False, env=env)
-    assert done.returncode == status, done.stdout + done.stderr
+    done = slurm.run(
+        f"srun {options} {CHECK} --json {arguments}",
+        status=status,
+        env=env,
+    )
     return results(done.stdout)
 
 
@@ -105,9 +108,8 @@ def test_a_taken_port(real_slurm: SlurmCluster) -> None:
     )
     done = real_slurm.run(
         f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}",
-        check=False,
+        status=1,
     )
-    assert done.returncode == 1
     checks = results(done.stdout)
     assert re.fullmatch(
         r"worker 3 \(rank 3 on n10\): port 24501: Address already in use, by process \d+ "

@@ -9,14 +9,19 @@ from folders import ROOT
 from local_run import captured
 
 BENCHMARKS = ROOT / "benchmarks"
-SHARED = {"report", "real_slurm", "hosts", "comparison", "variants"}  # imported by benchmarks
+SHARED = {
+    "report",
+    "real_slurm",
+    "hosts",
+    "comparison",
+    "variants",
+}  # imported by benchmarks
 
 
 def run(name: str, *arguments: str) -> str:
     return captured(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments],
         status=0,
-        timeout=120,
     ).stdout
 
 

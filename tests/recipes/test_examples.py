@@ -14,7 +14,8 @@ from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES, ROOT
 from kinds import Strings
 from local_run import captured
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
@@ -56,7 +57,8 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
     labels = labels.astype("uint8")
     path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train, test = slice(0, 1437), slice(1437, None)
+    train = slice(0, 1437)
+    test = slice(1437, None)
     np.savez(
         path,
         **{"x_train": images[train], "x_test": images[test]},
@@ -95,8 +97,11 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
             status=0,
             shell=True,
             cwd=checkout,
-            timeout=300,
-            env={**os.environ, **ENVIRONMENT, "HOME": str(checkout)},
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "HOME": str(checkout),
+            },
         )
         assert_learned(folder, command, done.stdout)
         outputs.append(done.stdout + done.stderr)
@@ -109,7 +114,16 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
 
 
 # A Slurm with as many nodes as the largest command requests.
-slurm = slurm_of([Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)])
+slurm = slurm_of(
+    [
+        Node(
+            f"n{number}",
+            cpus=16,
+            gpus=4,
+        )
+        for number in range(8, 24)
+    ]
+)
 
 
 # `make test` runs one example on Slurm.
@@ -131,7 +145,7 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
             cwd=checkout,
             env=environ,
             timeout=400,
-            check=False,
+            status=None,
         )
         output = log.read_text(encoding="utf-8") if command.startswith("sbatch") else done.stdout
         assert done.returncode == 0, f"{command}\n{output}\n{done.stderr}"
@@ -142,7 +156,11 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
 def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     commands = [one for one in ALL_COMMANDS if one.split()[0] == "sbatch"]
     tested = [one.replace("sbatch", "sbatch --test-only", 1) for one in commands]
-    slurm.run("\n".join(["set -e", *tested]), cwd=ROOT, timeout=120)
+    slurm.run(
+        "\n".join(["set -e", *tested]),
+        cwd=ROOT,
+        timeout=120,
+    )
 
 
 @pytest.mark.nightly
@@ -168,7 +186,11 @@ def test_scripts_that_measure_in_an_allocation(
 ) -> None:
     command = f"{EXAMPLES / script} --output {tmp_path} {options}"
     allocation = "--quiet -w n9,n10,n11 -N3 --ntasks-per-node=1 --cpus-per-task=2"
-    done = slurm.run(f"salloc {allocation} python -u {command}", env=ENVIRONMENT, timeout=600)
+    done = slurm.run(
+        f"salloc {allocation} python -u {command}",
+        env=ENVIRONMENT,
+        timeout=600,
+    )
     name = Path(script).stem
     text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
     assert done.stdout.endswith(text)
@@ -186,9 +208,8 @@ def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
     done = slurm.run(
         f"srun -w n9 -N1 -n2 --gpus-per-node=2 {program}",
         env=ENVIRONMENT,
-        check=False,
+        status=1,
     )
-    assert done.returncode == 1
     assert sorted(
         re.findall(r"^(rank \d on n9) has no GPU: it was given GPU (\d), but", done.stderr, re.M)
     ) == [("rank 0 on n9", "0"), ("rank 1 on n9", "1")]

@@ -9,20 +9,16 @@ from pathlib import Path
 
 import pytest
 from folders import ROOT
-from local_run import COMMAND, captured
+from local_run import COMMAND, captured, in_step
+from page_blocks import texts_of
 
-TWO_TASKS = [*COMMAND, "run", "-n", "2", "--"]
+TWO_TASKS = in_step("-n 2")
 
 
-def blocks_of(page: str, pattern: str) -> str:
-    """Returns the Python blocks of a guide that begin with this pattern, joined."""
-    return "".join(
-        re.findall(
-            rf"^```python\n({pattern}.*?)^```$",
-            (ROOT / "docs" / page).read_text(encoding="utf-8"),
-            re.M | re.S,
-        )
-    )
+def program_of(page: str, start: str = "") -> str:
+    """Returns the Python blocks of a guide that start with this text, joined."""
+    blocks = texts_of(ROOT / "docs" / page, "python")
+    return "".join(block for block in blocks if block.startswith(start))
 
 
 def run(folder: Path, *command: str, **variables: str) -> str:
@@ -30,16 +26,19 @@ def run(folder: Path, *command: str, **variables: str) -> str:
         command,
         status=0,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        timeout=300,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            **variables,
+        },
     ).stdout
 
 
 @pytest.mark.tensorflow
 def test_first_block_of_readme(tmp_path: Path) -> None:
     """It runs as it stands, and the index shows the same program."""
-    program = blocks_of("../README.md", "")
-    assert program == blocks_of("index.md", "")
+    program = program_of("../README.md")
+    assert program == program_of("index.md")
     (tmp_path / "train.py").write_text(program)
     assert "loss" in run(tmp_path, *TWO_TASKS, "python", "train.py")
 
@@ -47,7 +46,7 @@ def test_first_block_of_readme(tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 def test_many_nodes(tmp_path: Path) -> None:
     """The first block of the page is one program; the other blocks form a second one."""
-    alone, first_change, others = blocks_of("many_nodes.md", "").partition(
+    alone, first_change, others = program_of("many_nodes.md").partition(
         "import keras\nimport numpy as np\nimport tensorflow"
     )
     (tmp_path / "alone.py").write_text(alone)
@@ -65,7 +64,7 @@ def test_many_nodes(tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 def test_data(tmp_path: Path) -> None:
     """Both workers say why the second dataset of the page is not divided; the first one is."""
-    (tmp_path / "train.py").write_text(blocks_of("data.md", ""))
+    (tmp_path / "train.py").write_text(program_of("data.md"))
     printed = run(tmp_path, *TWO_TASKS, "sh", "-c", "python train.py 2>&1")
     assert printed.count("each worker produces all rows") == 2
 
@@ -73,7 +72,7 @@ def test_data(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_keras_with_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax")
-    (tmp_path / "train.py").write_text(blocks_of("unchanged_programs.md", "import jax\n"))
+    (tmp_path / "train.py").write_text(program_of("unchanged_programs.md", "import jax\n"))
     losses = dict(
         re.findall(
             r"^(\d): (\[.*\])$",
@@ -82,8 +81,7 @@ def test_keras_with_jax(tmp_path: Path) -> None:
                 *TWO_TASKS,
                 *COMMAND,
                 "exec",
-                "--env",
-                "keras-distribution",
+                "--env=keras-distribution",
                 "--",
                 sys.executable,
                 "train.py",

@@ -22,7 +22,9 @@ from bare_state import BareState, other_user, shell_commands
 from explained import explained
 from folders import ROOT
 from kinds import Strings
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import started
 from slurm_installation import PATH, Installation
 
 COMMANDS = shell_commands(ROOT / "README.md")
@@ -150,7 +152,7 @@ def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> s
         cwd=bare_state.checkout,
         env=bare_state.environ,
         timeout=300,
-        check=False,
+        status=None,
     )
     output = (bare_state.checkout / "job.out").read_text(encoding="utf-8")
     assert done.returncode == 0, output
@@ -176,7 +178,15 @@ def test_pip_can_install_the_package(command: str, tmp_path: Path) -> None:
     state.run(f"python3 -m venv own && . own/bin/activate && {dry}")
 
 
-@pytest.mark.parametrize("target", ["demo", "quick", "test", "nightly"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "demo",
+        "quick",
+        "test",
+        "nightly",
+    ],
+)
 def test_make_has_the_documented_targets(target: str, tmp_path: Path) -> None:
     first = BareState(tmp_path).run(f"make {target} --dry-run").splitlines()[0]
     assert target != "test" or "make test takes " in first

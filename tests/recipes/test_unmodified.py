@@ -80,8 +80,11 @@ def test_how_a_step_of_endless_servers_ends(
         "{index}",
     ]
     step = "srun -w n9,n10 -N2 --ntasks-per-node=2 --kill-on-bad-exit=1"
-    done = real_slurm.run(f"{step} {shlex.join(command)}", env=ENVIRONMENT, check=False)
-    assert done.returncode == WORKERS[worker]
+    done = real_slurm.run(
+        f"{step} {shlex.join(command)}",
+        env=ENVIRONMENT,
+        status=WORKERS[worker],
+    )
     assert sorted(path.name for path in tmp_path.glob("ended-*")) == (
         [] if done.returncode else ["ended-worker0", "ended-worker1"]
     )
@@ -93,7 +96,6 @@ def test_a_server_that_fails_ends_the_job(real_slurm: SlurmCluster) -> None:
     done = real_slurm.run(
         f"srun -w n9,n10 -N2 --ntasks-per-node=1 {shlex.join(command)}",
         env=ENVIRONMENT,
-        check=False,
+        status=7,
     )
-    assert done.returncode == 7
     assert "ps 0 (rank 0 on n9) is lost, and its variables with it: exit status 7" in done.stderr

@@ -13,7 +13,9 @@ from captured import Captured
 from folders import ROOT
 from kinds import Fields
 from local_run import captured
-from slurm_cluster import Node, SlurmCluster
+from page_blocks import texts_of
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
 from slurm_jobs import ENVIRONMENT
 
@@ -26,7 +28,16 @@ OPTION_SETS = {
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1",
 }
-ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
+ODD_WORDS = [
+    "$x",
+    "`x`",
+    "~/x",
+    "a\\",
+    "it's",
+    "*",
+    "x\ny",
+    "{index}",
+]
 
 
 @pytest.mark.parametrize("name", OPTION_SETS)
@@ -59,14 +70,16 @@ while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
 scontrol --oneliner show job "$job" | grep --only-matching ' JobState=[A-Z]*'"""
 
 
-def submitted(
-    slurm: SlurmCluster, folder: Path, text: str, options: str = "", state: str = "COMPLETED"
-) -> str:
+def submitted(slurm: SlurmCluster, folder: Path, text: str, options: str = "") -> str:
     """Runs the batch file to its end, and returns the job's output."""
     (folder / "train.sbatch").write_text(text)
-    done = slurm.run(SUBMIT.replace("OPTIONS", options), cwd=folder, env=ENVIRONMENT)
+    done = slurm.run(
+        SUBMIT.replace("OPTIONS", options),
+        cwd=folder,
+        env=ENVIRONMENT,
+    )
     output = "".join(path.read_text() for path in sorted(folder.glob("out-*")))
-    assert f"JobState={state}" in done.stdout, output
+    assert "JobState=COMPLETED" in done.stdout, output
     return output
 
 
@@ -119,11 +132,9 @@ def test_it_runs_the_preflight_and_then_the_program(
 
 def guide_of_heterogeneous_jobs() -> tuple[str, str]:
     """Returns the guide's program, and its batch file."""
-    program, text = re.findall(
-        r"^```(?:python|bash)\n(.*?)^```$",
-        (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8"),
-        re.M | re.S,
-    )
+    page = ROOT / "docs" / "heterogeneous.md"
+    (program,) = texts_of(page, "python")
+    (text,) = texts_of(page, "bash")
     return program, text
 
 

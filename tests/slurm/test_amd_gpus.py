@@ -14,8 +14,10 @@ from kinds import Texts
 import slurm_resolver as sr
 from slurm_resolver.slurm import gpu_variables
 
-ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-CUDA, ORDINAL = "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
+ROCR = "ROCR_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
+ORDINAL = "GPU_DEVICE_ORDINAL"
 
 
 STEP = {
@@ -48,7 +50,11 @@ def amd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_share(amd: bool) -> None:
     devices, settings = second_task(dict.fromkeys((ROCR, HIP, ORDINAL), "4,5"))
     assert devices == ("5",)
-    assert settings == {ROCR: "5", HIP: "0", ORDINAL: "0"}
+    assert settings == {
+        ROCR: "5",
+        HIP: "0",
+        ORDINAL: "0",
+    }
     _, settings = second_task(dict.fromkeys((ROCR, CUDA), "4,5"))
     assert settings == {ROCR: "5", CUDA: "0" if amd else "5"}
 

@@ -86,13 +86,30 @@ def test_compress_folds_neighbours(hosts: Strings, folded: str) -> None:
     assert expand_hostlist(folded) == hosts
 
 
-@pytest.mark.parametrize("host", ["", "n 1", "n,1", "n[1]"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "n 1",
+        "n,1",
+        "n[1]",
+    ],
+)
 def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
     with pytest.raises(HostlistError, match="not a host name"):
         compress_hostlist(["n1", host])
 
 
-@pytest.mark.parametrize("part", ["", "-1", "2(x0)", "2(3)", "two"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "",
+        "-1",
+        "2(x0)",
+        "2(3)",
+        "two",
+    ],
+)
 def test_counts_that_cannot_be_read(part: str) -> None:
     assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(HostlistError) as caught:

@@ -30,7 +30,11 @@ TASK = {
 @pytest.mark.parametrize(
     ("text", "distribution"),
     [
-        *((text, "block") for text in ("block", "block:cyclic", "block,pack", "pack", "*:cyclic")),
+        ("block", "block"),
+        ("block:cyclic", "block"),
+        ("block,pack", "block"),
+        ("pack", "block"),
+        ("*:cyclic", "block"),
         ("cyclic", "cyclic"),
         ("plane=4", "plane"),
         ("arbitrary", "arbitrary"),
@@ -69,7 +73,15 @@ def test_a_senseless_value_is_named_with_what_was_expected(
     assert "start again with srun" in message
 
 
-@pytest.mark.parametrize("field", ["rank", "nodes", "tasks_per_node", "num_tasks"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "rank",
+        "nodes",
+        "tasks_per_node",
+        "num_tasks",
+    ],
+)
 def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
     variable = next(v for v in VARIABLES if v.field == field)
     name = variable.name
@@ -102,14 +114,27 @@ def test_an_allocation_for_one_task(environ: Texts, one: bool) -> None:
 
 
 def test_what_a_user_sets() -> None:
-    values = {"off": "off", "OFF": "off", "on": "on", "": None}
+    values = {
+        "off": "off",
+        "OFF": "off",
+        "on": "on",
+        "": None,
+    }
     for value, switch in values.items():
         assert SlurmStep.read({"SLURM_RESOLVER": value}).switch == switch
     with pytest.raises(EnvironmentValueError, match="SLURM_RESOLVER='no': expected on or off"):
         SlurmStep.read({"SLURM_RESOLVER": "no"})
 
 
-@pytest.mark.parametrize("value", ["0", "1.5", "30s", "86401"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0",
+        "1.5",
+        "30s",
+        "86401",
+    ],
+)
 def test_the_grace_is_whole_seconds(value: str) -> None:
     assert SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": "86400"}).network_grace == 86400
     with pytest.raises(EnvironmentValueError, match="expected whole seconds from 1 to 86400"):

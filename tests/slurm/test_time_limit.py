@@ -25,9 +25,42 @@ TIMES: dict[str, int | None] = {
     "1-2:3:4": 93_784,
     **dict.fromkeys(("0", "0:0", "-1", "UNLIMITED", "infinite")),
 }
-NO_TIMES = ["", "x", "1-2-3", "1:2:3:4", "1.5", "1m", "1:", "5:", "-", "1-1:", "1:2:", "+5", "1 "]
-SIGNALS = ["USR1", "SIGUSR1", "usr1", "10", "USR1@10", "INT@0", "STOP", "XCPU", "CHLD"]
-NO_SIGNALS = ["@10", "USR1@", "USR1@x", "0", "SIG", "SIGSIGUSR1", "NONE", "B:USR1"]
+NO_TIMES = [
+    "",
+    "x",
+    "1-2-3",
+    "1:2:3:4",
+    "1.5",
+    "1m",
+    "1:",
+    "5:",
+    "-",
+    "1-1:",
+    "1:2:",
+    "+5",
+    "1 ",
+]
+SIGNALS = [
+    "USR1",
+    "SIGUSR1",
+    "usr1",
+    "10",
+    "USR1@10",
+    "INT@0",
+    "STOP",
+    "XCPU",
+    "CHLD",
+]
+NO_SIGNALS = [
+    "@10",
+    "USR1@",
+    "USR1@x",
+    "0",
+    "SIG",
+    "SIGSIGUSR1",
+    "NONE",
+    "B:USR1",
+]
 
 
 @pytest.mark.parametrize(("text", "seconds"), TIMES.items())

@@ -41,7 +41,6 @@ def run(folder: Path, program: str) -> str:
     done = captured(
         [sys.executable, "-c", REPLACE + program],
         env={**VARIABLES, "PYTHONPATH": f"{startup.FOLDER}:{folder}"},
-        timeout=60,
     )
     assert not done.stderr
     return done.stdout
@@ -78,6 +77,5 @@ def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
         ],
         env=VARIABLES,
         cwd=tmp_path,
-        timeout=60,
     )
     assert done.stdout == "slurm_resolver.errors\n", done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from captured import Captured, Patch
 from kinds import Texts
+from local_run import refused
 
-from slurm_resolver.cli import main
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     choose,
@@ -21,8 +21,21 @@ from slurm_resolver.supervision.policy import (
 )
 from slurm_resolver.supervision.step import StepFailure, StepOutput
 
-HEALTHY = ["IDLE", "MIXED", "ALLOCATED", "MIXED+CLOUD", "ALLOCATED+MAINT", "MIXED+REBOOT_REQUESTED"]
-UNHEALTHY = ["DOWN+NOT_RESPONDING", "MIXED+DRAIN", "MIXED*", "IDLE+POWERED_DOWN", "UNKNOWN"]
+HEALTHY = [
+    "IDLE",
+    "MIXED",
+    "ALLOCATED",
+    "MIXED+CLOUD",
+    "ALLOCATED+MAINT",
+    "MIXED+REBOOT_REQUESTED",
+]
+UNHEALTHY = [
+    "DOWN+NOT_RESPONDING",
+    "MIXED+DRAIN",
+    "MIXED*",
+    "IDLE+POWERED_DOWN",
+    "UNKNOWN",
+]
 
 
 def test_the_states_of_a_node() -> None:
@@ -203,7 +216,11 @@ def test_a_job_that_is_about_to_end(changed: Texts, told: str | None, requeue: b
         assert (told in stop.why, stop.requeue) == (True, requeue)
 
 
-SRUN = ["--", "srun", "true"]
+SRUN = [
+    "--",
+    "srun",
+    "true",
+]
 REFUSED: list[tuple[Sequence[str], str]] = [
     (["--nodes=2", "--min-nodes=3", *SRUN], "--min-nodes 3: expected at most --nodes 2"),
     (["--", "python", "train.py"], "'python train.py': expected srun with its options"),
@@ -222,5 +239,4 @@ def test_what_supervise_refuses(
 ) -> None:
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["supervise", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert told in refused(capsys, "supervise", *words)

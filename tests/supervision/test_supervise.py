@@ -75,7 +75,6 @@ def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> 
     done = captured(
         [*COMMAND, *f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split(),],
         env={**environment(folder), **variables}, cwd=folder,
-         timeout=180,
     )  # fmt: skip
     assert "\nTraceback" not in f"\n{done.stderr}"
     said = re.findall(r"^slurm-resolver supervise: (.*)$", done.stderr, re.M)
@@ -185,7 +184,11 @@ def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "done"), [(("scontrol", "requeue"), "requeued"), (("scancel",), "cancelled")]
+    ("end", "done"),
+    [
+        (("scontrol", "requeue"), "requeued"),
+        (("scancel",), "cancelled"),
+    ],
 )
 def test_a_job_that_has_lost_its_batch_file(
     folder: Path, end: tuple[str, ...], done: str, monkeypatch: pytest.MonkeyPatch

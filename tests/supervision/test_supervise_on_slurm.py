@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,19 +11,21 @@ from typing import NamedTuple
 
 import pytest
 from kinds import Strings, Texts
-from slurm_cluster import Node, SlurmCluster, started
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
+from slurm_fixture import slurm_of, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 # Every task creates a file for each of its starts, and by default ends with status 0. With `fail
-# RANK NUMBER COMMAND`, this rank fails once, and all other tasks wait for that.
+# RANK COMMAND`, this rank fails once, and all other tasks wait for that.
 TASK = """\
 touch start-$SLURM_PROCID-$SLURM_STEP_ID-$SLURMD_NODENAME
 await() { until [ -e "$1" ]; do sleep 0.1; done; }
 fail() {
-    [ ! -e "failed-$2" ] || return 0
-    [ "$SLURM_PROCID" = "$1" ] || { await "failed-$2"; exec sleep 600; }
-    await "go-$2"; touch "failed-$2"; shift 2; "$@"; exit
+    [ ! -e failed ] || return 0
+    [ "$SLURM_PROCID" = "$1" ] || { await failed; exec sleep 600; }
+    await go; touch failed; shift; "$@"; exit
 }
 """
 RESOLVE = """\
@@ -59,19 +62,19 @@ class Case(NamedTuple):
     restarts: int = 0
 
 
-def failing(rank: int, number: int, *command: str) -> str:
+def failing(rank: int, *command: str) -> str:
     """Returns the line of a task that makes this rank fail once."""
-    return f"fail {rank} {number} {shlex.join(command)}\n"
+    return f"fail {rank} {shlex.join(command)}\n"
 
 
 PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node 2 --restarts 3"
 # Waits until the step has ended and the pause before the restart has begun.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
-KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
+KILLED = failing(3, "bash", "-c", "kill -9 $PPID")
 # Rank 3 breaks something; then rank 0 fails.
 STUCK = """\
 [ ! -e broken ] || exit 0
-[ "$SLURM_PROCID" != 3 ] || {{ await go-1; touch broken; {}; }}
+[ "$SLURM_PROCID" != 3 ] || {{ await go; touch broken; {}; }}
 await broken; sleep 1
 [ "$SLURM_PROCID" != 0 ] || exit 3
 exec sleep 60
@@ -97,14 +100,14 @@ CASES = {
             "first failure: rank 3 on B .*, SIGKILL",
         ),
         ("AB",),
-        f"touch go-1; {PAUSED}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
+        f"touch go; {PAUSED}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
         restarts=1,
         batch=PRINTED,
     ),
     "down, replaced by a spare": Case(
         3,
         "--nodes 2 --watch 5",
-        f"[ ! -e go-1 ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
+        f"[ ! -e go ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
         (
             "restart 1 of 3; now on A,C, without B .no longer the job's.; .*",
             "ended with status 0, after 1 restart",
@@ -118,7 +121,7 @@ CASES = {
         KILLED,
         ("not started again: received SIGTERM", "first failure: rank 3 on B .*"),
         ("AB",),
-        "touch go-1; until grep -q 'task 3: Killed' out; do sleep 0.1; done; scancel JOB",
+        "touch go; until grep -q 'task 3: Killed' out; do sleep 0.1; done; scancel JOB",
         "CANCELLED 0:15",
     ),
     "a signal": Case(
@@ -141,7 +144,7 @@ CASES = {
             "first failure: rank 3 on B .*",
         ),
         ("AB",),
-        f"touch go-1; {PAUSED}; scancel --signal=USR1 JOB",
+        f"touch go; {PAUSED}; scancel --signal=USR1 JOB",
         "FAILED 75:0",
     ),
     # Nobody can end this step for Slurm before the job ends.
@@ -170,7 +173,7 @@ CASES = {
     "srun ends no other task, in an array": Case(
         2,
         "--nodes 2",
-        failing(1, 1, "bash", "-c", "exit 5"),
+        failing(1, "bash", "-c", "exit 5"),
         (
             r"restart 1 of 3; .* rank 1 on A at \S+, exit status 5",
             "ended with status 0, after 1 restart",
@@ -179,11 +182,10 @@ CASES = {
         batch="#SBATCH --array=7\nSUPERVISE -- srun --label --kill-on-bad-exit=0 bash task",
     ),
 }
-FIRST = {
-    name: sum(case.nodes for case in list(CASES.values())[:i])
-    for i, (name, case) in enumerate(CASES.items())
-}
-NODES = [Node(f"n{i}", cpus=2) for i in range(sum(case.nodes for case in CASES.values()))]
+# The number of each case's first node, and in the end the number of nodes.
+STARTS = list(itertools.accumulate((case.nodes for case in CASES.values()), initial=0))
+FIRST = dict(zip(CASES, STARTS))
+NODES = [Node(f"n{i}", cpus=2) for i in range(STARTS[-1])]
 
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -194,13 +196,12 @@ CONF = [
 
 
 class Ended(NamedTuple):
-    """A job that has ended: its state and exit status, restarts, output, starts and folder."""
+    """A job that has ended: its state and exit status, restarts, output and starts."""
 
     state: str
     restarts: str
     output: str
     starts: Strings
-    folder: Path
 
 
 def in_letters(name: str, text: str) -> str:
@@ -233,7 +234,11 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
         batch = f"#SBATCH --partition=low\n{batch}"
     (folder / "job").write_text(f"#!/bin/bash\n{batch}\n")
     nodes = f"-N{case.nodes} -w n[{FIRST[name]}-{FIRST[name] + case.nodes - 1}]"
-    return slurm.run(f"{SUBMIT} {nodes} job", cwd=folder, env=ENVIRONMENT).stdout.strip()
+    return slurm.run(
+        f"{SUBMIT} {nodes} job",
+        cwd=folder,
+        env=ENVIRONMENT,
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +248,12 @@ def jobs(
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("supervise")
     with started(
-        SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+        SlurmCluster(
+            NODES,
+            top / "slurm",
+            extra_conf=CONF,
+            installation=installation,
+        )
     ) as slurm:
         folders = {name: top / str(i) for i, name in enumerate(CASES)}
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
@@ -253,25 +263,22 @@ def jobs(
         def ended() -> bool:
             for name in [n for n in pending if len(list(folders[n].glob("start-*"))) >= 4]:
                 action = pending.pop(name).action.replace("JOB", ids[name])
-                slurm.popen(
-                    f"{{ {in_nodes(name, action)}\n}} && touch go-1 go-2", cwd=folders[name]
-                )
+                slurm.popen(f"{{ {in_nodes(name, action)}\n}} && touch go", cwd=folders[name])
             fields.update({id: found[0] for id, found in shown_jobs(slurm).items()})
             return not pending and all(fields[id]["JobState"] in ENDS for id in ids.values())
 
-        try:
-            wait_for(ended)
-        except AssertionError:
-            left = {n: fields[i]["JobState"] for n, i in ids.items()}
-            outputs = [f"{n}:\n{read(folders[n] / 'out')}" for n in left if left[n] not in ENDS]
-            raise AssertionError("\n".join([str(left), *outputs])) from None
+        def left() -> str:
+            states = {name: fields[id]["JobState"] for name, id in ids.items()}
+            outputs = [read(folders[name] / "out") for name in ids if states[name] not in ENDS]
+            return "\n".join([str(states), *outputs])
+
+        wait_for(ended, explain=left)
         yield {
             name: Ended(
                 f"{fields[ids[name]]['JobState']} {fields[ids[name]]['ExitCode']}",
                 fields[ids[name]]["Restarts"],
                 in_letters(name, read(folders[name] / "out")),
                 [in_letters(name, path.name) for path in folders[name].glob("start-*")],
-                folders[name],
             )
             for name in CASES
         }
@@ -292,7 +299,8 @@ def nodes_by_start(starts: Strings) -> Strings:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_started_again_where_that_is_worth_it(jobs: dict[str, Ended], name: str) -> None:
-    case, ended = CASES[name], jobs[name]
+    case = CASES[name]
+    ended = jobs[name]
     said = re.findall(r"^slurm-resolver supervise: (.*)$", ended.output, re.M)
     assert len(said) == len(case.lines), ended.output
     for line, pattern in zip(said, case.lines):
@@ -314,44 +322,46 @@ def test_a_second_step_is_a_cluster_of_its_own(jobs: dict[str, Ended]) -> None:
 LOST = """\
 #!/bin/bash
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
-SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
+SUPERVISE --nodes 2 --requeue --watch 1 -- srun --label bash -c '
     [ ! -e again ] || exit 0; touch $SLURM_PROCID-$SLURMD_NODENAME; exec sleep 600'
 """
 
 
+five_nodes = slurm_of(
+    [Node(f"n{i}", cpus=2) for i in range(1, 6)],
+    ["SlurmdTimeout=10"],
+)
+
+
 @pytest.mark.newest
 @pytest.mark.root
-def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
+def test_nodes_that_vanish(five_nodes: SlurmCluster, tmp_path: Path) -> None:
     """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
-    with started(
-        SlurmCluster(
-            [Node(f"n{i}", cpus=2) for i in range(1, 6)],
-            tmp_path / "slurm",
-            extra_conf=["SlurmdTimeout=10"],
-            installation=installation,
+    ids = []
+    for folder, names in (
+        (tmp_path / "spare", "n[1-3]"),
+        (tmp_path / "batch", "n[4-5] --array=7"),
+    ):
+        folder.mkdir()
+        (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE))
+        ids.append(
+            five_nodes.run(
+                f"{SUBMIT} -w {names} job",
+                cwd=folder,
+                env=ENVIRONMENT,
+            ).stdout.strip()
         )
-    ) as slurm:
-        ids = []
-        for folder, names in (
-            (tmp_path / "spare", "n[1-3]"),
-            (tmp_path / "batch", "n[4-5] --array=7"),
-        ):
-            folder.mkdir()
-            (folder / "job").write_text(LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2"))
-            ids.append(
-                slurm.run(f"{SUBMIT} -w {names} job", cwd=folder, env=ENVIRONMENT).stdout.strip()
-            )
-        wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
-        (tmp_path / "spare" / "again").touch()
-        # each job has its step, its batch file, and a step that watches the batch file
-        wait_for(lambda: len(slurm.run("squeue --noheader --steps").stdout.splitlines()) == 6)
-        for name in ("n2", "n4"):
-            slurm.run_on(name, "ip link set eth0 down")
+    wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
+    (tmp_path / "spare" / "again").touch()
+    # each job has its step, its batch file, and a step that watches the batch file
+    wait_for(lambda: len(five_nodes.run("squeue --noheader --steps").stdout.splitlines()) == 6)
+    for name in ("n2", "n4"):
+        five_nodes.run_on(name, "ip link set eth0 down")
 
-        wait_for(lambda: shown_jobs(slurm)[ids[1]][0]["Restarts"] == "1")
-        wait_for(lambda: shown_jobs(slurm)[ids[0]][0]["JobState"] in ENDS)
-        said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
-        assert shown_jobs(slurm)[ids[0]][0]["JobState"] == "COMPLETED", said
+    wait_for(lambda: shown_jobs(five_nodes)[ids[1]][0]["Restarts"] == "1")
+    wait_for(lambda: shown_jobs(five_nodes)[ids[0]][0]["JobState"] in ENDS)
+    said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
+    assert shown_jobs(five_nodes)[ids[0]][0]["JobState"] == "COMPLETED", said
     assert re.search(
         r"restart 1 of 3; now on n\[1,3\], without n2 \(no longer the job's\); "
         r"first failure: node n2 at \S+, node failure\n",
@@ -366,25 +376,26 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
     ), said[1]
 
 
+four_nodes = slurm_of([Node(f"n{i}", cpus=2) for i in range(1, 5)])
+
+
 @pytest.mark.root
 def test_nodes_that_are_silent_before_slurm_notices(
-    installation: Installation, tmp_path: Path
+    four_nodes: SlurmCluster, tmp_path: Path
 ) -> None:
     """Spare nodes replace one that is dead before the job, and one that falls silent."""
     task = "[ ! -e go ] || exit 0; touch $SLURM_PROCID; until [ -e go ]; do sleep 0.1; done; exit 3"
-    nodes = [Node(f"n{i}", cpus=2) for i in range(1, 5)]
-    with started(SlurmCluster(nodes, tmp_path / "slurm", installation=installation)) as slurm:
-        slurm.run_on("n4", "ip link set eth0 down")
-        slurm.run(
-            "slurm-resolver sbatch -t 5 -N 2 --spare-nodes 2 --restarts 3 -- "
-            f"bash -c {shlex.quote(task)} | sbatch -o out",
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-        )
-        wait_for(lambda: len(list(tmp_path.glob("[01]"))) == 2)
-        slurm.run_on("n2", "ip link set eth0 down")
-        (tmp_path / "go").touch()
-        wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 120)
+    four_nodes.run_on("n4", "ip link set eth0 down")
+    four_nodes.run(
+        "slurm-resolver sbatch -t 5 -N 2 --spare-nodes 2 --restarts 3 -- "
+        f"bash -c {shlex.quote(task)} | sbatch -o out",
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    wait_for(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    four_nodes.run_on("n2", "ip link set eth0 down")
+    (tmp_path / "go").touch()
+    wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 120)
     said = re.findall("; now on (.*?[)])", read(tmp_path / "out"))
     assert said == ["n[1-3], without n4 (failed)", "n[1,3], without n2 (holds the former step)"]
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from folders import HELPERS
 
 NODES = "t02n13,t02n41,t02n43"
+
+
+class WithoutTensorFlow(pytest.Module):
+    """A file of this folder where TensorFlow, which it imports, is not installed."""
+
+    def collect(self) -> Any:
+        pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Any:
+    """Skips each file as a whole if TensorFlow is not installed."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return WithoutTensorFlow.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from kinds import Action, Change
-
-pytest.importorskip("tensorflow")
-pytest.importorskip("keras")
-
 import keras
+import pytest
 import tensorflow as tf
+from kinds import Action, Change
 
 from slurm_resolver.tf.causes import cause_of, lost_task
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from folders import ROOT
-from local_run import captured
+from local_run import captured, in_step
 
-pytest.importorskip("tensorflow")
 from slurm_resolver.tf.collective_check import find_warnings, nccl_network
 
 
@@ -32,7 +30,11 @@ def test_what_it_warns_of(
     warnings: Sequence[str],
 ) -> None:
     rows = [
-        {"rank": rank, "step_ms": step, "sent_gb_per_s": sent[rank]}
+        {
+            "rank": rank,
+            "step_ms": step,
+            "sent_gb_per_s": sent[rank],
+        }
         for rank, step in enumerate(steps)
     ]
     found = find_warnings(rows, [unused] * len(rows), lambda rank: f"worker {rank}")
@@ -55,30 +57,20 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("jobs", "workers"), [("worker=-1", [0, 1]), ("evaluator=1,worker=-1", [1, 2])]
+    ("jobs", "workers"),
+    [
+        ("worker=-1", [0, 1]),
+        ("evaluator=1,worker=-1", [1, 2]),
+    ],
 )
 def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]) -> None:
     done = captured(
-        [
-            sys.executable,
-            "-m",
-            "slurm_resolver",
-            "run",
-            "-n",
-            str(workers[-1] + 1),
-            "-o",
-            "%t.out",
-            "--",
-            "slurm-resolver",
-            "check",
-            "--jobs",
-            jobs,
-            "--collective",
-            "--json",
-        ],
+        in_step(
+            f"-n {workers[-1] + 1} -o %t.out",
+            *f"slurm-resolver check --jobs {jobs} --collective --json".split(),
+        ),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr  # a busy machine may slow a task down
     told = json.loads((tmp_path / f"{workers[0]}.out").read_text().splitlines()[-1])

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from captured import Logged, Patch
 from kinds import Counts, Strings
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import slurm_resolver as sr  # noqa: E402
-from slurm_resolver import SlurmClusterResolver  # noqa: E402
+import slurm_resolver as sr
+from slurm_resolver import SlurmClusterResolver
 
 
 def as_dict(resolver: Any) -> dict[str, Strings]:
@@ -61,7 +60,17 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
     assert logged == {"INFO": [f"INFO:slurm_resolver:{own}"], "WARNING": []}
 
 
-@pytest.mark.parametrize("tasks_per_node", [1, {"t02n13": 1, "t02n41": 1, "t02n43": 1}])
+@pytest.mark.parametrize(
+    "tasks_per_node",
+    [
+        1,
+        {
+            "t02n13": 1,
+            "t02n41": 1,
+            "t02n43": 1,
+        },
+    ],
+)
 def test_all_arguments_positionally(slurm: Any, tasks_per_node: Any) -> None:
     slurm(2, None, 3)
     resolver = SlurmClusterResolver(
@@ -172,7 +181,13 @@ def test_ranks_keep_tensorflows_indices_where_that_is_asked_for(slurm: Any) -> N
 
 def test_the_evaluator_is_outside_the_spec_and_has_a_master(slurm: Any) -> None:
     slurm(1, "1(x3)", 3)
-    resolver = SlurmClusterResolver({"chief": 1, "evaluator": 1, "worker": 1})
+    resolver = SlurmClusterResolver(
+        {
+            "chief": 1,
+            "evaluator": 1,
+            "worker": 1,
+        }
+    )
     assert list(as_dict(resolver)) == ["chief", "worker"]
     assert resolver.get_task_info() == ("evaluator", 0)
     assert resolver.master() == "grpc://t02n41:8888"
@@ -254,7 +269,13 @@ class TestHooks:
             def _resolve_own_rank(self) -> int:
                 return 2
 
-        slurm(1, "2,2", 4, SLURM_STEP_NODELIST="t02n[13,41]", SLURM_DISTRIBUTION="cyclic")
+        slurm(
+            1,
+            "2,2",
+            4,
+            SLURM_STEP_NODELIST="t02n[13,41]",
+            SLURM_DISTRIBUTION="cyclic",
+        )
         cluster = NodeByNode(layout="environment").cluster
         assert cluster.task is not None
         assert cluster.service is not None
@@ -327,4 +348,9 @@ def test_a_model_of_keras_2_is_refused_in_its_fit(tmp_path: Path) -> None:
         sr.ResumeError,
         match=r"in the fit of \S*Sequential; expected a model of Keras 3. .*or ResumableLoop in",
     ):
-        model.fit(tf.zeros([2, 1]), tf.zeros([2, 1]), callbacks=[backup], verbose=0)
+        model.fit(
+            tf.zeros([2, 1]),
+            tf.zeros([2, 1]),
+            callbacks=[backup],
+            verbose=0,
+        )

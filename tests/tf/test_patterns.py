@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 from folders import ROOT
-from local_run import COMMAND, captured
+from local_run import captured, in_step
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-from slurm_resolver import SlurmClusterResolver  # noqa: E402
+from slurm_resolver import SlurmClusterResolver
 
 
 @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
 def test_copies_are_alike(slurm: Any, copied: Any) -> None:
-    slurm(3, "2,1,2", 5, CUDA_VISIBLE_DEVICES="4,5", SLURM_JOB_ID="42", SLURM_STEP_ID="0")
+    slurm(
+        3,
+        "2,1,2",
+        5,
+        CUDA_VISIBLE_DEVICES="4,5",
+        SLURM_JOB_ID="42",
+        SLURM_STEP_ID="0",
+    )
     resolver = SlurmClusterResolver({"ps": 1, "worker": -1})
     before = dict(os.environ)
     other = copied(resolver)
@@ -52,10 +57,9 @@ print(resolver.task_type, resolver.task_id)
 def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
     assert sorted(
         captured(
-            [*COMMAND, "run", "-n", "3", "--no-label", "--", sys.executable, "-c", EVALUATOR],
+            in_step("-n 3 --no-label", sys.executable, "-c", EVALUATOR),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            timeout=200,
             status=0,
         ).stdout.splitlines()
     ) == ["evaluator 0", "worker 0", "worker 1"]
@@ -96,9 +100,12 @@ REFUSED = {
 @pytest.mark.parametrize(("program", "error"), REFUSED.values(), ids=list(REFUSED))
 def test_what_would_wait_without_end_is_an_error(program: str, error: str) -> None:
     done = captured(
-        [*COMMAND, "run", "-n", "2", "--", sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_RESOLVER_START_TIMEOUT": "8"},
-        timeout=200,
+        in_step("-n 2", sys.executable, "-c", program),
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "SLURM_RESOLVER_START_TIMEOUT": "8",
+        },
+        status=1,
     )
-    assert done.returncode == 1
     assert error in done.stdout + done.stderr

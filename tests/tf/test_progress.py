@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS
+from folders import HELPERS, ROOT
 from kinds import Strings
-from local_run import COMMAND
+from local_run import in_step
 from slurm_jobs import read, wait_for
 
 PROGRAM = HELPERS / "stuck_training.py"
@@ -22,11 +22,11 @@ TRAINED = ["0: trained", "1: trained"]
 
 def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, "run", "-n", "2", "--", sys.executable, str(PROGRAM), kind],
+        in_step("-n 2", sys.executable, str(PROGRAM), kind),
         cwd=folder,
         env={
             **os.environ,
-            "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
             "SLURM_RESOLVER_STALL_SECONDS": str(LIMIT),
             "STUCK_SECONDS": str(seconds),
             "TF_CPP_MIN_LOG_LEVEL": "3",

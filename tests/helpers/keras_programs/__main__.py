@@ -15,7 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -42,7 +41,12 @@ def run(strategy: Any, names: Strings, file: Path) -> None:
     """Rewrites the file after every program, so that a crash loses nothing."""
     found: Strings = []
     for name in names:
-        print(name, end=" ", file=sys.stderr, flush=True)
+        print(
+            name,
+            end=" ",
+            file=sys.stderr,
+            flush=True,
+        )
         log.warned.clear()
         came = outcome(name, strategy)
         came["whole"] = any("computes whole batches" in message for message in log.warned)
@@ -54,10 +58,23 @@ def run(strategy: Any, names: Strings, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--alone", action="store_true")
-    parser.add_argument("--ps", action="store_true", help="a chief and a parameter server")
-    parser.add_argument("--custom-losses", default="whole", choices=["whole", "mean"])
+    parser.add_argument(
+        "--ps",
+        action="store_true",
+        help="a chief and a parameter server",
+    )
+    parser.add_argument(
+        "--custom-losses",
+        default="whole",
+        choices=["whole", "mean"],
+    )
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("names", nargs="*", default=["*"], metavar="NAME")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=["*"],
+        metavar="NAME",
+    )
     args = parser.parse_args()
     for given in args.names:
         if not any(fnmatch(name, given) for name in PROGRAMS):
@@ -68,12 +85,20 @@ def main() -> None:
             print(name, TOLERANCES.get(name, ""), DIFFERS_BY_DESIGN.get(name, ""), sep="\t")
         return
     if args.alone:
-        file, strategy = "alone", tf.distribute.get_strategy()
+        file = "alone"
+        strategy = tf.distribute.get_strategy()
     elif args.ps:
-        resolver = sr.SlurmClusterResolver({"chief": 1, "ps": 1, "worker": -1})
+        resolver = sr.SlurmClusterResolver(
+            {
+                "chief": 1,
+                "ps": 1,
+                "worker": -1,
+            }
+        )
         if resolver.task_type != "chief":
             sys.exit(resolver.serve())
-        file, strategy = "chief", sr.ParameterServerStrategy(resolver)
+        file = "chief"
+        strategy = sr.ParameterServerStrategy(resolver)
     else:
         strategy = sr.MultiWorkerMirroredStrategy(custom_losses=args.custom_losses)
         file = str(strategy.cluster_resolver.task_id)

@@ -5,6 +5,7 @@ No module in this folder calls TensorFlow on import, because the strategy must c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
 import keras
@@ -22,12 +23,12 @@ DIFFERS_BY_DESIGN: Texts = {}
 # How much the other programs may differ, if not by the usual 1e-4.
 TOLERANCES: dict[str, float] = {}
 
-ROWS, COLUMNS = 120, 6
+ROWS = 120
+COLUMNS = 6
 
 _random = np.random.default_rng(7)
 X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = (X @ _random.normal(size=(COLUMNS, 3))).argmax(axis=1).astype("int32")
-ONE_HOT = np.eye(3, dtype="float32")[Y]
 BINARY = (X[:, :1] + X[:, 1:2] > 0).astype("float32")
 NUMBER = np.abs(X[:, :1] * 2 + X[:, 1:2]).astype("float32")
 WEIGHT = np.linspace(0.1, 2.0, ROWS).astype("float32")
@@ -45,6 +46,12 @@ def add(
         DIFFERS_BY_DESIGN[name] = differs
     if within:
         TOLERANCES[name] = within
+
+
+def add_each(prefix: str, run: Callable[..., Outcome], table: Fields) -> None:
+    """Adds a program for each entry of a table; `run` gets the strategy and the entry."""
+    for name, entry in table.items():
+        add(f"{prefix}_{name}", partial(run, entry=entry))
 
 
 def program(prefix: str, **how: Any) -> Callable[[Program], Program]:
@@ -105,10 +112,18 @@ def perceptron(
 ) -> Any:
     """Returns a perceptron with these layers in the middle."""
     inputs = keras.Input((COLUMNS,))
-    hidden = keras.layers.Dense(8, activation="relu", **dense)(inputs)
+    hidden = keras.layers.Dense(
+        8,
+        activation="relu",
+        **dense,
+    )(inputs)
     for layer in layers:
         hidden = layer()(hidden)
-    head = keras.layers.Dense(outputs, activation=activation, dtype=keras.config.floatx())
+    head = keras.layers.Dense(
+        outputs,
+        activation=activation,
+        dtype=keras.config.floatx(),
+    )
     return (kind or keras.Model)(inputs, head(hidden))
 
 
@@ -134,7 +149,13 @@ def seen(model: Any, history: Any = None, test: Any = None, predict: Any = None)
     if history is not None:
         result["history"] = numbers(history.history)
     if test is not None:
-        result["evaluate"] = numbers(model.evaluate(test, verbose=0, return_dict=True))
+        result["evaluate"] = numbers(
+            model.evaluate(
+                test,
+                verbose=0,
+                return_dict=True,
+            )
+        )
     if predict is not None:
         result["predict"] = numbers(model.predict(predict, verbose=0))
     return result
@@ -150,7 +171,12 @@ def fitted(
     evaluate: bool = True,
     **how: Any,
 ) -> Outcome:
-    history = model.fit(train, epochs=epochs, verbose=0, **how)
+    history = model.fit(
+        train,
+        epochs=epochs,
+        verbose=0,
+        **how,
+    )
     test = train if test is None and isinstance(train, tf.data.Dataset) else test
     return seen(model, history, test if evaluate else None, test if predict else None)
 

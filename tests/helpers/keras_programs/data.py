@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from keras_programs.common import (
     Outcome,
     X,
     Y,
-    add,
+    add_each,
     build,
     crossentropy,
     data,
@@ -71,11 +70,23 @@ class Batches(keras.utils.PyDataset):
         self.all = self.all[1:] + self.all[:1]
 
 
-def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
+def arrays(strategy: Any, entry: Fields) -> Outcome:
     """Calls fit(x, y) without shuffling."""
-    options = {"shuffle": False, "batch_size": 8, **how}
+    options: Fields = {
+        "shuffle": False,
+        "batch_size": 8,
+        **entry,
+    }
+    rows = options.pop("rows", 33)
     model = build(strategy, weighted_metrics=["accuracy"])
-    return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
+    return fitted(
+        model,
+        X[:rows],
+        y=Y[:rows],
+        **options,
+        test=data(rows=rows),
+        predict=True,
+    )
 
 
 ARRAYS: dict[str, Fields] = {
@@ -83,8 +94,7 @@ ARRAYS: dict[str, Fields] = {
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
 }
-for name, how in ARRAYS.items():
-    add(f"data_arrays_{name}", partial(arrays, **how))
+add_each("data_arrays", arrays, ARRAYS)
 
 
 def records() -> Any:
@@ -113,13 +123,19 @@ SOURCES: dict[str, tuple[Action, Fields]] = {
 }
 
 
-def _on(strategy: Any, source: Action, **how: Any) -> Outcome:
+def _on(strategy: Any, entry: tuple[Action, Fields]) -> Outcome:
+    source, how = entry
     model = build(strategy, weighted_metrics=["accuracy"])
-    return fitted(model, source(), test=data(), predict=True, **how)
+    return fitted(
+        model,
+        source(),
+        test=data(),
+        predict=True,
+        **how,
+    )
 
 
-for name, (source, how) in SOURCES.items():
-    add(f"data_{name}", partial(_on, source=source, **how))
+add_each("data", _on, SOURCES)
 
 
 @registered("data")
@@ -127,7 +143,14 @@ def shuffled_fit(strategy: Any) -> Outcome:
     """Without seeds, the rows are shuffled, but each epoch sees every row exactly once."""
     found = []
     rows = data(X, NUMBERS, rows=120).unbatch()
-    for how in ({"x": X, "y": NUMBERS, "batch_size": 24}, {"x": rows.shuffle(50).batch(24)}):
+    for how in (
+        {
+            "x": X,
+            "y": NUMBERS,
+            "batch_size": 24,
+        },
+        {"x": rows.shuffle(50).batch(24)},
+    ):
         with strategy.scope():
             model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
             model.compile("adam", "mse", metrics=[Ids(name="ids")])
@@ -137,9 +160,11 @@ def shuffled_fit(strategy: Any) -> Outcome:
 
 def joined(sparse: bool) -> Any:
     """Returns a model with two inputs and two outputs."""
-    left, right = keras.Input((3,), name="left", sparse=sparse), keras.Input((3,), name="right")
+    left = keras.Input((3,), name="left", sparse=sparse)
+    right = keras.Input((3,), name="right")
     hidden = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(2)(right)])
-    label, yes = layers.Dense(3, name="label")(hidden), layers.Dense(1, name="yes")(hidden)
+    label = layers.Dense(3, name="label")(hidden)
+    yes = layers.Dense(1, name="yes")(hidden)
     return keras.Model([left, right], [label, yes])
 
 
@@ -202,10 +227,24 @@ def on_batch(strategy: Any) -> Outcome:
     model = build(strategy, weighted_metrics=["accuracy"])
     logs = [model.train_on_batch(X[:24], Y[:24])]
     logs += [model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True)]
-    logs += [model.train_on_batch(X[:24], Y[:24], class_weight={0: 1.0, 1: 2.0, 2: 0.5})]
+    logs += [
+        model.train_on_batch(
+            X[:24],
+            Y[:24],
+            class_weight={
+                0: 1.0,
+                1: 2.0,
+                2: 0.5,
+            },
+        )
+    ]
     logs += [model.test_on_batch(X[:24], Y[:24]), model.test_on_batch(X[:1], Y[:1], WEIGHT[:1])]
     predicted = [model.predict_on_batch(X[:24]), model.predict_on_batch(X[:1])]
-    return {"logs": numbers(logs), "predict": numbers(predicted), **seen(model)}
+    return {
+        "logs": numbers(logs),
+        "predict": numbers(predicted),
+        **seen(model),
+    }
 
 
 @registered("data")

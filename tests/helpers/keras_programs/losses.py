@@ -23,7 +23,7 @@ from keras_programs.common import (
     Outcome,
     X,
     Y,
-    add,
+    add_each,
     build,
     crossentropy,
     data,
@@ -89,15 +89,14 @@ LOSSES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _of(strategy: Any, how: tuple[Any, ...]) -> Outcome:
-    kind, loss, *weight = how
+def _of(strategy: Any, entry: tuple[Any, ...]) -> Outcome:
+    kind, loss, *weight = entry
     make, x, y = KINDS[kind]
     metrics = ["mae"] if y.dtype == "float32" else None
     return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weight))
 
 
-for name, how in LOSSES.items():
-    add(f"loss_{name}", partial(_of, how=how))
+add_each("loss", _of, LOSSES)
 
 
 class Penalty(layers.Layer):
@@ -160,12 +159,11 @@ ADDED: dict[str, Action] = {
 }
 
 
-def _added(strategy: Any, make: Action) -> Outcome:
-    return fitted(ready(strategy, make, metrics=["accuracy"]), data())
+def _added(strategy: Any, entry: Action) -> Outcome:
+    return fitted(ready(strategy, entry, metrics=["accuracy"]), data())
 
 
-for name, make in ADDED.items():
-    add(f"loss_{name}", partial(_added, make=make))
+add_each("loss", _added, ADDED)
 
 
 @program("loss")
@@ -183,7 +181,8 @@ def two_outputs(strategy: Any) -> Outcome:
     def make() -> Any:
         inputs = keras.Input((COLUMNS,))
         hidden = layers.Dense(6, activation="relu")(inputs)
-        label, number = layers.Dense(3, name="label"), layers.Dense(1, name="number")
+        label = layers.Dense(3, name="label")
+        number = layers.Dense(1, name="number")
         return keras.Model(inputs, {"label": label(hidden), "number": number(hidden)})
 
     losses = {"label": crossentropy, "number": lambda: kl.MeanSquaredError(reduction=None)}
@@ -202,8 +201,8 @@ OPTIMIZERS: dict[str, Action] = {
 }
 
 
-def _optimized(strategy: Any, optimizer: Action) -> Outcome:
-    return fitted(build(strategy, optimizer=optimizer), data())
+def _optimized(strategy: Any, entry: Action) -> Outcome:
+    return fitted(build(strategy, optimizer=entry), data())
 
 
 class Lookahead(ko.SGD):
@@ -251,8 +250,7 @@ def layer_assigning_in_build(strategy: Any) -> Outcome:
     return fitted(ready(strategy, make, optimizer=lambda: ko.Adam(0.1)), data())
 
 
-for name, optimizer in OPTIMIZERS.items():
-    add(f"optimizer_{name}", partial(_optimized, optimizer=optimizer))
+add_each("optimizer", _optimized, OPTIMIZERS)
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from keras_programs.common import (
     COLUMNS,
     WEIGHT,
     Outcome,
-    Program,
     X,
     Y,
     add,
+    add_each,
     build,
     data,
     fitted,
@@ -68,7 +68,8 @@ class Lower(keras.Model):
         return self.loss_function(y, predicted)
 
     def train_step(self, batch: Any) -> Fields:
-        x, y = batch[0], tf.one_hot(batch[1], 3)
+        x = batch[0]
+        y = tf.one_hot(batch[1], 3)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = self.loss_of(y, predicted)
@@ -104,7 +105,8 @@ class DecoratedParts(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.head = layers.Dense(8, activation="relu"), layers.Dense(3)
+        self.hidden = layers.Dense(8, activation="relu")
+        self.head = layers.Dense(3)
         self.watched = keras.metrics.Mean(name="watched")
 
     def build(self, shape: Any) -> None:
@@ -140,26 +142,25 @@ MODELS: dict[str, Action] = {
 }
 
 
-def _of(make: Action) -> Program:
-    return lambda strategy: fitted(
-        ready(strategy, make, metrics=["accuracy"]), data(X, Y, WEIGHT), predict=True
-    )
+def _of(strategy: Any, entry: Action) -> Outcome:
+    return fitted(ready(strategy, entry, metrics=["accuracy"]), data(X, Y, WEIGHT), predict=True)
 
 
-for name, make in MODELS.items():
-    add(f"step_{name}", _of(make))
+add_each("step", _of, MODELS)
 
 
-def _run(strategy: Any, kind: Any = OwnStep, rows: int = 33, **how: Any) -> Outcome:
-    return fitted(build(strategy, kind=kind, **how), data(rows=rows), predict=True)
+def _run(strategy: Any, entry: Fields) -> Outcome:
+    how: Fields = {"kind": OwnStep, **entry}
+    rows = how.pop("rows", 33)
+    return fitted(build(strategy, **how), data(rows=rows), predict=True)
 
 
-for name, how in {
+RUNS: Fields = {
     "eagerly": {"run_eagerly": True},
     "jit_compile": {"jit_compile": True, "kind": keras.Model},
     "five_per_execution": {"steps_per_execution": 5, "rows": 56},
-}.items():
-    add(f"step_{name}", partial(_run, **how))
+}
+add_each("step", _run, RUNS)
 
 
 @program("step", differs="normalizes each row by the other rows of its batch")
@@ -195,6 +196,9 @@ class Networks(keras.Model):
         self.mean.update_state(value)
         return {"loss": self.mean.result()}
 
+    def train_step(self, batch: Any) -> Fields:
+        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
+
     @property
     def metrics(self) -> list[Any]:
         return [self.mean]
@@ -207,7 +211,8 @@ class Gan(Networks):
         super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
 
     def train_step(self, batch: Any) -> Fields:
-        real, noise = batch[0], batch[0][:, :3] * 2.0
+        real = batch[0]
+        noise = batch[0][:, :3] * 2.0
         self.descend(
             lambda: self.critic_loss(real, self.generator(noise)), self.critic, self.own_optimizer
         )
@@ -233,9 +238,6 @@ class Vae(Networks):
         super().__init__(encoder=small(COLUMNS, 4), decoder=small(2, COLUMNS))
         self.seed = keras.random.SeedGenerator(5)
 
-    def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
-
     def loss_of(self, x: Any) -> Any:
         mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
         noise = keras.random.normal(ops.shape(mean), seed=self.seed)
@@ -252,9 +254,6 @@ class Triplet(Networks):
         super().__init__(embedding=small(2, 3))
         self.built = False  # as in most examples, Keras detects that nothing must be built
 
-    def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
-
     def loss_of(self, x: Any) -> Any:
         anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
         near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
@@ -266,9 +265,6 @@ class Contrastive(Networks):
 
     def __init__(self) -> None:
         super().__init__(embedding=small(3, 4))
-
-    def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
 
     def loss_of(self, x: Any) -> Any:
         left, right = (ops.normalize(self.embedding(part)) for part in ops.split(x, 2, axis=1))

@@ -21,6 +21,7 @@ from keras_programs.common import (
     Recorder,
     X,
     add,
+    add_each,
     build,
     crossentropy,
     data,
@@ -39,7 +40,11 @@ class Histogram(km.Metric):
 
     def __init__(self) -> None:
         super().__init__(name="histogram")
-        self.counts = self.add_weight(shape=(4,), initializer="zeros", name="counts")
+        self.counts = self.add_weight(
+            shape=(4,),
+            initializer="zeros",
+            name="counts",
+        )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         rows = ops.one_hot(ops.cast(y_true[:, 0], "int32"), 4)
@@ -59,9 +64,21 @@ METRICS: dict[str, list[Action]] = {
 
 
 def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> Outcome:
-    how = {"outputs": 1, "activation": "sigmoid", "loss": "binary_crossentropy"}
-    model = build(strategy, **{**how, "metrics": None, where: metrics})
-    recorder, data_ = Recorder(), data(X, BINARY, *weight)
+    how = {
+        "outputs": 1,
+        "activation": "sigmoid",
+        "loss": "binary_crossentropy",
+    }
+    model = build(
+        strategy,
+        **{
+            **how,
+            "metrics": None,
+            where: metrics,
+        },
+    )
+    recorder = Recorder()
+    data_ = data(X, BINARY, *weight)
     history = model.fit(
         data_, epochs=2, verbose=0, callbacks=[recorder], validation_data=data_.take(2)
     )
@@ -70,9 +87,22 @@ def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> 
 
 
 for name, metrics in METRICS.items():
-    add(f"metric_{name}", partial(_of, where="metrics", metrics=metrics, weight=[]))
+    add(
+        f"metric_{name}",
+        partial(
+            _of,
+            where="metrics",
+            metrics=metrics,
+            weight=[],
+        ),
+    )
 for name in ("auc", "own_vector"):
-    weighted = partial(_of, where="weighted_metrics", metrics=METRICS[name], weight=[WEIGHT])
+    weighted = partial(
+        _of,
+        where="weighted_metrics",
+        metrics=METRICS[name],
+        weight=[WEIGHT],
+    )
     add(f"metric_weighted_{name}", weighted)
 
 
@@ -81,7 +111,8 @@ class Watching(keras.layers.Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mean, self.sum = km.Mean(name="watched_mean"), km.Sum(name="watched_sum")
+        self.mean = km.Mean(name="watched_mean")
+        self.sum = km.Sum(name="watched_sum")
 
     def call(self, inputs: Any) -> Any:
         self.mean.update_state(inputs)
@@ -125,12 +156,11 @@ GUIDES: dict[str, Action] = {
 }
 
 
-def _guide(strategy: Any, make: Action) -> Outcome:
-    return fitted(ready(strategy, make), data(), predict=True)
+def _guide(strategy: Any, entry: Action) -> Outcome:
+    return fitted(ready(strategy, entry), data(), predict=True)
 
 
-for name, make in GUIDES.items():
-    add(f"guide_{name}", partial(_guide, make=make))
+add_each("guide", _guide, GUIDES)
 
 
 @program("guide", differs="normalizes each row by the other rows of its batch")

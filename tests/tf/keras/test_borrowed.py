@@ -12,21 +12,26 @@ from types import SimpleNamespace
 from typing import Any, Callable
 
 import pytest
+import tensorflow as tf
 from captured import Patch
+from keras_3 import keras
 
 import slurm_resolver
 from slurm_resolver.errors import KerasError, ResumeError
-
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras", "3")
-
-from slurm_resolver.tf import gpus, server  # noqa: E402
-from slurm_resolver.tf.keras import borrowed, patches  # noqa: E402
-from slurm_resolver.tf.training import checkpoint  # noqa: E402
+from slurm_resolver.tf import gpus, server
+from slurm_resolver.tf.keras import borrowed, patches
+from slurm_resolver.tf.training import checkpoint
 
 pytestmark = pytest.mark.tensorflow
 
-CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+CALLS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
 OF_DATASETS = (borrowed.ORIGINAL_DATASET, borrowed.BATCH_SIZE)
 
 

@@ -6,11 +6,10 @@ import functools
 from typing import Any, Callable
 
 import pytest
+from keras_3 import keras
 from kinds import Fields, Strings
 
-keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
-
-from slurm_resolver.tf.keras.configuration import describe_model  # noqa: E402
+from slurm_resolver.tf.keras.configuration import describe_model
 
 
 def loss_of(delta: float) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from folders import quiet_helper
-from local_run import COMMAND
+from local_run import in_step
 
 pytestmark = pytest.mark.skipif("KERAS_SOURCES" not in os.environ, reason="KERAS_SOURCES=installed")
 
@@ -47,10 +47,14 @@ KNOWN = {
 
 def test_what_passes_alone_passes_on_two_workers(tmp_path: Path) -> None:
     output = tmp_path / "errors"
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     environ.update(TF_ENABLE_ONEDNN_OPTS="0", KERAS_BACKEND="tensorflow")
     program = quiet_helper("keras_lockstep.py")
-    for launcher in ([], [*COMMAND, "run", "-n2", "--"]):
+    for launcher in ([], in_step("-n2")):
         subprocess.run(
             [*launcher, *program, str(output), *FILES],
             env=environ,

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from kinds import Strings
 
-pytest.importorskip("tensorflow")
 from slurm_resolver.errors import FitError, SavingError
 from slurm_resolver.tf.keras.files import callbacks, saving
 
@@ -20,7 +19,8 @@ PROCESSES = 4
 
 
 def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
-    path, marker = tmp_path / "model", tmp_path / "failed"
+    path = tmp_path / "model"
+    marker = tmp_path / "failed"
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(PROCESSES)
 
@@ -75,7 +75,11 @@ def test_a_folder_keeps_what_does_not_belong_to_it(tmp_path: Path) -> None:
 
     saving.write_once(str(path), "state", write)
     texts: Any = {found.name: found.read_text() for found in path.rglob("*") if found.is_file()}
-    assert texts == {"README": "mine", "data": "new", "model": "new"}
+    assert texts == {
+        "README": "mine",
+        "data": "new",
+        "model": "new",
+    }
 
 
 class Workers:
@@ -90,7 +94,13 @@ class Workers:
         return [[text, "token"] for text in self._found]
 
 
-@pytest.mark.parametrize(("folders", "writers"), [(["a", "a"], 1), (["a", "b"], 2)])
+@pytest.mark.parametrize(
+    ("folders", "writers"),
+    [
+        (["a", "a"], 1),
+        (["a", "b"], 2),
+    ],
+)
 def test_one_worker_on_each_file_system_writes_a_backup(
     tmp_path: Path, folders: Strings, writers: int
 ) -> None:

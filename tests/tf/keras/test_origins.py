@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from kinds import Fields
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import numpy as np  # noqa: E402
-
-from slurm_resolver.tf.keras.origins import find_origins  # noqa: E402
+from slurm_resolver.tf.keras.origins import find_origins
 
 IMAGES = np.ones((8, 4, 4, 1), "float32")
 LABELS = np.arange(8.0)

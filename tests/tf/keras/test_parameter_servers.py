@@ -14,8 +14,6 @@ from kinds import Fields
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.errors import KerasError
-
-pytest.importorskip("tensorflow")
 from slurm_resolver.tf.keras.parameter_server import check_model
 
 pytestmark = [pytest.mark.newest, KERAS_3]  # do not depend on the version of Slurm
@@ -100,4 +98,13 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
 def test_what_cannot_be_trained_is_refused(strategy: Fields, model: Fields, message: str) -> None:
     how = SimpleNamespace(**{"num_replicas_in_sync": 1, **strategy})
     with pytest.raises(KerasError, match=message):
-        check_model(how, SimpleNamespace(**{"run_eagerly": False, "variables": [], **model}))
+        check_model(
+            how,
+            SimpleNamespace(
+                **{
+                    "run_eagerly": False,
+                    "variables": [],
+                    **model,
+                }
+            ),
+        )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3_ON_SLURM
+from keras_outcomes import outcomes
 from kinds import Records
 from slurm_cluster import SlurmCluster
-
-np = pytest.importorskip("numpy")
 
 pytestmark = KERAS_3_ON_SLURM
 
@@ -32,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers(real_slurm: SlurmCluster, folder: Path) -> Workers:
     """The results of two workers that have saved in every way."""
     run(real_slurm, folder, 2)
-    return [json.loads((folder / str(index)).read_text()) for index in range(2)]
+    return outcomes(folder, ["0", "1"])
 
 
 def run(slurm: SlurmCluster, folder: Path, count: int, *options: str) -> None:
@@ -90,7 +89,11 @@ def test_each_kind_of_model_checkpoint_writes_the_same_files_in_one_worker(
     for worker in workers:
         files = worker["checkpoints"]["all"]
         assert len(files) == 6
-        assert worker["checkpoints"] == {"all": files, "0": files, "1": files}
+        assert worker["checkpoints"] == {
+            "all": files,
+            "0": files,
+            "1": files,
+        }
     for path in folder.glob("of */*.keras"):
         assert zipfile.ZipFile(path).testzip() is None
 
@@ -104,7 +107,7 @@ def test_another_number_of_workers_goes_on(
 ) -> None:
     """The optimizer's state is loaded, so one more epoch has the same result as before."""
     run(real_slurm, folder, 3, "--load")
-    found = [json.loads((folder / f"loaded-{index}").read_text()) for index in range(3)]
+    found = outcomes(folder, ["loaded-0", "loaded-1", "loaded-2"])
     np.testing.assert_allclose(found[0]["predicted"], workers[0]["predicted"], atol=1e-5)
     for one, other in zip(found[0]["weights"], workers[0]["weights"]):
         np.testing.assert_allclose(one, other, atol=1e-4)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from folders import quiet_helper
+from keras_outcomes import flat
 from kinds import Fields, Strings
-from local_run import COMMAND, captured
-from outcomes import flat
+from local_run import captured, in_step
 
 from slurm_resolver.start.keras_version import keras_problem
 
@@ -40,8 +40,7 @@ def keras_version() -> str:
 VERSION = keras_version() if GIVEN else "3.10.0"
 
 PROGRAM = quiet_helper("keras_programs")
-LAUNCHER = [*COMMAND, "run", "-n"]
-WORKERS = [*LAUNCHER, "2", "--", *PROGRAM, "--custom-losses=mean"]
+WORKERS = in_step("-n 2", *PROGRAM, "--custom-losses=mean")
 OLDER = bool(keras_problem(VERSION))
 NAMES = [
     "loss_dice",
@@ -69,8 +68,11 @@ def run(command: Strings, folder: Path, name: str) -> dict[str, Fields]:
     captured(
         [*command, *NAMES],
         status=0,
-        env={**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
-        timeout=400,
+        env={
+            **os.environ,
+            "TASK_OUTPUT": str(folder),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
     )
     found: dict[str, Fields] = json.loads((folder / name).read_text())
     return found
@@ -93,10 +95,9 @@ except sr.KerasError as error:
 @pytest.mark.skipif(not OLDER, reason="this version trains correctly")
 def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
     found = []
-    for count in ("1", "2"):
+    for count in (1, 2):
         done = captured(
-            [*LAUNCHER, count, "--", sys.executable, "-W", "ignore", "-c", OLD],
-            timeout=200,
+            in_step(f"-n {count}", sys.executable, "-W", "ignore", "-c", OLD),
             check=True,
         )
         found += [line for line in done.stdout.splitlines() if "told" in line]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any, Callable
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-
-from slurm_resolver.tf.rows.analysis import Analysis  # noqa: E402
-from slurm_resolver.tf.rows.values import Kind, Value, rows  # noqa: E402
+from slurm_resolver.tf.rows.analysis import Analysis
+from slurm_resolver.tf.rows.values import Kind, Value, rows
 
 TABLE = tf.constant(np.arange(12.0, dtype="float32").reshape(6, 2))
 
@@ -216,7 +214,14 @@ def compiled(expression: str) -> Callable[..., Any]:
     """Returns the function of x, and perhaps c, that an expression describes."""
 
     def function(x: Any, c: Any = None) -> Any:
-        return eval(expression, {**globals(), "x": x, "c": c})
+        return eval(
+            expression,
+            {
+                **globals(),
+                "x": x,
+                "c": c,
+            },
+        )
 
     return function
 
@@ -314,7 +319,12 @@ def gradient(function: Callable[[Any, Any], Any], batch: Any, variable: Any) -> 
 def test_what_is_proven_is_the_mean_or_the_sum_of_the_parts() -> None:
     """Compares gradients by a variable: of a batch of 8 rows, and of its first 3 and last 5."""
     draw = np.random.default_rng(1)
-    found = {"a mean": 0, "a sum": 0, "by row": 0, "refuted": 0}
+    found = {
+        "a mean": 0,
+        "a sum": 0,
+        "by row": 0,
+        "refuted": 0,
+    }
     for number in range(150):
         function = random_graph(number)
         variable = tf.Variable(draw.normal(size=(4, 4)), dtype=tf.float32)
@@ -333,5 +343,11 @@ def test_what_is_proven_is_the_mean_or_the_sum_of_the_parts() -> None:
             gradient(function, part, variable) for part in (batch, batch[:3], batch[3:])
         )
         together = first * 3 / 8 + last * 5 / 8 if known == "a mean" else first + last
-        np.testing.assert_allclose(together, whole, rtol=2e-3, atol=2e-4, err_msg=str(number))
+        np.testing.assert_allclose(
+            together,
+            whole,
+            rtol=2e-3,
+            atol=2e-4,
+            err_msg=str(number),
+        )
     assert min(found[known] for known in ("a mean", "a sum", "by row", "refuted")) >= 8, found

@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+import tensorflow as tf
 from captured import Logged, Patch
+from keras_3 import keras
 from kinds import Fields, Strings, Texts
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-keras = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
-
-import slurm_resolver as sr  # noqa: E402
-from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.slurm.step import SlurmStep  # noqa: E402
-from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder  # noqa: E402
+import slurm_resolver as sr
+from slurm_resolver.errors import ResumeError
+from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 
 JOB = {"SLURM_JOB_ID": "41"}
 NEXT_JOB = {"SLURM_JOB_ID": "52"}
-VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+)
 
 
 def task(array: str, number: str) -> Texts:
@@ -37,7 +40,11 @@ def task(array: str, number: str) -> Texts:
 
 
 def termination() -> Any:
-    return sr.termination_config(None, requeue=None, signals=())
+    return sr.termination_config(
+        None,
+        requeue=None,
+        signals=(),
+    )
 
 
 class Trainings:
@@ -53,7 +60,11 @@ class Trainings:
         for name, value in job.items():
             self.patch.setenv(name, value)
         state = state or {"x": tf.Variable(0.0)}
-        return sr.ResumableLoop(str(self.folder), termination=termination(), **state)
+        return sr.ResumableLoop(
+            str(self.folder),
+            termination=termination(),
+            **state,
+        )
 
     def train(self, job: Texts, epochs: int, **state: Any) -> None:
         for _ in self.begin(job, **state).epochs(epochs):
@@ -161,7 +172,13 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
     trainings.train(JOB, 2, **first())  # the folder still belongs to the first job
 
 
-@pytest.mark.parametrize("change", [{"units": (4,)}, {"optimizer": "sgd"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"units": (4,)},
+        {"optimizer": "sgd"},
+    ],
+)
 def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields) -> None:
     """For example, the checkpoint's model has one more layer or another optimizer."""
 
@@ -189,7 +206,12 @@ def train(folder: Path) -> tuple[int, int, float]:
     The training has one epoch of three steps, and saves after each step and at the end.
     """
     total = tf.Variable(0.0)
-    loop = sr.ResumableLoop(str(folder), termination=termination(), save_every=1, total=total)
+    loop = sr.ResumableLoop(
+        str(folder),
+        termination=termination(),
+        save_every=1,
+        total=total,
+    )
     begin = loop.epoch, loop.step, float(total.numpy())
     for _ in loop.epochs(1):
         for number in loop.batches(range(1, 4)):
@@ -198,8 +220,13 @@ def train(folder: Path) -> tuple[int, int, float]:
     return begin
 
 
-END = (1, 0, 6.0)
-DATA, INDEX = "ckpt-4.data-00000-of-00001", "ckpt-4.index"
+END = (
+    1,
+    0,
+    6.0,
+)
+DATA = "ckpt-4.data-00000-of-00001"
+INDEX = "ckpt-4.index"
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +271,13 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize(
-    "name", ["slurm_resolver.owner", "checkpoint.tmp1", "ckpt-9_temp", "ckpt-5.data-00000-of-00001"]
+    "name",
+    [
+        "slurm_resolver.owner",
+        "checkpoint.tmp1",
+        "ckpt-9_temp",
+        "ckpt-5.data-00000-of-00001",
+    ],
 )
 def test_nothing_behind_a_link_changes(folder: Path, name: str, tmp_path: Path) -> None:
     cut(folder / DATA)  # the next save is the fifth
@@ -325,7 +358,14 @@ def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
     if kind is tf.Variable:
         how["synchronization"] = getattr(tf.VariableSynchronization, how["synchronization"].upper())
         how["aggregation"] = tf.VariableAggregation.SUM
-    checkpoint, written = tf.train.Checkpoint(variable=kind(1.0, trainable=False, **how)), []
+    checkpoint = tf.train.Checkpoint(
+        variable=kind(
+            1.0,
+            trainable=False,
+            **how,
+        )
+    )
+    written: list[Path] = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(checkpoint, "write", lambda path: written.append(Path(path)))
     folder = open_folder(tmp_path, checkpoint, leads=False)

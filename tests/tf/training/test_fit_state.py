@@ -7,13 +7,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-import numpy as np  # noqa: E402 (it comes with TensorFlow)
-
-from slurm_resolver.tf.training.fit_state import CallbackStates  # noqa: E402
+from slurm_resolver.tf.training.fit_state import CallbackStates
 
 callback = types.SimpleNamespace
 HANDLE = object()
@@ -47,7 +44,8 @@ HANDLE = object()
 )
 def test_what_has_changed_is_kept_if_all_of_it_is_plain(before: Any, after: Any, kept: Any) -> None:
     """The second of two callbacks of the same class gets its own state back."""
-    first, second = callback(**before), callback(**before)
+    first = callback(**before)
+    second = callback(**before)
     states = CallbackStates([first, second])
     vars(second).update(after)
     again = [callback(), callback()]

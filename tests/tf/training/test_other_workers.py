@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from folders import helper
+from keras_3 import keras
 from kinds import Fields
-from local_run import COMMAND, captured
+from local_run import captured, in_step
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+import slurm_resolver as sr
 
-import slurm_resolver as sr  # noqa: E402
-
-SAMPLES, EPOCHS = 100, 2
+SAMPLES = 100
+EPOCHS = 2
 STEPS = 3  # in each start except the last
 SAY = (
     "a global batch has {} samples now, and had {} in the checkpoint: "
@@ -24,7 +24,12 @@ SAY = (
 )
 # The samples of a global batch in each start, and the messages of later starts. 36 samples make 4
 # batches of 8, and 4 remain. 3 steps later, 56 make 14 batches of 4. Then 68 make 8 of 8 plus 4.
-SIZES = (12, 8, 4, 8)
+SIZES = (
+    12,
+    8,
+    4,
+    8,
+)
 SAID = [
     SAY.format(8, 12, 4, 1, "4 samples are trained on again"),
     SAY.format(4, 8, 14, 1, "no sample is repeated"),
@@ -57,7 +62,11 @@ class Story:
 
 
 def train_loop(folder: str, size: int, story: Story) -> None:
-    loop = sr.ResumableLoop(folder, x=tf.Variable(0.0), **story.options)
+    loop = sr.ResumableLoop(
+        folder,
+        x=tf.Variable(0.0),
+        **story.options,
+    )
     data = tf.data.Dataset.range(SAMPLES).shuffle(SAMPLES, seed=1).batch(size)
     for story.epoch in loop.epochs(EPOCHS):
         for batch in loop.batches(data):
@@ -94,7 +103,13 @@ ROWS = tf.reshape(tf.range(SAMPLES, dtype="float32"), [-1, 1])
 
 
 def train_on_arrays(folder: str, size: int, story: Story) -> None:
-    fit(folder, story, x=ROWS.numpy(), y=ROWS.numpy(), batch_size=size)
+    fit(
+        folder,
+        story,
+        x=ROWS.numpy(),
+        y=ROWS.numpy(),
+        batch_size=size,
+    )
 
 
 def train_on_dataset(folder: str, size: int, story: Story) -> None:
@@ -131,7 +146,7 @@ def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
         (2, 75, ['--faults=[[0, 20, "SIGTERM in validation"]]', "--sleep=0.4"]),
         (3, 0, []),
     ):
-        done = captured([*COMMAND, "run", f"-n{workers}", "--", *program, *more], status)
+        done = captured(in_step(f"-n {workers}", *program, *more), status)
         assert "retracing" not in done.stderr  # TensorFlow would warn at every save
     assert (
         done.stderr.count(

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from folders import helper
+from keras_marks import KERAS_3
 from kinds import Completed, Strings
-from local_run import COMMAND, captured
+from local_run import captured, in_step
 from resumed import outcomes, saved_position
 
-pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
-
+pytestmark = KERAS_3
 
 PROGRAM = helper("slurm_train.py")
 
@@ -31,7 +31,8 @@ def told(folder: Path, what: str) -> list[Any]:
 
 def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole = tmp_path / "whole"
+    resumed = tmp_path / "resumed"
     assert train("keras", whole).returncode == 0
     starts: list[Completed] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
@@ -52,7 +53,8 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     for what in ("weights", "history", "epochs"):
         assert told(resumed, what) == told(whole, what) * 2
 
-    said, folder = [start.stderr for start in starts], resumed / "checkpoints"
+    said = [start.stderr for start in starts]
+    folder = resumed / "checkpoints"
     assert "resumes" not in said[0]
     assert "because of SIGTERM: exit status 75: start the program again" in said[1]
     assert said[3].count(f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2") == 1
@@ -82,18 +84,9 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
         for name in names:
             (tmp_path / str(rank) / "checkpoints" / name).touch()
     done = captured(
-        [
-            *COMMAND,
-            "run",
-            "-n2",
-            "--",
-            "bash",
-            "-c",
-            f'exec "$@" {tmp_path}/$SLURM_PROCID',
-            "bash",
-            *PROGRAM,
-            "loop",
-        ],
+        in_step(
+            "-n2", "bash", "-c", f'exec "$@" {tmp_path}/$SLURM_PROCID', "bash", *PROGRAM, "loop"
+        ),
         status=1,
     )
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
@@ -103,19 +96,14 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
 def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     """The preemption comes after the first step, however long the start takes."""
     done = captured(
-        [
-            *COMMAND,
-            "run",
-            "--requeue",
-            "--preempt-after",
-            "0",
-            "--",
+        in_step(
+            "--requeue --preempt-after 0",
             *PROGRAM,
             "loop",
             str(tmp_path),
             "--epochs=1",
             "--sleep=0.3",
-        ],
+        ),
         status=0,
     )
     assert told(tmp_path, "done") == list(range(1, 11))

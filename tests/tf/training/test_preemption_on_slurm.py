@@ -17,15 +17,18 @@ import pytest
 from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
-from slurm_cluster import Node, SlurmCluster
+from slurm_cluster import SlurmCluster
+from slurm_conf import Node
 from slurm_fixture import slurm_of
-from slurm_jobs import read, wait_for
-
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+from slurm_jobs import read, shown_jobs, wait_for
 
 PROGRAM = HELPERS / "slurm_train.py"
-FINAL = ("COMPLETED", "FAILED", "CANCELLED")
-OUTCOME = ("weights", "history", "epochs")
+FAILURES = ("FAILED", "CANCELLED")
+OUTCOME = (
+    "weights",
+    "history",
+    "epochs",
+)
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -54,7 +57,8 @@ class Job:
         faults: Sequence[Any] = (),
         **arguments: Any,
     ) -> None:
-        self.slurm, self.folder = slurm, folder
+        self.slurm = slurm
+        self.folder = folder
         words = [sys.executable, str(PROGRAM), kind, str(folder), "--faults", json.dumps(faults)]
         for name, value in arguments.items():
             words.append(f"--{name.replace('_', '-')}={value}")
@@ -65,21 +69,17 @@ class Job:
         self.id = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT).stdout.strip()
 
     def state(self) -> Texts:
-        return dict(
-            re.findall(
-                r"(\w+)=(\S*)",
-                self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout.splitlines()[0],
-            )
-        )
+        return shown_jobs(self.slurm)[self.id][0]
 
-    def await_state(self, wanted: str, timeout: float = 300.0) -> Texts:
-        def reached() -> bool:
+    def await_end(self, timeout: float = 300.0) -> None:
+        """Waits until the job has completed."""
+
+        def completed() -> bool:
             state = self.state()["JobState"]
-            assert state == wanted or state not in FINAL, self.output()
-            return state == wanted
+            assert state not in FAILURES, self.output()
+            return state == "COMPLETED"
 
-        wait_for(reached, timeout, self.output)
-        return self.state()
+        wait_for(completed, timeout, self.output)
 
     def output(self) -> str:
         return read(self.folder / "out")
@@ -99,18 +99,8 @@ class Job:
             for lines in ranks
         )
         assert first == other, "the ranks do not resume at the same step"
-        last = {
-            **first,
-            **dict(
-                sorted(
-                    [
-                        (line["start"], line["done"])
-                        for line in [*ranks[0], *ranks[1]]
-                        if "done" in line
-                    ]
-                )
-            ),
-        }
+        done = [(line["start"], line["done"]) for line in ranks[0] + ranks[1] if "done" in line]
+        last = {**first, **dict(sorted(done))}
         return [last[start - 1] - first[start] for start in sorted(first) if start > 0]
 
     def ended(self) -> Fields:
@@ -123,11 +113,13 @@ class Job:
         assert ends[0] == ends[1]
         return ends[0]
 
-    def assert_nothing_left(self) -> None:
-        assert (
-            str(PROGRAM)
-            not in self.slurm.run(["pgrep", "-af", str(self.folder)], check=False).stdout
-        )
+    def assert_ended(self, outcome: Fields, restarts: int) -> None:
+        """The job has trained to this outcome, and none of its processes is left."""
+        assert self.ended() == outcome
+        state = self.state()
+        assert (state["Restarts"], state["ExitCode"]) == (str(restarts), "0:0")
+        left = self.slurm.run(["pgrep", "-af", str(self.folder)], status=None).stdout
+        assert str(PROGRAM) not in left
 
 
 Whole = dict[str, Fields]  # the results of uninterrupted trainings, by kind
@@ -138,7 +130,7 @@ def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whol
     found = {}
     for kind in ("keras", "loop"):
         job = Job(slurm, tmp_path_factory.mktemp(kind), kind)
-        job.await_state("COMPLETED")
+        job.await_end()
         found[kind] = job.ended()
         assert [line["done"] for line in job.lines(1) if "done" in line] == list(range(1, 41))
     return found
@@ -171,14 +163,12 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
         ],
         sleep=0.5,
     )
-    state = job.await_state("COMPLETED", timeout=600)
+    job.await_end(timeout=600)
     assert job.lost() == [0, 0, 0, 0]
-    assert job.ended() == whole["keras"]
     assert job.ended()["epochs"] == [0, 1, 2, 3]  # EarlyStopping ends it after 4 of 8
-    assert (state["Restarts"], state["ExitCode"]) == ("4", "0:0")
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
     assert "has been requeued already" in job.output()
-    job.assert_nothing_left()
+    job.assert_ended(whole["keras"], restarts=4)
 
 
 def test_the_time_limit_is_announced_and_the_job_requeued(
@@ -192,14 +182,12 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
         options="--time=1 --signal=USR1@10",
         faults=[[0, 3, "SLOW"]],
     )
-    state = job.await_state("COMPLETED", timeout=300)
+    job.await_end()
     lost = job.lost()
     assert set(lost) == {0}
-    assert job.ended() == whole["loop"]
-    # On a slow machine, the second start may reach its limit as well.
-    assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
     assert "because of SIGUSR1: job" in job.output()
-    job.assert_nothing_left()
+    # On a slow machine, the second start may reach its limit as well.
+    job.assert_ended(whole["loop"], restarts=len(lost))
 
 
 @pytest.mark.newest
@@ -216,10 +204,8 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
         ballast=64,
         faults=[[1, 13, "SIGKILL"], [0, 23, "kill in save"]],
     )
-    state = job.await_state("COMPLETED", timeout=300)
+    job.await_end()
     assert job.lost() == [3, 10]
-    assert job.ended() == whole["loop"]
-    assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
     assert {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()} == {
         "checkpoint",
         "slurm_resolver",
@@ -231,12 +217,13 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
             rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL",
             job.output(),
         ), job.output()
-    job.assert_nothing_left()
+    job.assert_ended(whole["loop"], restarts=0)
 
 
 @pytest.mark.newest
 def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_path: Path) -> None:
-    folder, path = EXAMPLES / "preemptible", tmp_path / "out"
+    folder = EXAMPLES / "preemptible"
+    path = tmp_path / "out"
     submit = f"sbatch --parsable --ntasks-per-node=1 --cpus-per-task=1 --output={path}"
     arguments = f"--epochs 3 --pause 0.1 --checkpoints {tmp_path}/checkpoints"
     # the example needs scikit-learn, which is hidden from other programs

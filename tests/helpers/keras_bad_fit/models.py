@@ -1,0 +1,155 @@
+"""Models that the strategy cannot train, such as those built outside its scope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras_bad_fit.common import (
+    STRATEGY,
+    X,
+    Y,
+    in_scope,
+    model,
+    of_kind,
+    of_one_layer,
+    trained,
+    way,
+)
+from kinds import Fields
+
+import slurm_resolver as sr
+
+
+@way
+def model_outside() -> None:
+    trained(model())
+
+
+@way
+def compiled_outside() -> str:
+    built = in_scope(lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]))
+    built.compile("adam", "mse")
+    return trained(built)
+
+
+@way
+def optimizer_outside() -> None:
+    trained(in_scope(model, keras.optimizers.Adam()))
+
+
+class TwoSteps(keras.Model):  # type: ignore[misc]
+    """Takes its steps with optimizers of its own, as a GAN does."""
+
+    def compile(self, own_optimizer: Any) -> None:
+        super().compile()
+        self.own_optimizer = own_optimizer
+
+    def train_step(self, batch: Any) -> Fields:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+        weights = self.trainable_variables
+        self.own_optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@way
+def own_optimizer_outside() -> None:
+    built = in_scope(of_one_layer, TwoSteps)
+    built.compile(keras.optimizers.Adam())
+    trained(built)
+
+
+@way
+def batch_outside() -> None:
+    model().train_on_batch(X, Y)
+
+
+class OwnFunction(keras.Model):  # type: ignore[misc]
+    def make_train_function(self, force: bool = False) -> Any:
+        def step(iterator: Any) -> Any:
+            return self.train_step(next(iterator))
+
+        self.train_function = tf.function(step)
+        return self.train_function
+
+
+class WrappedFunction(keras.Model):  # type: ignore[misc]
+    train_function: Any = None
+    calls = 0
+
+    def make_train_function(self, force: bool = False) -> Any:
+        super().make_train_function(force)
+        take_step = self.train_function
+
+        def counted(iterator: Any) -> Any:
+            self.calls += 1
+            return take_step(iterator)
+
+        self.train_function = counted
+        return counted
+
+
+@way
+def own_function() -> None:
+    trained(of_kind(OwnFunction))
+
+
+@way
+def own_function_on_batch() -> None:
+    of_kind(OwnFunction).train_on_batch(X, Y)
+
+
+@way
+def assigned_function() -> None:
+    built = of_kind(keras.Model)
+    built.train_function = lambda iterator: built.train_step(next(iterator))
+    trained(built)
+
+
+@way
+def wrapped_function() -> str:
+    built = of_kind(WrappedFunction)
+    return f"{trained(built)} {built.calls} steps"
+
+
+@way
+def metric_in_xla() -> None:
+    class Watching(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = keras.metrics.Mean(name="watched")
+
+        @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+        def call(self, x: Any) -> Any:
+            self.mean.update_state(x)
+            return x
+
+    def watched(inputs: Any, outputs: Any) -> Any:
+        return keras.Model(inputs, Watching()(outputs))
+
+    trained(of_kind(watched))
+
+
+@way
+def float8() -> None:
+    built = in_scope(model)
+    built.quantize("float8")
+    built.compile("sgd", "mse")
+    trained(built)
+
+
+@way
+def stateful() -> None:
+    with STRATEGY.scope():
+        built = keras.Sequential(
+            [keras.Input(batch_shape=(24, 6, 1)), keras.layers.LSTM(1, stateful=True)]
+        )
+        built.compile("sgd", loss="mse")
+    built.fit(X[:24, :, None], Y[:24], verbose=0)
+
+
+@way
+def unknown_option() -> None:
+    sr.MultiWorkerMirroredStrategy(custom_losses="sum")  # type: ignore[arg-type]
