@@ -25,12 +25,12 @@ class Limit(NamedTuple):
 
 
 # Every node has to be read by its maintainers: delete as much as you add, or say here why not.
-# The densities may only fall; the aim is 5.6 on average, and 8 in each module.
+# The densities may only fall.
 # The package's aim is 100,000, and that of the tests 110,000. The analysis of rows, the division of
 # data, and what faults and Slurm's evidence need have crossed it.
 LIMITS = [
-    Limit("slurm_resolver", nodes=109_700, average=5.65, densest=8.7),
-    Limit("tests", nodes=110_500, average=5.97, densest=8.7),
+    Limit("slurm_resolver", nodes=109_000, average=5.4, densest=8.0),
+    Limit("tests", nodes=111_450, average=5.5, densest=8.0),
 ]
 
 
