@@ -1,7 +1,7 @@
 """What both strategies do before the first step of a training, without TensorFlow.
 
 `ready` waits until every task has started, agrees with the others and can listen at its port;
-`transport` chooses the library that reduces the gradients, NCCL or gRPC, in all tasks alike;
+`transport` tells which library can reduce the gradients, NCCL or gRPC, in all tasks alike;
 `keras_version` refuses versions of Keras that train wrongly on several workers. `probe` holds the
 questions that a task asks a port. A problem is an error in every task, before TensorFlow waits for
 ever. The checks of `slurm-resolver check` in `preflight/` build on these modules.

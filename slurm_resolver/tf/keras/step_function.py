@@ -3,6 +3,16 @@
 Keras calls such a function for each step, with a list of batches or an iterator. The function
 calls the model's `train_step`, `test_step` or `predict_step` in each replica, and returns a result
 that is the same in all workers. A step that cannot be split is traced again as a whole step.
+
+In each replica, these come one after another:
+
+    replica_parts             takes the replica's rows of the batch, and makes its `Step`
+    the model's step          Keras' code, or the user's; in it, `patches` has replaced gradients,
+                              losses and metrics by those of all replicas (`gradients`, `losses`,
+                              `metrics`), where `verdicts` allows that
+    Step.add_changes          adds up what all replicas have added to metrics, and compares the
+                              workers' batches and learning rates in the same collective
+    verdicts                  checks what the step assigns, and puts its results together
 """
 
 from __future__ import annotations
