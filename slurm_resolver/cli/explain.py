@@ -21,8 +21,8 @@ from operator import itemgetter
 from slurm_resolver.cli.options import Options
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding, printable, search
 from slurm_resolver.diagnostics.log_starts import read_starts
+from slurm_resolver.diagnostics.message_search import Finding, printable, search
 from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
