@@ -21,7 +21,7 @@ from slurm_resolver.cli.options import (
     seconds,
 )
 from slurm_resolver.cluster.cluster import Cluster, placeholders
-from slurm_resolver.cluster.contracts import CONTRACTS
+from slurm_resolver.cluster.frameworks import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all

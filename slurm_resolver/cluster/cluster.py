@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Task, find_service
-from slurm_resolver.cluster.contracts import CONTRACTS, Contract
+from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
