@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver import training_reports
+from slurm_resolver import run_events
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.keras import borrowed
@@ -177,7 +177,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Counts steps that are done."""
         if not self._reported:
             self._reported = True
-            training_reports.report(training_reports.READY)
+            run_events.report(run_events.READY)
         self.step += count
         self.drawn += count
         self._since += count

@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver import training_reports
+from slurm_resolver import run_events
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.serving import TRAIN
@@ -115,7 +115,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """
         self.watch.arm()
         if self.save_fn is None:  # `Backup` reports it after the first step
-            training_reports.report(training_reports.READY)
+            run_events.report(run_events.READY)
         return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:
@@ -123,7 +123,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         watch = self.watch
         ranks = self.ranks
         watch.leave_on_sigterm()
-        training_reports.report(training_reports.SAVED)
+        run_events.report(run_events.SAVED)
         own = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
