@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import Counter
 
 from slurm_resolver.cli.options import (
-    Options,
+    OptionAdder,
     add_cluster_options,
     cluster_options,
     seconds,
@@ -38,7 +38,7 @@ examples:
   slurm-resolver check"""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(add)
     add(

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from operator import itemgetter
 
-from slurm_resolver.cli.options import Options
+from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
@@ -47,7 +47,7 @@ _JOB = re.compile(
 )
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add.parser.add_argument(
         "logs", nargs="*", metavar="LOGFILE", help="a log, or - for standard input (default)"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from slurm_resolver.cli.options import Options
+from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
@@ -71,7 +71,7 @@ _STATES = {
 }
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add.parser.add_argument(
         "step",
