@@ -30,12 +30,10 @@ import time
 from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
+from slurm_resolver.exit_status import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
-REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again later
-TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
-MAX_RESTARTS_STATUS = 1
 _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months have two digits
 
 # For all commands together: scontrol would wait 60 s for each answer of a busy controller. Slurm's

@@ -25,8 +25,9 @@ from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
+from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.log import warn
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
+from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.start import cluster_of, step_of
