@@ -129,7 +129,7 @@ def main(args: Namespace) -> int:
     with suppress(SlurmResolverError):  # only the advice needs the variables
         step = SlurmStep.read()
         steps = step.num_tasks or 1
-        if step.place == "step" and step.rank == 0 and steps > 1:
+        if step.where == "step" and step.rank == 0 and steps > 1:
             print_line(
                 f"each of the {steps} tasks of step {step.name} runs this command: these are "
                 f"{steps} separate trainings. For one training, start the program itself: "

@@ -77,7 +77,7 @@ def main(args: Namespace) -> int:
             ),
             cluster_options(args),
         )
-    elif step.place == "none" and not step.is_launched:
+    elif step.where == "none" and not step.is_launched:
         raise NotInStepError(
             "this process is not in a step of Slurm. Start it with srun -N 2 slurm-resolver show; "
             "without Slurm with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "

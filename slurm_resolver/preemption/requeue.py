@@ -92,7 +92,7 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
-    job_id = step.job_name
+    job_label = step.job_label
     # All commands together may take a quarter of the time until the job's end.
     quarter = ((step.job_end_time or math.inf) - time.time()) / 4
     until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
@@ -103,7 +103,7 @@ def requeue_job(
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
-        if job_id is not None and not step.simulated:
+        if job_label is not None and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
                 job_ref, _ = scontrol.own_job(step, seconds_left())
                 scontrol.forbid_requeue(job_ref, seconds_left())
@@ -113,11 +113,11 @@ def requeue_job(
             f"max_restarts={max_restarts}. The checkpoint is kept: submit the job again to resume",
         )
     asks = f"exit status {REQUEUE_STATUS}"
-    if job_id is None:
+    if job_label is None:
         return ExitPlan(REQUEUE_STATUS, f"{asks}: start the program again to resume")
     if step.simulated:  # scontrol might requeue a real job with the same id
         return ExitPlan(REQUEUE_STATUS, f"{asks} asks slurm-resolver run to start the tasks again")
-    asks += f" asks the batch file to requeue job {job_id}"
+    asks += f" asks the batch file to requeue job {job_label}"
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, asks)
     try:
