@@ -77,7 +77,7 @@ def main(args: Namespace) -> int:
         options = cluster_options(args)._replace(until=until)
         cluster = resolve_step(step, options) if step.is_launched else Cluster()
         if cluster.service:
-            printing = cluster.service.serves
+            printing = cluster.service.hosts_service
             results = check_step(cluster, until - time.monotonic())
         else:
             status = 3  # no step was checked

@@ -188,7 +188,7 @@ class Reporter:
 
         def run() -> None:
             while True:
-                outlast_outages(port, client.address.patience)
+                outlast_outages(port, client.address.heartbeat_seconds)
                 client.say(
                     "progress",
                     progress=list(self.report()),

@@ -61,7 +61,7 @@ def join(cluster: Cluster) -> None:
     _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
     member = take_part(cluster)
     service = cluster.service
-    if member is None and service is not None and service.serves and own.job == "evaluator":
+    if member is None and service is not None and service.hosts_service and own.job == "evaluator":
         connect(service)
 
 

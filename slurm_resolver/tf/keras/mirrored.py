@@ -102,7 +102,7 @@ class MultiWorkerMirroredStrategy(
                 context = borrowed.CONTEXT.get()()
                 with_timeout = functools.partial(
                     configure.of(context),
-                    heartbeat_timeout_in_ms=int(client.address.patience * 1000),
+                    heartbeat_timeout_in_ms=int(client.address.heartbeat_seconds * 1000),
                 )
                 configure.set(context, with_timeout)
             super().__init__(
