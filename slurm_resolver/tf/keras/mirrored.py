@@ -29,7 +29,8 @@ from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-from slurm_resolver.tf.start import choose_communication, starting_together, step_of
+from slurm_resolver.tf.resolver_cluster import slurm_step_of
+from slurm_resolver.tf.start import choose_communication, starting_together
 
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
@@ -117,7 +118,7 @@ class MultiWorkerMirroredStrategy(
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
-            _agree_on_seeds(self.workers, step_of(cluster_resolver).job_id)
+            _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
             borrowed.replace(self.extended, borrowed.CREATE_VARIABLE.name, self.workers.make)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)

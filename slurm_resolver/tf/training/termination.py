@@ -30,7 +30,7 @@ from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.start import cluster_of, step_of
+from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
 # to learn how all exit.
@@ -168,7 +168,7 @@ class SavingRanks:
 
     def __init__(self, resolver: Any) -> None:
         self._cluster = cluster_of(resolver)
-        self.step = step_of(resolver)
+        self.step = slurm_step_of(resolver)
         spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
         if spec.get("ps"):
             raise ResumeError(
