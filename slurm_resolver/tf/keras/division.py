@@ -37,7 +37,7 @@ from slurm_resolver.tf.keras.sharing import (
     share_dataset,
     without,
 )
-from slurm_resolver.tf.keras.verdicts import graph_of_function
+from slurm_resolver.tf.keras.splitting import graph_of_function
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names

@@ -15,8 +15,8 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.program_lines import line_of_program
+from slurm_resolver.tf.keras.splitting import check_may_assume, refuse, value_of
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import check_may_assume, refuse, value_of
 from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
 
 

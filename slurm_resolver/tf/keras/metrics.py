@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed, loops
 from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf.keras.splitting import factor_of, put_together
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
 from slurm_resolver.tf.keras.strategies import is_coordinated
-from slurm_resolver.tf.keras.verdicts import factor_of, put_together
 from slurm_resolver.tf.rows.values import SAME
 
 

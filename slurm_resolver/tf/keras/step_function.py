@@ -33,13 +33,13 @@ from slurm_resolver.tf.keras.sharing import (
     share,
     without_optionals,
 )
-from slurm_resolver.tf.keras.step import Step, run_in_replicas
-from slurm_resolver.tf.keras.verdicts import (
+from slurm_resolver.tf.keras.splitting import (
     ComputeWholeError,
     analysis_of,
     check_assignments,
     put_together,
 )
+from slurm_resolver.tf.keras.step import Step, run_in_replicas
 from slurm_resolver.tf.progress import noting, reporter
 
 _SEEDS = 2**31 - 1
