@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed, loops
+from slurm_resolver.tf.keras import borrowed, metrics_in_run
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.splitting import factor_of, put_together
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
@@ -93,7 +93,7 @@ def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: A
     """
     replicas = is_in_replica() and getattr(tf.distribute.get_strategy(), "sharing", None)
     if replicas and replicas.replicas > 1:
-        loops.update_state(original, metric, *args, **kwargs)
+        metrics_in_run.update_state(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
         _update_on_servers(original, metric, *args, **kwargs)
     else:
@@ -128,6 +128,6 @@ def _is_stored(variable: Any) -> bool:
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method]] = {
     "update_state": (_update_state, _update_outside_steps),
-    "reset_state": (_reset_state, loops.reset_state),
-    "result": (_result, loops.result),
+    "reset_state": (_reset_state, metrics_in_run.reset_state),
+    "result": (_result, metrics_in_run.result),
 }

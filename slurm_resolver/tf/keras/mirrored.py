@@ -23,7 +23,7 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.division import share_out
-from slurm_resolver.tf.keras.loops import adding_up
+from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_function import StepFunction
