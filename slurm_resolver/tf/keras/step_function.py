@@ -25,7 +25,7 @@ from slurm_resolver.tf.keras.configuration import compare_entries, describe_mode
 from slurm_resolver.tf.keras.drift import REMEDY, compare_weights
 from slurm_resolver.tf.keras.normalization import statistics_of
 from slurm_resolver.tf.keras.patches import patch_metrics
-from slurm_resolver.tf.keras.replica_parts import part_of_share, step_on_own_data
+from slurm_resolver.tf.keras.rows_of_replica import part_of_share, step_on_own_data
 from slurm_resolver.tf.keras.sharing import (
     TENSORS,
     Share,
