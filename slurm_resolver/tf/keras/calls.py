@@ -5,8 +5,8 @@ compared, when, and where:
 
     the method, and the callbacks' kinds   before a call                 `Workers.exchange`
     the arguments and the model            before a call                 `configuration`
-    the weights                            the same, and each epoch      `drift`
-    the batch and the learning rate        in each step                  `comparison`
+    the weights                            the same, and each epoch      `weight_comparison`
+    the batch and the learning rate        in each step                  `step_comparison`
 
 A difference is a FitError in every worker, which says which worker has what. If the call fails in
 one worker, it ends in all of them, with that worker's error.
@@ -27,10 +27,10 @@ from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.drift import callback_of, compare_weights
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategies import are_several, strategies
+from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.progress import reporter
 
 SCOPE = (

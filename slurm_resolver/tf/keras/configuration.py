@@ -9,7 +9,7 @@ A description is a list of entries, each a name and a value as text, such as ("o
 
 Names of layers and seeds are left out: Keras numbers layers, and all workers begin with the weights
 of the first one. Code that raises an error is left out as well: what cannot be described is found
-by the comparison of the weights (`drift`).
+by the comparison of the weights (`weight_comparison`).
 """
 
 from __future__ import annotations

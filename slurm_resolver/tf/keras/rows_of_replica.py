@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.comparison import Comparison
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
@@ -19,6 +18,7 @@ from slurm_resolver.tf.keras.sharing import (
     part_of_batch,
 )
 from slurm_resolver.tf.keras.step import Step, all_reduce, gather_rows, replica_number
+from slurm_resolver.tf.keras.step_comparison import Comparison
 
 
 def part_of_share(

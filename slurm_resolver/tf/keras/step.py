@@ -21,7 +21,7 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.borrowed import Method
-from slurm_resolver.tf.keras.comparison import Comparison
+from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
 

@@ -20,10 +20,9 @@ from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf.data_waits import timed
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.borrowed import Method
-from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_model
-from slurm_resolver.tf.keras.drift import REMEDY, compare_weights
 from slurm_resolver.tf.keras.normalization import statistics_of
+from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.rows_of_replica import part_of_share, step_on_own_data
 from slurm_resolver.tf.keras.sharing import (
@@ -40,6 +39,8 @@ from slurm_resolver.tf.keras.splitting import (
     put_together,
 )
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
+from slurm_resolver.tf.keras.step_comparison import DIFFERENCE, Comparison
+from slurm_resolver.tf.keras.weight_comparison import REMEDY, compare_weights
 from slurm_resolver.tf.progress import noting, reporter
 
 _SEEDS = 2**31 - 1
