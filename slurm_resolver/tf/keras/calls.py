@@ -131,8 +131,8 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
     obstacle = ""  # to some options
     if sharing is None:
         obstacle = "under ParameterServerStrategy. Leave it out."
-    elif sharing.local > 1:
-        obstacle = f"with {sharing.local} GPUs in a task. Start a task for each GPU."
+    elif sharing.local_replicas > 1:
+        obstacle = f"with {sharing.local_replicas} GPUs in a task. Start a task for each GPU."
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
     of_optimizer = getattr(optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", of_optimizer)):

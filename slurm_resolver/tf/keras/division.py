@@ -133,14 +133,14 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     """
     chain = _chain_of(dataset)
     cycle = sharing.replicas
-    last = sharing.first + sharing.local  # the replica after those of this worker
+    last = sharing.first_replica + sharing.local_replicas  # the replica after those of this worker
     origins = find_origins(chain.source)
 
     def own_rows(*block: Any) -> tf.data.Dataset:
         elements = block if isinstance(chain.source.element_spec, tuple) else block[0]
         count = tf.cast(count_rows(elements), tf.int32)
         number = tf.range(count) % cycle
-        own = (number >= sharing.first) & (number < last)
+        own = (number >= sharing.first_replica) & (number < last)
         own |= count < cycle  # too few for all replicas, which have all of them
         about = _About(
             share(tf.nest.map_structure(_without_folder, elements), origins).digest,

@@ -47,8 +47,8 @@ class Share(NamedTuple):
 class Sharing(NamedTuple):
     """How batches are split: this worker's first replica, its replicas, and all replicas."""
 
-    first: int
-    local: int
+    first_replica: int
+    local_replicas: int
     replicas: int
 
 

@@ -293,8 +293,8 @@ def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
     def first(value: Any) -> Any:
         return strategy.experimental_local_results(value)[0]
 
-    if strategy.sharing.local > 1:
+    if strategy.sharing.local_replicas > 1:
         return tf.nest.map_structure(first, strategy.run(function, args=(batch,)))
-    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first_replica)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         return function(tf.nest.map_structure(first, batch))

@@ -297,7 +297,9 @@ class StepFunction:
             if not step.whole:
                 step.analysis = analysis_of(part)
         creator: Any = tf.variable_creator_scope(self._make_variable)
-        if self._strategy.sharing.local > 1:  # the replicas' threads make variables together
+        if (
+            self._strategy.sharing.local_replicas > 1
+        ):  # the replicas' threads make variables together
             creator = contextlib.nullcontext()
         with creator, step.running():
             return self.call_step(step, part)
