@@ -34,7 +34,7 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
-    share_dataset,
+    undivided_shares,
     without,
 )
 from slurm_resolver.tf.keras.splitting import graph_of_function
@@ -105,7 +105,7 @@ def share_out(
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     generated = b"GeneratorDataset" in graph
-    undivided = functools.partial(share_dataset, dataset, generated)
+    undivided = functools.partial(undivided_shares, dataset, generated)
     if sharing.replicas == 1:
         return undivided()
     try:

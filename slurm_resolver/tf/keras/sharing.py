@@ -96,7 +96,7 @@ def names_of_tensors(share: Share) -> list[str]:
     ]
 
 
-def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
+def undivided_shares(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
     """Returns the dataset of shares that have all rows of each batch.
 
     Its attribute `whole_batches` is the given dataset.
