@@ -1,7 +1,7 @@
 """A MultiWorkerMirroredStrategy under which Keras 3 trains as in one process.
 
 Begin here: the strategy waits for the other workers, starts TensorFlow, and lets `patches` change
-Keras. Keras then asks it for the data that this worker reads (`share_out`), and for the function
+Keras. Keras then asks it for the data that this worker reads (`read_dataset`), and for the function
 that takes a step (`make_function`).
 """
 
@@ -123,7 +123,7 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def share_out(self, dataset: Any, *, in_memory: bool) -> Any:
+    def read_dataset(self, dataset: Any, *, in_memory: bool) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares

@@ -75,7 +75,7 @@ def _patch_models() -> None:
         borrowed.MAKE_TEST_FUNCTION: functools.partial(make_function, "test"),
         borrowed.MAKE_PREDICT_FUNCTION: functools.partial(make_function, "predict"),
         # It also splits the data by rows. Until TensorFlow does.
-        borrowed.READ_DATA: _share_out,
+        borrowed.READ_DATA: _read_data,
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
         # build.
         borrowed.BUILD_FOR_DATA: _build_without_data,
@@ -196,19 +196,19 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
     return call
 
 
-def _share_out(
+def _read_data(
     original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
     if distribute_strategy not in strategies:
         original(iterator, distribute_strategy, *args, **kwargs)
         return
 
-    def share_out(dataset: Any) -> Any:
+    def read_dataset(dataset: Any) -> Any:
         arrays = isinstance(borrowed.DATA_ADAPTER.of(iterator), borrowed.ARRAYS.get())
-        return distribute_strategy.share_out(dataset, in_memory=arrays)
+        return distribute_strategy.read_dataset(dataset, in_memory=arrays)
 
-    shares_out = types.SimpleNamespace(experimental_distribute_dataset=share_out)
-    original(iterator, shares_out, *args, **kwargs)
+    reader = types.SimpleNamespace(experimental_distribute_dataset=read_dataset)
+    original(iterator, reader, *args, **kwargs)
     distribute_strategy.unread = iterator  # until the function is made that reads it
 
 
