@@ -29,7 +29,7 @@ from slurm_resolver.tf.keras.configuration import compare_entries, describe_call
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
-from slurm_resolver.tf.keras.strategies import are_several, strategies
+from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.progress import reporter
 
@@ -94,7 +94,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
         KerasError: for a version of Keras that would train wrongly on several replicas.
     """
     strategy = model.distribute_strategy
-    if strategy in strategies:
+    if is_ours(strategy):
         if strategy.of_several:
             check_keras()
         if strategy.of_several or strategy.num_replicas_in_sync > 1:
@@ -117,7 +117,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
-    sharing = getattr(strategy, "sharing", None)
+    sharing = sharing_of(strategy)
     if getattr(sharing, "replicas", 1) > 1:
         for layer in borrowed.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:

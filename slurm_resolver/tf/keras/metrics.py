@@ -16,7 +16,7 @@ from slurm_resolver.tf.keras import borrowed, metrics_in_run
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.splitting import factor_of, put_together
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
-from slurm_resolver.tf.keras.strategies import is_coordinated
+from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.rows.values import SAME
 
 
@@ -91,7 +91,7 @@ def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: A
     does. In a coordinator's steps, the parameter server adds the change; otherwise, what another
     worker adds between reading and writing would be lost.
     """
-    replicas = is_in_replica() and getattr(tf.distribute.get_strategy(), "sharing", None)
+    replicas = is_in_replica() and sharing_of(tf.distribute.get_strategy())
     if replicas and replicas.replicas > 1:
         metrics_in_run.update_state(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):

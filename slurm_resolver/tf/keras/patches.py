@@ -27,7 +27,7 @@ from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.normalization import batch_normalization
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
-from slurm_resolver.tf.keras.strategies import strategies
+from slurm_resolver.tf.keras.strategy_registry import is_ours, register, sharing_of
 
 _CALLS = ("fit", "evaluate", "predict")
 _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
@@ -35,7 +35,7 @@ _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 def prepare(strategy: Any) -> None:
     """Lets Keras 3's models train, evaluate and predict under a strategy of this package."""
-    strategies.add(strategy)
+    register(strategy)
     wrapt.when_imported("keras")(_patch)
 
 
@@ -173,7 +173,7 @@ def _add_variable(
 ) -> Any:
     """Makes a metric's variable, the same in all workers, so that one alone can read it."""
     patch_metrics()  # its class may be one of the program
-    if hasattr(tf.distribute.get_strategy(), "sharing"):
+    if sharing_of(tf.distribute.get_strategy()):
         aggregation = "only_first_replica"
     return original(metric, shape, initializer, dtype, aggregation, name)
 
@@ -199,7 +199,7 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
 def _read_data(
     original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    if distribute_strategy not in strategies:
+    if not is_ours(distribute_strategy):
         original(iterator, distribute_strategy, *args, **kwargs)
         return
 
@@ -217,9 +217,9 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
-    if model.distribute_strategy not in strategies:
+    if not is_ours(model.distribute_strategy):
         original(model, **given)
-    elif "iterator" in given and not hasattr(model.distribute_strategy, "sharing"):
+    elif "iterator" in given and sharing_of(model.distribute_strategy) is None:
         spec = without_optionals(borrowed.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec)
         shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
         has_call = type(model).call is not sys.modules["keras"].Model.call
@@ -229,7 +229,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
 def _scope(strategy: Any) -> Any:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
-    if strategy not in strategies or is_in_replica():
+    if not is_ours(strategy) or is_in_replica():
         return contextlib.nullcontext()
     return strategy.scope()
 
@@ -257,7 +257,7 @@ def _open_scopes(original: Method, model: Any) -> Iterator[None]:
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
     """Waits for the steps that a coordinator has scheduled."""
-    if model.distribute_strategy in strategies and not is_in_replica():
+    if is_ours(model.distribute_strategy) and not is_in_replica():
         for function in (model.train_function, model.test_function):
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()

@@ -23,6 +23,7 @@ from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.sharing import Share, is_one_of
+from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
@@ -244,7 +245,7 @@ class _Fit:
         """
         strategy = self._model.distribute_strategy
         found = [variable.value for metric in self._model.metrics for variable in metric.variables]
-        if hasattr(strategy, "sharing"):
+        if sharing_of(strategy):
             return found
         return [part for one in found for part in strategy.experimental_local_results(one)]
 
