@@ -24,7 +24,7 @@ from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
@@ -98,7 +98,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
         if strategy.of_several:
             check_keras()
         if strategy.of_several or strategy.num_replicas_in_sync > 1:
-            borrowed.check_fit()
+            private_names.check_fit()
         check_functions(name, model)
         return True
     if (
@@ -119,7 +119,7 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     sharing = sharing_of(strategy)
     if getattr(sharing, "replicas", 1) > 1:
-        for layer in borrowed.FLATTEN_LAYERS.of(model)():
+        for layer in private_names.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:
                 raise FitError(
                     f"the layer {layer.name!r} is stateful: it has a state for each row of a "

@@ -19,14 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.errors import JobsError
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_function import StepFunction
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
@@ -98,9 +98,9 @@ class MultiWorkerMirroredStrategy(
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
-            configure = borrowed.CONFIGURE_HEARTBEATS
+            configure = private_names.CONFIGURE_HEARTBEATS
             if client is not None and not configure.is_missing():
-                context = borrowed.CONTEXT.get()()
+                context = private_names.CONTEXT.get()()
                 with_timeout = functools.partial(
                     configure.of(context),
                     heartbeat_timeout_in_ms=int(client.address.heartbeat_seconds * 1000),
@@ -111,7 +111,7 @@ class MultiWorkerMirroredStrategy(
                 choose_communication(communication_options, client, cluster_resolver, _JOBS),
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
-        borrowed.replace(self.extended, borrowed.INITIAL_VALUE.name, _initial_value)
+        private_names.replace(self.extended, private_names.INITIAL_VALUE.name, _initial_value)
         os.register_at_fork(after_in_child=_end_by_sigterm)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
@@ -119,7 +119,9 @@ class MultiWorkerMirroredStrategy(
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
-            borrowed.replace(self.extended, borrowed.CREATE_VARIABLE.name, self.workers.make)
+            private_names.replace(
+                self.extended, private_names.CREATE_VARIABLE.name, self.workers.make
+            )
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 

@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
 
@@ -136,9 +136,9 @@ class Step:
             return self._gathered[id(value)][1]
         self._check_compiler()
         whole = gather_rows(value, self.places, self.rows, self.repeated)
-        mask = borrowed.GET_MASK.get()(value)
+        mask = private_names.GET_MASK.get()(value)
         if mask is not None:
-            borrowed.SET_MASK.get()(whole, self.gather(mask))
+            private_names.SET_MASK.get()(whole, self.gather(mask))
         self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 

@@ -17,9 +17,8 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import keras_takes_batches
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.data_waits import timed
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_model
 from slurm_resolver.tf.keras.normalization import statistics_of
 from slurm_resolver.tf.keras.outside_graph import call_outside
@@ -41,6 +40,7 @@ from slurm_resolver.tf.keras.splitting import (
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
 from slurm_resolver.tf.keras.step_comparison import DIFFERENCE, Comparison
 from slurm_resolver.tf.keras.weight_comparison import REMEDY, compare_weights
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import noting, reporter
 
 _SEEDS = 2**31 - 1
@@ -169,7 +169,7 @@ class StepFunction:
         Args:
             data: Keras' iterator over epochs, which has read nothing yet.
         """
-        shares = borrowed.DISTRIBUTED_DATASET.of(data)
+        shares = private_names.DISTRIBUTED_DATASET.of(data)
         if not hasattr(shares, "undivided"):
             return
         spec = shares.element_spec
@@ -180,7 +180,7 @@ class StepFunction:
             # An iterator would make a shuffled dataset begin its next epoch.
             self._trace("_on_iterator", tf.data.IteratorSpec(spec))
         if self._whole is not None:
-            borrowed.DISTRIBUTED_DATASET.set(data, shares.undivided())
+            private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
     def _call(self, name: str, data: Any) -> Any:
         """Calls a function, which is traced before the first call."""

@@ -29,7 +29,7 @@ from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
@@ -210,7 +210,7 @@ def _leave(status: int) -> None:
     abort, which would change the status.
     """
     atexit.unregister(_leave)
-    run_all = borrowed.RUN_AT_EXIT.find()
+    run_all = private_names.RUN_AT_EXIT.find()
     try:
         if run_all:
             run_all()

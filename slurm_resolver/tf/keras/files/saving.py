@@ -21,10 +21,10 @@ from typing import Any
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
-from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.strategy_registry import are_several
 from slurm_resolver.tf.keras.weight_comparison import digest_of
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 
