@@ -141,7 +141,7 @@ def keras_nightly(session: nox.Session) -> None:
     """
     install(session, "tensorflow-cpu")
     env = {"PYTHONPATH": str(keras_folder(session, "keras-nightly"))}
-    run_tests(session, "tests/tf/keras/test_borrowed.py", env=env)
+    run_tests(session, "tests/tf/test_private_names.py", env=env)
     two_workers_with_keras(session, "installed", env)
     programs = ["tests/tf/keras/test_fit.py", "tests/tf/keras/test_fit_on_slurm.py"]
     run_tests(session, *programs, "--slurm", "newest", "-m", "not nightly", env=env)

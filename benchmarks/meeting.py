@@ -37,7 +37,7 @@ class Cost(NamedTuple):
 
 def serve(tasks: int, port: int) -> None:
     """Runs the service's task, and prints the cost of the meeting."""
-    address = ServiceAddress("127.0.0.1", port, "here", _IDENTITY, tasks, 0, serves=True)
+    address = ServiceAddress("127.0.0.1", port, "here", _IDENTITY, tasks, 0, hosts_service=True)
     client = connect(address)
     start, start_cpu = time.perf_counter(), time.process_time()
     assert len(client.gather("the start", {"rank": 0}, _TIMEOUT)) == tasks

@@ -13,7 +13,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from slurm_resolver.cli.options import Options
+from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cli.screen import reader_has_ended, screens
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.version import __version__
@@ -67,7 +67,7 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
             command.description = module.DESCRIPTION
             command.epilog = module.EPILOG
             command.set_defaults(function=module.main)
-            module.add_arguments(Options(command))
+            module.add_arguments(OptionAdder(command))
     return parser
 
 

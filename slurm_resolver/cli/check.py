@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections import Counter
 
 from slurm_resolver.cli.options import (
-    Options,
+    OptionAdder,
     add_cluster_options,
     cluster_options,
     seconds,
@@ -38,7 +38,7 @@ examples:
   slurm-resolver check"""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(add)
     add(
@@ -77,7 +77,7 @@ def main(args: Namespace) -> int:
         options = cluster_options(args)._replace(until=until)
         cluster = resolve_step(step, options) if step.is_launched else Cluster()
         if cluster.service:
-            printing = cluster.service.serves
+            printing = cluster.service.hosts_service
             results = check_step(cluster, until - time.monotonic())
         else:
             status = 3  # no step was checked

@@ -53,7 +53,7 @@ def run_child(
 
     def end_program(member: Member, outcome: Outcome) -> None:
         """Ends the program because the training is over."""
-        if outcome.status == 0 and not member.serves:
+        if outcome.status == 0 and not member.only_serves:
             return
         if has_ended.wait(_END_SECONDS[outcome.status]) or program is None:
             return

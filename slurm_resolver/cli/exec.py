@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from slurm_resolver import signals, startup
 from slurm_resolver.cli.options import (
-    Options,
+    OptionAdder,
     add_cluster_options,
     add_command,
     cluster_options,
@@ -21,7 +21,7 @@ from slurm_resolver.cli.options import (
     seconds,
 )
 from slurm_resolver.cluster.cluster import Cluster, placeholders
-from slurm_resolver.cluster.contracts import CONTRACTS
+from slurm_resolver.cluster.frameworks import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all
@@ -56,7 +56,7 @@ argument: enough for some thousands of tasks. SlurmClusterResolver has no such l
 _PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(add)
     add(

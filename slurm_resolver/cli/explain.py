@@ -18,11 +18,11 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from operator import itemgetter
 
-from slurm_resolver.cli.options import Options
+from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding, printable, search
 from slurm_resolver.diagnostics.log_starts import read_starts
+from slurm_resolver.diagnostics.message_search import Finding, printable, search
 from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
@@ -47,7 +47,7 @@ _JOB = re.compile(
 )
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add.parser.add_argument(
         "logs", nargs="*", metavar="LOGFILE", help="a log, or - for standard input (default)"

@@ -13,7 +13,7 @@ from slurm_resolver.errors import LaunchError
 from slurm_resolver.whole_number import read_whole_number
 
 
-class Options(NamedTuple):
+class OptionAdder(NamedTuple):
     """Adds the options of a command to its parser, or to a group of it."""
 
     parser: _ActionsContainer
@@ -29,7 +29,7 @@ class Options(NamedTuple):
         self.parser.add_argument(*names, help=help, **keywords)
 
 
-def add_cluster_options(add: Options) -> None:
+def add_cluster_options(add: OptionAdder) -> None:
     """Adds an option for each keyword of `slurm_resolver.resolve`."""
     add(
         "--jobs JOB=N,…",
@@ -78,14 +78,19 @@ def values_of(args: Namespace, kind: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in kind._fields}
 
 
-def add_command(add: Options, metavar: str = "COMMAND [ARGUMENT …]") -> None:
+def add_command(add: OptionAdder, metavar: str = "COMMAND [ARGUMENT …]") -> None:
     """Adds the command line to start, which follows `--`."""
     add.parser.add_argument("command_line", nargs=REMAINDER, metavar=f"-- {metavar}")
 
 
-def add_tasks_per_node(add: Options) -> None:
+def add_tasks_per_node(add: OptionAdder) -> None:
     """Adds an option with both of Slurm's spellings."""
-    add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", type=count(1), default=1)
+    add(
+        "--tasks-per-node --ntasks-per-node N",
+        "tasks on each node (1)",
+        type=number_type(1),
+        default=1,
+    )
 
 
 def command_of(args: Namespace) -> list[str]:
@@ -98,7 +103,7 @@ def command_of(args: Namespace) -> list[str]:
     return words
 
 
-def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
+def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
     """Returns a function that reads a number in this range."""
 
     def read(text: str) -> int:

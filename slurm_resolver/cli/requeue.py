@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from contextlib import suppress
 
-from slurm_resolver.cli.options import Options, count
+from slurm_resolver.cli.options import OptionAdder, number_type
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm import scontrol
 
@@ -23,12 +23,12 @@ examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
-    add("--max-restarts N", "requeue the job at most N times (no limit)", type=count(0))
+    add("--max-restarts N", "requeue the job at most N times (no limit)", type=number_type(0))
     add.parser.add_argument(
         "status",
-        type=count(0, 255),
+        type=number_type(0, 255),
         metavar="STATUS",
         help="the training's exit status",
     )
@@ -36,7 +36,8 @@ def add_arguments(add: Options) -> None:
 
 def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
-    from slurm_resolver.preemption.requeue import REQUEUE_STATUS, requeue_job
+    from slurm_resolver.exit_status import REQUEUE_STATUS
+    from slurm_resolver.preemption.requeue import requeue_job
     from slurm_resolver.slurm.step import SlurmStep
 
     status: int = args.status

@@ -7,7 +7,14 @@ import shutil
 from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from contextlib import suppress
 
-from slurm_resolver.cli.options import Options, add_command, command_of, count, seconds, values_of
+from slurm_resolver.cli.options import (
+    OptionAdder,
+    add_command,
+    command_of,
+    number_type,
+    seconds,
+    values_of,
+)
 from slurm_resolver.errors import LaunchError, SlurmResolverError
 from slurm_resolver.local import IMITATED_SLURM
 
@@ -25,9 +32,9 @@ examples:
   slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; most have the name of their field in `RunOptions`."""
-    add("-n --ntasks N", "tasks (1)", dest="num_tasks", type=count(1, 4096), default=1)
+    add("-n --ntasks N", "tasks (1)", dest="num_tasks", type=number_type(1, 4096), default=1)
     add(
         "-l --label",
         "put the rank before each line (default: on the screen, not in files)",
@@ -38,13 +45,15 @@ def add_arguments(add: Options) -> None:
         "a file name such as rank-%%t.log; all (the screen, default); none; or the rank to show",
         default="all",
     )
-    add_gpus = Options(add.parser.add_mutually_exclusive_group())
+    add_gpus = OptionAdder(add.parser.add_mutually_exclusive_group())
     add_gpus(
         "-G --gpus --gpus-per-node N",
         "GPUs of all tasks together; each task sees all; 0 hides all",
-        type=count(0, 4096),
+        type=number_type(0, 4096),
     )
-    add_gpus("--gpus-per-task N", "GPUs of each task, which sees no other", type=count(0, 4096))
+    add_gpus(
+        "--gpus-per-task N", "GPUs of each task, which sees no other", type=number_type(0, 4096)
+    )
     add(
         "-t --time TIME",
         "time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours",
@@ -66,7 +75,7 @@ def add_arguments(add: Options) -> None:
     add(
         "--restarts N",
         "start a new step in the same job after a task has failed, at most N times (0)",
-        type=count(0),
+        type=number_type(0),
         default=0,
     )
     add(
@@ -120,7 +129,7 @@ def main(args: Namespace) -> int:
     with suppress(SlurmResolverError):  # only the advice needs the variables
         step = SlurmStep.read()
         steps = step.num_tasks or 1
-        if step.place == "step" and step.rank == 0 and steps > 1:
+        if step.where == "step" and step.rank == 0 and steps > 1:
             print_line(
                 f"each of the {steps} tasks of step {step.name} runs this command: these are "
                 f"{steps} separate trainings. For one training, start the program itself: "

@@ -8,11 +8,11 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 
 from slurm_resolver.cli.options import (
-    Options,
+    OptionAdder,
     add_command,
     add_tasks_per_node,
     command_of,
-    count,
+    number_type,
     numbers_by_name,
     values_of,
 )
@@ -34,15 +34,15 @@ examples:
   slurm-resolver sbatch -N 8 --restarts 5 --spare-nodes 1 --min-nodes 6 -- python train.py"""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
-    number = count(1)
+    number = number_type(1)
     add("-N --nodes N", "nodes (1)", type=number, default=1)
     add_tasks_per_node(add)
     add("-c --cpus-per-task N", "CPUs of each task", type=number)
     add("--gpus-per-node [TYPE:]N", "GPUs of each node, shared by its tasks")
     add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
-    add_jobs = Options(add.parser.add_mutually_exclusive_group())
+    add_jobs = OptionAdder(add.parser.add_mutually_exclusive_group())
     add_jobs(
         "--ps N",
         "one chief, N parameter servers, the rest workers (default: all are workers)",

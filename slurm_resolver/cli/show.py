@@ -7,7 +7,12 @@ import re
 import sys
 from argparse import Namespace
 
-from slurm_resolver.cli.options import Options, add_cluster_options, cluster_options, count
+from slurm_resolver.cli.options import (
+    OptionAdder,
+    add_cluster_options,
+    cluster_options,
+    number_type,
+)
 from slurm_resolver.cluster.cluster import describe_cluster, describe_gpus
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
@@ -30,13 +35,13 @@ examples:
   slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2 --distribution cyclic --json"""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(add)
     add("--json", "print JSON, in every task")
-    add = Options(add.parser.add_argument_group("a planned step, outside Slurm"))
+    add = OptionAdder(add.parser.add_argument_group("a planned step, outside Slurm"))
     add("--nodelist LIST", "a host list, such as n[1-4]")
-    add("--tasks-per-node N", "tasks on each node (1)", type=count(1), default=1)
+    add("--tasks-per-node N", "tasks on each node (1)", type=number_type(1), default=1)
     add("--distribution NAME", "block, cyclic or plane=N (block)", default="block")
 
 
@@ -72,7 +77,7 @@ def main(args: Namespace) -> int:
             ),
             cluster_options(args),
         )
-    elif step.place == "none" and not step.is_launched:
+    elif step.where == "none" and not step.is_launched:
         raise NotInStepError(
             "this process is not in a step of Slurm. Start it with srun -N 2 slurm-resolver show; "
             "without Slurm with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from slurm_resolver.cli.options import Options
+from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
-from slurm_resolver.cluster.ports import derive_meeting_port
+from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import Message, Process, WireError, encode, open_connection
@@ -71,7 +71,7 @@ _STATES = {
 }
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add.parser.add_argument(
         "step",
@@ -212,7 +212,7 @@ def _addresses(
             restart_count=int(slurm_job.get("Restarts") or 0),
         )
         nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
-        ports = [given_port or derive_meeting_port(step)]
+        ports = [given_port or derive_service_port(step)]
         if "HetJobId" not in slurm_job:
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not

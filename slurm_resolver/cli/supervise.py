@@ -10,11 +10,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from slurm_resolver.cli.options import (
-    Options,
+    OptionAdder,
     add_command,
     add_tasks_per_node,
     command_of,
-    count,
+    number_type,
     seconds,
     values_of,
 )
@@ -33,14 +33,14 @@ examples:
   slurm-resolver supervise --restarts 5 --nodes 4 --min-nodes 3 -- srun --label python train.py"""
 
 
-def add_arguments(add: Options) -> None:
+def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `SupervisorOptions`."""
-    add("--restarts N", "restart at most N times (3)", type=count(0), default=3)
-    add("-N --nodes N", "nodes of the step (all of the job's)", type=count(1))
+    add("--restarts N", "restart at most N times (3)", type=number_type(0), default=3)
+    add("-N --nodes N", "nodes of the step (all of the job's)", type=number_type(1))
     add(
         "--min-nodes N",
         "continue with at least N nodes if fewer than --nodes are healthy",
-        type=count(1),
+        type=number_type(1),
     )
     add_tasks_per_node(add)
     add("--requeue", "end with status 75, for a requeue, if nodes or time do not suffice")

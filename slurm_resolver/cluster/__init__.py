@@ -14,5 +14,5 @@ it. Nothing else here connects to another task, and nothing changes this process
 Read `resolve` first. It calls `alone` (does this process train alone?), `layout` (where every rank
 runs) or `layout_exchange` (the tasks exchange it), `jobs`, `roles` and `ring_order` (which job
 each rank has), `ports` and `addresses`, and `gpus`. The result is in `cluster`, which also writes
-it as the variables that other programs read, whose names are in `contracts`.
+it as the variables that other programs read, whose names are in `frameworks`.
 """

@@ -158,7 +158,7 @@ def find_service(
         identity=identity_of(step),
         num_tasks=num_tasks,
         rank=step.require(SlurmStep.rank),
-        serves=place == (first_node, 0),
+        hosts_service=place == (first_node, 0),
         grace=step.network_grace or NETWORK_GRACE,
         starts_program=starts_program,
     )

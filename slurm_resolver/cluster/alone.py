@@ -32,7 +32,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
             f"this process was started by {step.launcher}, not by srun, so its rank in the step is "
             f"unknown. Start the program with srun, without mpirun. {_OFF_HINT}"
         )
-    if step.place == "none":
+    if step.where == "none":
         _check_outside(step, options)
         if step.ancestors.hidden:
             return (
@@ -41,7 +41,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
                 "it, keep the variables SLURM_… and SLURMD_NODENAME"
             )
         return "outside Slurm: this process trains alone, without a cluster"
-    if step.place == "allocation":
+    if step.where == "allocation":
         if options.jobs is not None or not step.is_for_one_task:
             raise step.not_in_step()
         has = "has one task" if step.job_num_nodes else "has an unknown number of tasks"
@@ -130,7 +130,7 @@ def _is_local(family: int, address: object) -> bool:
 
 def advise_on_lonely_step(step: SlurmStep) -> str:
     """Returns what to write instead if a step has one task, and its job place for more; or ''."""
-    if step.place != "step" or step.num_tasks != 1 or step.simulated:
+    if step.where != "step" or step.num_tasks != 1 or step.simulated:
         return ""
     nodes = step.job_num_nodes or "1"
     each = step.job_tasks_per_node or "1"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Task, find_service
-from slurm_resolver.cluster.contracts import CONTRACTS, Contract
+from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
@@ -40,7 +40,7 @@ class Cluster:
     step: SlurmStep = SlurmStep()
     layout: Layout = Layout(nodes=(), node_of=(), local_rank_of=(), distribution="", source="")
     roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    ports: Ports = Ports(by_local_rank=(), source="", meeting_port=0)
+    ports: Ports = Ports(by_local_rank=(), source="", service_port=0)
     hosts: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: TaskGpus = TaskGpus()
@@ -115,7 +115,7 @@ class Cluster:
         if step.local_rank is None:
             step = step.replace(local_rank=task.local_rank)
         return find_service(
-            step, self.num_tasks, self.ports.meeting_port, self.hosts, self.starts_program
+            step, self.num_tasks, self.ports.service_port, self.hosts, self.starts_program
         )
 
     @property

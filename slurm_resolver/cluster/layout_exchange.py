@@ -40,7 +40,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     name = identity_of(step).replace(" ", "-")
     left_by, _, text = (step.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
-        port = choose_ports(step, max(counts), options.port_base).meeting_port
+        port = choose_ports(step, max(counts), options.port_base).service_port
         hosts = find_hosts(step, nodes, sum(counts), options)
         service = find_service(step, sum(counts), port, hosts, options.starts_program)
         try:

@@ -19,7 +19,7 @@ from slurm_resolver.whole_number import LAST_PORT, read_whole_number, whole_numb
 # kernel may give to any process.
 _FIRST_DERIVED = 12_288
 _LAST_DERIVED = 32_767
-_NUM_MEETING_PORTS = 2048
+_NUM_SERVICE_PORTS = 2048
 
 
 class Ports(NamedTuple):
@@ -28,12 +28,12 @@ class Ports(NamedTuple):
     Attributes:
         by_local_rank: on every node, the port of the task with this local rank.
         source: where the ports come from, as `slurm-resolver show` prints it.
-        meeting_port: the port of the step's coordination service.
+        service_port: the port of the step's coordination service.
     """
 
     by_local_rank: Sequence[int]
     source: str
-    meeting_port: int
+    service_port: int
 
 
 def choose_ports(
@@ -51,7 +51,7 @@ def choose_ports(
     Raises:
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
-    meeting_port = derive_meeting_port(step)
+    service_port = derive_service_port(step)
     if (
         step.reserved_ports is not None
         and port_base is None
@@ -63,8 +63,8 @@ def choose_ports(
             # By default Slurm reserves one port more than there are tasks on a node; in a
             # heterogeneous job perhaps on the nodes of another component only.
             if len(reserved) > max_tasks_per_node and not step.components:
-                meeting_port = reserved[max_tasks_per_node]
-            return Ports(reserved[:max_tasks_per_node], "SLURM_STEP_RESV_PORTS", meeting_port)
+                service_port = reserved[max_tasks_per_node]
+            return Ports(reserved[:max_tasks_per_node], "SLURM_STEP_RESV_PORTS", service_port)
         warn(
             "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used. "
             "Start with srun --resv-ports=%d to have enough",
@@ -99,13 +99,13 @@ def choose_ports(
             "on each node."
         )
     if source in ("port_base", "default"):  # no block of ports: beside the ports of the tasks
-        meeting_port = last + 1 if last < LAST_PORT else first - 1
-    return Ports(range(first, last + 1), source, meeting_port)
+        service_port = last + 1 if last < LAST_PORT else first - 1
+    return Ports(range(first, last + 1), source, service_port)
 
 
-def derive_meeting_port(step: SlurmStep) -> int:
+def derive_service_port(step: SlurmStep) -> int:
     """Returns a port below those of the tasks: in the blocks it could need a larger block."""
-    return _FIRST_DERIVED - _NUM_MEETING_PORTS + _number_of_step(step, _NUM_MEETING_PORTS)
+    return _FIRST_DERIVED - _NUM_SERVICE_PORTS + _number_of_step(step, _NUM_SERVICE_PORTS)
 
 
 def _number_of_step(step: SlurmStep, count: int) -> int:

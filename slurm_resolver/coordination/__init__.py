@@ -57,7 +57,7 @@ class TaskName(NamedTuple):
 class ServiceAddress(NamedTuple):
     """The address of a step's coordination service.
 
-    Only `rank`, `serves` and `starts_program` differ by task.
+    Only `rank`, `hosts_service` and `starts_program` differ by task.
     """
 
     host: str
@@ -66,12 +66,12 @@ class ServiceAddress(NamedTuple):
     identity: str  # of the start of the step; a service admits no other
     num_tasks: int
     rank: int  # of this task
-    serves: bool  # whether the service runs in this task
+    hosts_service: bool  # whether the service runs in this task
     grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
     starts_program: bool = False  # whether this process starts the program of its task
 
     @property
-    def patience(self) -> float:
+    def heartbeat_seconds(self) -> float:
         """The seconds for which TensorFlow waits for a silent task; its own default is 10.
 
         After an outage of almost `grace`, TCP may take as long again to send what was lost, as its

@@ -92,7 +92,7 @@ class Client:
         self._has_ended = False
         # from when on this task may report that the service cannot be reached
         self._notice_at = monotonic() + _NOTICE_SECONDS
-        if address.serves:
+        if address.hosts_service:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
         self._thread.start()

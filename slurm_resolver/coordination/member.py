@@ -19,7 +19,7 @@ class Member:
         """Announces the task; `on_over` is called in a thread when the training is over."""
         self.client = client
         self.name = client.name_of(client.address.rank)
-        self.serves: bool = announced["serves"]  # whether this task only serves others
+        self.only_serves: bool = announced["serves"]  # whether this task only serves others
         self.outcome: Outcome | None = None  # how the training has ended
         self._announced = announced
         self._on_over = on_over
@@ -30,7 +30,7 @@ class Member:
 
     def serve(self, timeout: float) -> None:
         """Announces that this task only serves, and that the others must come within `timeout`."""
-        self.serves = True
+        self.only_serves = True
         self._announced.update(serves=True, seconds=timeout)
         self.client.say("training", **self._announced)
 

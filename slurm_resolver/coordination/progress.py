@@ -72,7 +72,7 @@ class Report(NamedTuple):
         return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
 
 
-Workers = Mapping[TaskName, Report]
+Reports = Mapping[TaskName, Report]
 
 
 def report_seconds(limit: float) -> float:
@@ -80,7 +80,7 @@ def report_seconds(limit: float) -> float:
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_stall(workers: Workers, limit: float, silence: float) -> list[TaskName]:
+def find_stall(workers: Reports, limit: float, silence: float) -> list[TaskName]:
     """Returns the workers that the others wait for if none has done anything for too long.
 
     They are those that have not reported for `silence` seconds, or are in the earliest step; all
@@ -105,7 +105,7 @@ def find_stall(workers: Workers, limit: float, silence: float) -> list[TaskName]
     return behind if min(report.age for report in reports) > limit else []
 
 
-def describe_stall(workers: Workers, behind: Sequence[TaskName], silence: float) -> str:
+def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float) -> str:
     """Returns the line that every task logs."""
     with_epoch = len({report.epoch for report in workers.values()}) > 1
     # by whether they are behind, and what they do: a verb and the rest
@@ -216,7 +216,7 @@ class Monitor:
             ]
         }
 
-    def _workers(self, now: float) -> Workers:
+    def _workers(self, now: float) -> Reports:
         """Returns the last reports, with their ages by now."""
         return {
             task: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))

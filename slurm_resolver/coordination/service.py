@@ -29,7 +29,7 @@ from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
-from slurm_resolver.coordination.serving import Training
+from slurm_resolver.coordination.serving import ServedTraining
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.wire import (
     HANDSHAKE_SECONDS,
@@ -82,7 +82,7 @@ class Service:
         self._socket = listen_at(address.port)
         # what the messages of the tasks are for
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
-        self._training = Training(address.grace, self.send, name_of)
+        self._training = ServedTraining(address.grace, self.send, name_of)
         self._monitor = Monitor(self.send)
         # by rank and role
         self._links: dict[tuple[int, str], _Link] = {}

@@ -16,7 +16,7 @@ leader is the chief, or worker 0 without a chief.
 | tasks make different clusters | the training is over, status 1 |
 
 A launcher decides for its task: its program may leave, be lost, and be followed by another one.
-`Training` is the service's part, and `member.Member` the part of a task's process.
+`ServedTraining` is the service's part, and `member.Member` the part of a task's process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
     }
 
 
-class Training:
+class ServedTraining:
     """What the service knows of the training; it runs in the service's thread."""
 
     def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:

@@ -155,7 +155,7 @@ def open_connection(
     takes `HANDSHAKE_SECONDS` at most.
     """
     until = monotonic() + HANDSHAKE_SECONDS
-    host = "127.0.0.1" if address.serves else address.host.strip("[]")
+    host = "127.0.0.1" if address.hosts_service else address.host.strip("[]")
     sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
     try:
         greeting = _receive(sock, until)

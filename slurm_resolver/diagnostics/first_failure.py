@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slurm_resolver.diagnostics.log_messages import MessageReader, search
+from slurm_resolver.diagnostics.message_search import MessageReader, search
 
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")

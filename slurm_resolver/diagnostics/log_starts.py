@@ -10,7 +10,7 @@ import re
 from typing import BinaryIO
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.diagnostics.log_messages import MessageReader
+from slurm_resolver.diagnostics.message_search import MessageReader
 
 _LONGEST = 1024 * 1024  # bytes of a line that are looked at together
 

@@ -19,12 +19,12 @@ from typing import Any, Callable
 
 from slurm_resolver import signals
 from slurm_resolver.errors import LaunchError
+from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS
-from slurm_resolver.training_reports import READY, SAVED, VARIABLE
+from slurm_resolver.run_events import READY, SAVED, VARIABLE
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
@@ -217,7 +217,7 @@ class _Step:
             print_line("nothing was saved after the preemption")
 
     def _reported(self, event: str) -> bool:
-        """Whether a task has reported this event: see `training_reports`."""
+        """Whether a task has reported this event: see `run_events`."""
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
 

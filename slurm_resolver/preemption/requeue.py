@@ -30,12 +30,10 @@ import time
 from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
+from slurm_resolver.exit_status import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
-REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again later
-TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
-MAX_RESTARTS_STATUS = 1
 _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months have two digits
 
 # For all commands together: scontrol would wait 60 s for each answer of a busy controller. Slurm's
@@ -94,7 +92,7 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
-    job_id = step.job_name
+    job_label = step.job_label
     # All commands together may take a quarter of the time until the job's end.
     quarter = ((step.job_end_time or math.inf) - time.time()) / 4
     until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
@@ -105,7 +103,7 @@ def requeue_job(
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
-        if job_id is not None and not step.simulated:
+        if job_label is not None and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
                 job_ref, _ = scontrol.own_job(step, seconds_left())
                 scontrol.forbid_requeue(job_ref, seconds_left())
@@ -115,11 +113,11 @@ def requeue_job(
             f"max_restarts={max_restarts}. The checkpoint is kept: submit the job again to resume",
         )
     asks = f"exit status {REQUEUE_STATUS}"
-    if job_id is None:
+    if job_label is None:
         return ExitPlan(REQUEUE_STATUS, f"{asks}: start the program again to resume")
     if step.simulated:  # scontrol might requeue a real job with the same id
         return ExitPlan(REQUEUE_STATUS, f"{asks} asks slurm-resolver run to start the tasks again")
-    asks += f" asks the batch file to requeue job {job_id}"
+    asks += f" asks the batch file to requeue job {job_label}"
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, asks)
     try:

@@ -4,5 +4,5 @@ A check has an id that never changes, such as "reach", and a `Result`: ok, warni
 skipped, with a sentence for people. `step_checks` runs the checks of a step. Each task makes those
 that it can make alone, then all tasks exchange what they found: every task has the same results,
 and one prints them. The other modules hold one subject each: CPUs, GPUs, versions, the job and its
-batch file. `links` measures the network for `check --collective`.
+batch file. `network_rates` measures the network for `check --collective`.
 """

@@ -17,7 +17,7 @@ def check_job(step: SlurmStep) -> list[Result]:
     """Returns the results of the checks `requeue` and `signal`; [] outside a job."""
     if step.job_id is None:
         return []
-    reason = f"job {step.job_name} has no batch file, and Slurm requeues only jobs with one"
+    reason = f"job {step.job_label} has no batch file, and Slurm requeues only jobs with one"
     try:
         if not step.simulated:
             ref, job = scontrol.own_job(step)

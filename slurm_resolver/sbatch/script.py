@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS
+from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.sbatch.settings import (
     DEFAULT_SIGNAL,
     SIGNAL_EARLY_SECONDS,

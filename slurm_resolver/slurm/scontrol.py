@@ -78,7 +78,7 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
 def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, Fields]:
     """Returns the id of a step's job for Slurm's commands, and the job's fields by name."""
     own = step.job_id or ""
-    ref = step.job_name or ""
+    ref = step.job_label or ""
     try:
         job = show_job(ref, timeout)
     except OSError as error:

@@ -209,7 +209,7 @@ class SlurmStep:
         groups = range(values.get("het_size") or 0)
         step = cls(**values, components=tuple(_component(environ, group) for group in groups))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
-        if environ is not os.environ or (step.place == "step" and not step.is_live):
+        if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
         several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
         step = step.replace(
@@ -218,7 +218,7 @@ class SlurmStep:
         )
         origin = step.ancestors
         is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
-        if step.place == "step" and is_script:
+        if step.where == "step" and is_script:
             # The batch file of a job that was submitted from inside a step inherits its variables.
             step = step.replace(step_id=origin.step_id, num_tasks=None)
         return step
@@ -248,14 +248,14 @@ class SlurmStep:
         return f"{self.job_id or '?'}.{self.step_id or '?'}"
 
     @property
-    def job_name(self) -> str | None:
-        """The job's id in messages: ``12_3`` for task 3 of the job array 12."""
+    def job_label(self) -> str | None:
+        """The job's id in messages and commands: ``12_3`` for task 3 of the job array 12."""
         if self.array_job_id is not None and self.array_task_id is not None:
             return f"{self.array_job_id}_{self.array_task_id}"
         return self.job_id
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """Where this process runs: in a "step", in an "allocation" without srun, or "none"."""
         if self.step_id in _STEP_IDS_WITHOUT_SRUN:
             return "allocation"
@@ -282,7 +282,7 @@ class SlurmStep:
     @property
     def is_launched(self) -> bool:
         """Whether srun or another launcher started this process, even in a cleaned environment."""
-        return self.place == "step" or self.ancestors.is_in_step or self.launcher is not None
+        return self.where == "step" or self.ancestors.is_in_step or self.launcher is not None
 
     @property
     def is_live(self) -> bool:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slurm_resolver import signals
 from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
 from slurm_resolver.errors import HostlistError
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
+from slurm_resolver.exit_status import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS
+from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.scontrol import Fields
@@ -227,7 +227,9 @@ class Supervisor:
                 return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
             except OSError as error:
                 if "Invalid job id" in str(error):
-                    raise NoRestartError(f"Slurm does not know job {self._step.job_name}") from None
+                    raise NoRestartError(
+                        f"Slurm does not know job {self._step.job_label}"
+                    ) from None
                 if time.monotonic() > until:
                     raise NoRestartError(f"Slurm does not answer ({error})") from None
             relay.wait(5.0)

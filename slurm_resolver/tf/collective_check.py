@@ -26,7 +26,7 @@ import tensorflow as tf
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.preflight.links import measure_links
+from slurm_resolver.preflight.network_rates import measure_rate
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.wording import aligned
@@ -65,7 +65,7 @@ def main() -> int:
     cluster = resolver.cluster
     task = cluster.task
     warnings = []
-    rate = measure_links(cluster)
+    rate = measure_rate(cluster)
     if task is None or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
         row = _measure(strategy, task, rate)

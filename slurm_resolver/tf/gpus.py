@@ -10,7 +10,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.log import warn
 from slurm_resolver.slurm.gpu_variables import Devices
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 
 
 def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
@@ -51,7 +51,7 @@ def _known_gpus() -> int:
     """Returns how many GPUs TensorFlow has found, if it has looked already: then it keeps them."""
     # No public name tells without looking; a TensorFlow without this one costs the warning, and
     # the GPUs that a program has hidden count.
-    context = borrowed.CONTEXT.find()
-    if context is None or borrowed.PHYSICAL_DEVICES.of(context(), None) is None:
+    context = private_names.CONTEXT.find()
+    if context is None or private_names.PHYSICAL_DEVICES.of(context(), None) is None:
         return 0
     return len(tf.config.list_physical_devices("GPU"))

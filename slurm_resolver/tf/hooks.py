@@ -73,7 +73,7 @@ class ResolverHooks:
     ) -> tuple[SlurmStep, Layout]:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
         by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
-        if not by_counts and step.place == "step":
+        if not by_counts and step.where == "step":
             layout = find_layout(step, options)
             nodes = step.nodes or layout.nodes
             names = self._resolve_hostlist()

@@ -19,8 +19,8 @@ from slurm_resolver.coordination.client import Client, leave_all
 from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
-from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.progress import reporter
 
 _GONE_SECONDS = 4.0  # in which the service names the task that is gone
@@ -134,12 +134,12 @@ def _describe_loss(name: str, why: str) -> str:
 
 def abort_collectives(reason: str) -> None:
     """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
-    missing = [name for name in (borrowed.CONTEXT, borrowed.ABORT) if name.is_missing()]
+    missing = [name for name in (private_names.CONTEXT, private_names.ABORT) if name.is_missing()]
     if missing:  # in a loop of one's own; `fit` has raised an error
-        warn("%s This step may wait without end: %s", borrowed.error_of(*missing), reason)
+        warn("%s This step may wait without end: %s", private_names.error_of(*missing), reason)
         return
     # TensorFlow's strategies do the same when their own check finds a peer gone.
-    borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
+    private_names.ABORT.of(private_names.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
 
 
 def _leave() -> None:

@@ -24,7 +24,7 @@ from slurm_resolver.coordination.tcp import outlast_outages
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.tf import data_waits
-from slurm_resolver.tf.start import cluster_of
+from slurm_resolver.tf.resolver_cluster import cluster_of
 
 _STALL_SECONDS = 300.0
 _WINDOW = 12  # reports over which the shares of time are taken
@@ -188,7 +188,7 @@ class Reporter:
 
         def run() -> None:
             while True:
-                outlast_outages(port, client.address.patience)
+                outlast_outages(port, client.address.heartbeat_seconds)
                 client.say(
                     "progress",
                     progress=list(self.report()),

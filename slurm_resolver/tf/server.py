@@ -24,7 +24,7 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.start.probe import answers
 from slurm_resolver.start.ready import offer_readiness
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.start import START_TIMEOUT
 
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the training has failed
@@ -42,7 +42,7 @@ def _note_end() -> None:
 
 def _end_process(member: Member, outcome: Outcome) -> None:
     """Ends a process that trains if the training has failed; TensorFlow would wait without end."""
-    if not outcome.status or member.serves or _ends.is_set():
+    if not outcome.status or member.only_serves or _ends.is_set():
         return
     print_line(f"{member.name}: {outcome.message}. This process ends")
     if not _ends.wait(_END_SECONDS):
@@ -61,7 +61,7 @@ def join(cluster: Cluster) -> None:
     _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
     member = take_part(cluster)
     service = cluster.service
-    if member is None and service is not None and service.serves and own.job == "evaluator":
+    if member is None and service is not None and service.hosts_service and own.job == "evaluator":
         connect(service)
 
 
@@ -89,10 +89,10 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    _replace_once(borrowed.SET_SERVER_DEF, connect)
+    _replace_once(private_names.SET_SERVER_DEF, connect)
 
 
-def _replace_once(name: borrowed.Name, replacement: Callable[..., Any]) -> None:
+def _replace_once(name: private_names.Name, replacement: Callable[..., Any]) -> None:
     """Replaces a function of TensorFlow by `replacement(original, …)`, unless it is replaced."""
     original = name.find()
     if original is None or original.__module__ == __name__:
@@ -175,11 +175,11 @@ def _let_coordinators_end() -> None:
     """
 
     def stop(original: Callable[..., Any], handler: Any) -> None:
-        finish = borrowed.UPDATE_OR_FINISH.of(handler, None)
-        if finish is None or borrowed.SHOULD_RUN.of(handler, None) is None:
+        finish = private_names.UPDATE_OR_FINISH.of(handler, None)
+        if finish is None or private_names.SHOULD_RUN.of(handler, None) is None:
             original(handler)  # another TensorFlow, with other names
             return
-        borrowed.SHOULD_RUN.set(handler, False)
+        private_names.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    _replace_once(borrowed.STOP_PREEMPTION, stop)
+    _replace_once(private_names.STOP_PREEMPTION, stop)

@@ -17,7 +17,6 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
-from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
@@ -26,23 +25,12 @@ from slurm_resolver.start.transport import (
     task_devices,
     why_no_gpu,
 )
+from slurm_resolver.tf.resolver_cluster import cluster_of
 
 START_TIMEOUT = 600.0  # seconds
 _CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes some
 
 _served: set[str] = set()  # the addresses at which TensorFlow listens in this process
-
-
-def cluster_of(resolver: Any) -> Cluster | None:
-    """Returns the cluster of a `SlurmClusterResolver`; None of another class."""
-    cluster = getattr(resolver, "cluster", None)
-    return cluster if isinstance(cluster, Cluster) else None
-
-
-def step_of(resolver: Any) -> SlurmStep:
-    """Returns the step whose cluster a resolver has resolved; of another class, this task's."""
-    cluster = cluster_of(resolver)
-    return SlurmStep.read() if cluster is None else cluster.step
 
 
 @contextlib.contextmanager

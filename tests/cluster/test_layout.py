@@ -151,7 +151,7 @@ def test_a_component_that_slurmstepd_alone_knows_is_doubted_though_it_fits(node_
 @pytest.mark.parametrize("recording", [r for r in recordings() if not r.is_step])
 def test_an_allocation_without_srun_is_told_to_use_srun(recording: Recording) -> None:
     step = SlurmStep.read(recording.tasks[0])
-    assert step.place == "allocation"
+    assert step.where == "allocation"
     assert isinstance(step.not_in_step(), NotInStepError)
     assert "srun -n 4 python" in str(step.not_in_step())
 

@@ -41,9 +41,9 @@ def test_the_first_source_that_there_is(
 
 
 def test_the_meeting_has_a_port_of_its_own() -> None:
-    assert choose_ports(step(), 2, 2222).meeting_port == 2224
-    assert choose_ports(step(), 2, 65534).meeting_port == 65533
-    assert choose_ports(step(reserved_ports=(23001, 23002, 23010)), 2).meeting_port == 23010
+    assert choose_ports(step(), 2, 2222).service_port == 2224
+    assert choose_ports(step(), 2, 65534).service_port == 65533
+    assert choose_ports(step(reserved_ports=(23001, 23002, 23010)), 2).service_port == 23010
 
 
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(

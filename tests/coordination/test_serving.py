@@ -32,7 +32,7 @@ class Job:
 
     def connect(self, rank: int, role: str) -> Client:
         address = self.address._replace(
-            rank=rank, serves=rank == 0, starts_program=role == "launcher"
+            rank=rank, hosts_service=rank == 0, starts_program=role == "launcher"
         )
         client = Client(address)
         client.name_of = lambda rank: f"{self.names[rank]} (rank {rank} on n{rank})"

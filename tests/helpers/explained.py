@@ -6,8 +6,8 @@ import io
 
 from kinds import Strings
 
-from slurm_resolver.diagnostics.log_messages import Finding
 from slurm_resolver.diagnostics.log_starts import read_starts
+from slurm_resolver.diagnostics.message_search import Finding
 
 
 def explained(log: bytes | Strings) -> list[Finding]:

@@ -118,7 +118,7 @@ def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
 
 TRAINING = """
 import os, signal, sys
-from slurm_resolver.training_reports import READY, SAVED, report
+from slurm_resolver.run_events import READY, SAVED, report
 if "SLURM_RESTART_COUNT" in os.environ:
     sys.exit(print("goes on"))
 def save(*_):

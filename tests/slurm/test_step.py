@@ -142,7 +142,7 @@ def test_the_grace_is_whole_seconds(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "place"),
+    ("environ", "where"),
     [
         ({}, "none"),
         (TASK, "step"),
@@ -153,5 +153,5 @@ def test_the_grace_is_whole_seconds(value: str) -> None:
         ({**TASK, "SLURM_STEP_ID": "4294967290"}, "allocation"),  # salloc's interactive step
     ],
 )
-def test_place_tells_a_step_from_an_allocation_from_no_slurm(environ: Texts, place: str) -> None:
-    assert SlurmStep.read(environ).place == place
+def test_where_tells_a_step_from_an_allocation_from_no_slurm(environ: Texts, where: str) -> None:
+    assert SlurmStep.read(environ).where == where

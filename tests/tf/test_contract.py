@@ -280,7 +280,7 @@ class TestHooks:
         assert cluster.task is not None
         assert cluster.service is not None
         assert (cluster.task.node, cluster.task.local_rank) == ("t02n41", 0)
-        assert (cluster.service.rank, cluster.service.serves) == (2, False)
+        assert (cluster.service.rank, cluster.service.hosts_service) == (2, False)
 
     def test_ranks_counted_in_another_order_are_an_error(
         self, slurm: Any, monkeypatch: Patch

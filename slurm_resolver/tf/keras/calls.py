@@ -5,8 +5,8 @@ compared, when, and where:
 
     the method, and the callbacks' kinds   before a call                 `Workers.exchange`
     the arguments and the model            before a call                 `configuration`
-    the weights                            the same, and each epoch      `drift`
-    the batch and the learning rate        in each step                  `comparison`
+    the weights                            the same, and each epoch      `weight_comparison`
+    the batch and the learning rate        in each step                  `step_comparison`
 
 A difference is a FitError in every worker, which says which worker has what. If the call fails in
 one worker, it ends in all of them, with that worker's error.
@@ -24,13 +24,13 @@ from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.drift import callback_of, compare_weights
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
-from slurm_resolver.tf.keras.strategies import are_several, strategies
+from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
+from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.progress import reporter
 
 SCOPE = (
@@ -94,11 +94,11 @@ def _is_in_scope(name: str, model: Any) -> bool:
         KerasError: for a version of Keras that would train wrongly on several replicas.
     """
     strategy = model.distribute_strategy
-    if strategy in strategies:
+    if is_ours(strategy):
         if strategy.of_several:
             check_keras()
         if strategy.of_several or strategy.num_replicas_in_sync > 1:
-            borrowed.check_fit()
+            private_names.check_fit()
         check_functions(name, model)
         return True
     if (
@@ -117,9 +117,9 @@ def _is_in_scope(name: str, model: Any) -> bool:
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
-    sharing = getattr(strategy, "sharing", None)
+    sharing = sharing_of(strategy)
     if getattr(sharing, "replicas", 1) > 1:
-        for layer in borrowed.FLATTEN_LAYERS.of(model)():
+        for layer in private_names.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:
                 raise FitError(
                     f"the layer {layer.name!r} is stateful: it has a state for each row of a "
@@ -131,8 +131,8 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
     obstacle = ""  # to some options
     if sharing is None:
         obstacle = "under ParameterServerStrategy. Leave it out."
-    elif sharing.local > 1:
-        obstacle = f"with {sharing.local} GPUs in a task. Start a task for each GPU."
+    elif sharing.local_replicas > 1:
+        obstacle = f"with {sharing.local_replicas} GPUs in a task. Start a task for each GPU."
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
     of_optimizer = getattr(optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", of_optimizer)):

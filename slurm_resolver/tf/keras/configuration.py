@@ -9,7 +9,7 @@ A description is a list of entries, each a name and a value as text, such as ("o
 
 Names of layers and seeds are left out: Keras numbers layers, and all workers begin with the weights
 of the first one. Code that raises an error is left out as well: what cannot be described is found
-by the comparison of the weights (`drift`).
+by the comparison of the weights (`weight_comparison`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras import borrowed
 
 Entry = tuple[str, str]
 
@@ -103,7 +103,7 @@ def describe_model(model: Any) -> list[Entry]:
             # unlike an object's text, its type's name contains no address
             text = json.dumps(compiled.get(name), default=lambda value: type(value).__name__)
             entries.append((name, text))
-    for number, layer in enumerate(borrowed.FLATTEN_LAYERS.of(model)()):
+    for number, layer in enumerate(private_names.FLATTEN_LAYERS.of(model)()):
         entries += _describe(f"layer {number} ({type(layer).__name__})", _own(layer))
     return entries
 

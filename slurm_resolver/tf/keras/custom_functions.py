@@ -11,9 +11,9 @@ import weakref
 from typing import Any
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
-from slurm_resolver.tf.keras.strategies import strategies
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.strategy_registry import is_ours
+from slurm_resolver.tf.private_names import Method
 
 # The kind of steps that each method of a model takes.
 _KIND = {
@@ -30,7 +30,7 @@ _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 def make_function(kind: str, original: Any, model: Any, force: bool = False) -> Any:
     """Makes a model's function for a kind of steps, which a strategy of this package takes."""
-    if model.distribute_strategy not in strategies:
+    if not is_ours(model.distribute_strategy):
         return original(model, force)
     name = f"{kind}_function"
     if force or getattr(model, name) is None:
@@ -65,7 +65,7 @@ def check_functions(method: str, model: Any) -> None:
         check(f"{name}()")
         return function
 
-    if not hasattr(getattr(model, name), borrowed.REPLACED):
-        borrowed.replace(model, name, make_and_check)
+    if not hasattr(getattr(model, name), private_names.REPLACED):
+        private_names.replace(model, name, make_and_check)
     if getattr(model, f"{kind}_function") is not None:
         check(f"{kind}_function")

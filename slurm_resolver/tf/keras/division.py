@@ -25,7 +25,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.log import tell_once
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
@@ -34,24 +34,24 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
-    share_dataset,
+    undivided_shares,
     without,
 )
-from slurm_resolver.tf.keras.verdicts import graph_of_function
+from slurm_resolver.tf.keras.splitting import graph_of_function
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names
 from slurm_resolver.tf.rows.values import rows
 
-_PASSED = (borrowed.PREFETCHED, borrowed.OPTIONS_DATASET)  # the elements stay the same
-_MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
-_BATCHES = (borrowed.BATCH_DATASET, borrowed.PARALLEL_BATCH_DATASET)
+_PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
+_MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)
+_BATCHES = (private_names.BATCH_DATASET, private_names.PARALLEL_BATCH_DATASET)
 _COMPARED = 256  # bytes at the end of a string
 # What takes a number of batches, with the method that makes it.
 _COUNTED = {
-    borrowed.TAKE_DATASET: "take",
-    borrowed.SKIP_DATASET: "skip",
-    borrowed.REPEAT_DATASET: "repeat",
+    private_names.TAKE_DATASET: "take",
+    private_names.SKIP_DATASET: "skip",
+    private_names.REPEAT_DATASET: "repeat",
 }
 # Operations with a state that do the same whichever rows a worker has.
 _HARMLESS = names(
@@ -105,7 +105,7 @@ def share_out(
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     generated = b"GeneratorDataset" in graph
-    undivided = functools.partial(share_dataset, dataset, generated)
+    undivided = functools.partial(undivided_shares, dataset, generated)
     if sharing.replicas == 1:
         return undivided()
     try:
@@ -133,14 +133,14 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     """
     chain = _chain_of(dataset)
     cycle = sharing.replicas
-    last = sharing.first + sharing.local  # the replica after those of this worker
+    last = sharing.first_replica + sharing.local_replicas  # the replica after those of this worker
     origins = find_origins(chain.source)
 
     def own_rows(*block: Any) -> tf.data.Dataset:
         elements = block if isinstance(chain.source.element_spec, tuple) else block[0]
         count = tf.cast(count_rows(elements), tf.int32)
         number = tf.range(count) % cycle
-        own = (number >= sharing.first) & (number < last)
+        own = (number >= sharing.first_replica) & (number < last)
         own |= count < cycle  # too few for all replicas, which have all of them
         about = _About(
             share(tf.nest.map_structure(_without_folder, elements), origins).digest,
@@ -195,7 +195,7 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
             later.insert(0, _map_of(at))
         else:
             method = next(name for kind, name in _COUNTED.items() if isinstance(at, kind.get()))
-            later.insert(0, operator.methodcaller(method, borrowed.COUNT.of(at)))
+            later.insert(0, operator.methodcaller(method, private_names.COUNT.of(at)))
         at = _input_of(at)
     if not is_one_of(at, _BATCHES):
         raise UndividedError("its batches do not come from batch(n)")
@@ -212,15 +212,15 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     return _Chain(
         source=at,
         maps=maps,
-        size=int(borrowed.BATCH_SIZE.of(batch)),
-        drops=bool(tf.get_static_value(borrowed.DROPS_REMAINDER.of(batch))),
+        size=int(private_names.BATCH_SIZE.of(batch)),
+        drops=bool(tf.get_static_value(private_names.DROPS_REMAINDER.of(batch))),
         later=later,
     )
 
 
 def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns what a dataset is made of, without what does not change its elements."""
-    (found,) = borrowed.INPUTS.of(dataset)()
+    (found,) = private_names.INPUTS.of(dataset)()
     return without(found, _PASSED)
 
 
@@ -229,8 +229,8 @@ def _map_of(dataset: tf.data.Dataset) -> _Apply:
 
     It raises UndividedError if the result depends on earlier elements.
     """
-    function = borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset))
-    parallel = borrowed.PARALLEL_CALLS.of(dataset, None)  # None if it makes one call at a time
+    function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(dataset))
+    parallel = private_names.PARALLEL_CALLS.of(dataset, None)  # None if it makes one call at a time
     unpacks = isinstance(_input_of(dataset).element_spec, tuple)
 
     def mapped(about: Any, element: Any) -> Any:
@@ -253,7 +253,7 @@ def _map_of(dataset: tf.data.Dataset) -> _Apply:
 
 
 def _graph_of_map(dataset: tf.data.Dataset) -> Any:
-    return borrowed.MAP_FUNCTION.of(dataset).function.graph
+    return private_names.MAP_FUNCTION.of(dataset).function.graph
 
 
 def _operations(graph: Any) -> Iterator[Any]:

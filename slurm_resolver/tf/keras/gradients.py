@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.program_lines import line_of_program
+from slurm_resolver.tf.keras.splitting import check_may_assume, refuse, value_of
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import check_may_assume, refuse, value_of
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
 
 

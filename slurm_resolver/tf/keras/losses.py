@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf.keras.splitting import ComputeWholeError, put_together, value_of
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import ComputeWholeError, put_together, value_of
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.values import MEAN, Kind
 
 

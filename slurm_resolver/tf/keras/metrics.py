@@ -12,11 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed, loops
-from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras import metrics_in_run
+from slurm_resolver.tf.keras.splitting import factor_of, put_together
 from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
-from slurm_resolver.tf.keras.strategies import is_coordinated
-from slurm_resolver.tf.keras.verdicts import factor_of, put_together
+from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.values import SAME
 
 
@@ -26,7 +27,7 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         original(metric, *args, **kwargs)
         return
     rows = tf.get_static_value(step.rows)
-    loss = borrowed.COMPILE_LOSS.of(step.model)  # None if the model is compiled without one
+    loss = private_names.COMPILE_LOSS.of(step.model)  # None if the model is compiled without one
     if rows is not None and loss is not None and metric in loss.metrics:
         # Keras weights the loss of an output by the rows of the batch, where it knows their number.
         kwargs["sample_weight"] = int(rows)
@@ -54,7 +55,7 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
         return {}
     if step.analysis is None:
         return None
-    graph = borrowed.FUNCTION_GRAPH.get()(metric.name)
+    graph = private_names.FUNCTION_GRAPH.get()(metric.name)
     with graph.as_default(), step.setting("nested"):
         update()
     of_handles = {
@@ -91,9 +92,9 @@ def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: A
     does. In a coordinator's steps, the parameter server adds the change; otherwise, what another
     worker adds between reading and writing would be lost.
     """
-    replicas = is_in_replica() and getattr(tf.distribute.get_strategy(), "sharing", None)
+    replicas = is_in_replica() and sharing_of(tf.distribute.get_strategy())
     if replicas and replicas.replicas > 1:
-        loops.update_state(original, metric, *args, **kwargs)
+        metrics_in_run.update_state(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
         _update_on_servers(original, metric, *args, **kwargs)
     else:
@@ -128,6 +129,6 @@ def _is_stored(variable: Any) -> bool:
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method]] = {
     "update_state": (_update_state, _update_outside_steps),
-    "reset_state": (_reset_state, loops.reset_state),
-    "result": (_result, loops.result),
+    "reset_state": (_reset_state, metrics_in_run.reset_state),
+    "result": (_result, metrics_in_run.result),
 }

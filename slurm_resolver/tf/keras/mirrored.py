@@ -1,7 +1,7 @@
 """A MultiWorkerMirroredStrategy under which Keras 3 trains as in one process.
 
 Begin here: the strategy waits for the other workers, starts TensorFlow, and lets `patches` change
-Keras. Keras then asks it for the data that this worker reads (`share_out`), and for the function
+Keras. Keras then asks it for the data that this worker reads (`read_dataset`), and for the function
 that takes a step (`make_function`).
 """
 
@@ -19,17 +19,18 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.errors import JobsError
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.division import share_out
-from slurm_resolver.tf.keras.loops import adding_up
+from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_function import StepFunction
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-from slurm_resolver.tf.start import choose_communication, starting_together, step_of
+from slurm_resolver.tf.resolver_cluster import slurm_step_of
+from slurm_resolver.tf.start import choose_communication, starting_together
 
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
@@ -97,12 +98,12 @@ class MultiWorkerMirroredStrategy(
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
-            configure = borrowed.CONFIGURE_HEARTBEATS
+            configure = private_names.CONFIGURE_HEARTBEATS
             if client is not None and not configure.is_missing():
-                context = borrowed.CONTEXT.get()()
+                context = private_names.CONTEXT.get()()
                 with_timeout = functools.partial(
                     configure.of(context),
-                    heartbeat_timeout_in_ms=int(client.address.patience * 1000),
+                    heartbeat_timeout_in_ms=int(client.address.heartbeat_seconds * 1000),
                 )
                 configure.set(context, with_timeout)
             super().__init__(
@@ -110,19 +111,21 @@ class MultiWorkerMirroredStrategy(
                 choose_communication(communication_options, client, cluster_resolver, _JOBS),
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
-        borrowed.replace(self.extended, borrowed.INITIAL_VALUE.name, _initial_value)
+        private_names.replace(self.extended, private_names.INITIAL_VALUE.name, _initial_value)
         os.register_at_fork(after_in_child=_end_by_sigterm)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
-            _agree_on_seeds(self.workers, step_of(cluster_resolver).job_id)
-            borrowed.replace(self.extended, borrowed.CREATE_VARIABLE.name, self.workers.make)
+            _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
+            private_names.replace(
+                self.extended, private_names.CREATE_VARIABLE.name, self.workers.make
+            )
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def share_out(self, dataset: Any, *, in_memory: bool) -> Any:
+    def read_dataset(self, dataset: Any, *, in_memory: bool) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.private_names import Method
 
 
 def batch_normalization(
@@ -31,7 +31,7 @@ def statistics_of(model: Any) -> list[Any]:
 
     return [
         variable
-        for layer in borrowed.FLATTEN_LAYERS.of(model)()
+        for layer in private_names.FLATTEN_LAYERS.of(model)()
         if isinstance(layer, keras.layers.BatchNormalization)
         for variable in layer.non_trainable_variables
         if not variable.value.trainable

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 
 _RANDOM = re.compile(
     "Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
@@ -71,7 +71,7 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
     """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be had."""
     try:
         ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-        return bytes(borrowed.GRAPH.of(dataset)(external_state_policy=ignore).numpy())
+        return bytes(private_names.GRAPH.of(dataset)(external_state_policy=ignore).numpy())
     except (tf.errors.OpError, ValueError):
         return b""
 

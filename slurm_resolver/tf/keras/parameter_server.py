@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.start.keras_version import keras_takes_batches
-from slurm_resolver.tf import start
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names, start
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
 from slurm_resolver.tf.keras.step_function import as_tensor, compiled
@@ -96,7 +95,7 @@ class ParameterServerStrategy(
         check_model(self, model)
         return ScheduledFunction(model, kind)
 
-    def share_out(self, dataset: Any, *, in_memory: bool) -> Any:
+    def read_dataset(self, dataset: Any, *, in_memory: bool) -> Any:
         """Returns what Keras 3 reads on the chief: the dataset."""
         return dataset
 
@@ -196,7 +195,7 @@ class ScheduledFunction:
         count = self._model.steps_per_execution
         function = self._on_batch
         batches = data
-        of_workers = getattr(borrowed.DATASET.of(data, None), "of_workers", None)
+        of_workers = getattr(private_names.DATASET.of(data, None), "of_workers", None)
         if self._trains and of_workers:
             function = self._on_iterator
             batches = itertools.repeat(of_workers())

@@ -1,7 +1,7 @@
 """All changes to Keras and TensorFlow for this package's strategies.
 
 `_patch_models` and `_patch_steps` list each change, its reason, and which change in Keras or
-TensorFlow would make it unnecessary ("Until …"). `borrowed` knows where the names are.
+TensorFlow would make it unnecessary ("Until …"). `private_names` knows where the names are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import wrapt
 
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.start.keras_version import keras_problem
-from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics
-from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras import gradients, losses, metrics
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function
 from slurm_resolver.tf.keras.files.callbacks import make_folder
@@ -27,7 +27,8 @@ from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.normalization import batch_normalization
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
-from slurm_resolver.tf.keras.strategies import strategies
+from slurm_resolver.tf.keras.strategy_registry import is_ours, register, sharing_of
+from slurm_resolver.tf.private_names import Method
 
 _CALLS = ("fit", "evaluate", "predict")
 _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
@@ -35,7 +36,7 @@ _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 def prepare(strategy: Any) -> None:
     """Lets Keras 3's models train, evaluate and predict under a strategy of this package."""
-    strategies.add(strategy)
+    register(strategy)
     wrapt.when_imported("keras")(_patch)
 
 
@@ -45,13 +46,13 @@ def _patch(keras: Any) -> None:
         return
     if keras.backend.backend() != "tensorflow":
         for name in _CALLS:
-            borrowed.replace(keras.Model, name, _refuse_backend)
+            private_names.replace(keras.Model, name, _refuse_backend)
         return
     # All workers do the same, and fail together. Always necessary.
     for name in (*_CALLS, *_CALLS_ON_BATCH):
-        borrowed.replace(keras.Model, name, functools.partial(call_together, name))
+        private_names.replace(keras.Model, name, functools.partial(call_together, name))
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
-    if not keras_problem(keras.__version__) and not borrowed.fit_problem():
+    if not keras_problem(keras.__version__) and not private_names.fit_problem():
         _patch_models()
         _patch_steps()
 
@@ -69,79 +70,81 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
 
 def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
-    changes: dict[borrowed.Name, Method] = {
+    changes: dict[private_names.Name, Method] = {
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
-        borrowed.MAKE_TRAIN_FUNCTION: functools.partial(make_function, "train"),
-        borrowed.MAKE_TEST_FUNCTION: functools.partial(make_function, "test"),
-        borrowed.MAKE_PREDICT_FUNCTION: functools.partial(make_function, "predict"),
+        private_names.MAKE_TRAIN_FUNCTION: functools.partial(make_function, "train"),
+        private_names.MAKE_TEST_FUNCTION: functools.partial(make_function, "test"),
+        private_names.MAKE_PREDICT_FUNCTION: functools.partial(make_function, "predict"),
         # It also splits the data by rows. Until TensorFlow does.
-        borrowed.READ_DATA: _share_out,
+        private_names.READ_DATA: _read_data,
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
         # build.
-        borrowed.BUILD_FOR_DATA: _build_without_data,
+        private_names.BUILD_FOR_DATA: _build_without_data,
         # Variables are made in the scope of the model or optimizer. Until Keras enters it.
-        borrowed.COMPILE: _in_scope_of_model,
-        borrowed.LOAD_WEIGHTS: _in_scope_of_model,
-        borrowed.QUANTIZE: _in_scope_of_model,
-        borrowed.ADD_OPTIMIZER_VARIABLE: _in_scope_of_optimizer,
-        borrowed.ADD_SLOT: _in_scope_of_optimizer,
+        private_names.COMPILE: _in_scope_of_model,
+        private_names.LOAD_WEIGHTS: _in_scope_of_model,
+        private_names.QUANTIZE: _in_scope_of_model,
+        private_names.ADD_OPTIMIZER_VARIABLE: _in_scope_of_optimizer,
+        private_names.ADD_SLOT: _in_scope_of_optimizer,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
-        borrowed.METRICS_RESULT: _metrics_when_steps_are_done,
-        borrowed.ASSIGN_ADD: metrics.add_on_servers,
+        private_names.METRICS_RESULT: _metrics_when_steps_are_done,
+        private_names.ASSIGN_ADD: metrics.add_on_servers,
         # A metric's variables are the same in all workers. Until Keras adds metrics up.
-        borrowed.ADD_VARIABLE: _add_variable,
+        private_names.ADD_VARIABLE: _add_variable,
         # One worker writes. The program may have imported `save_model`, which calls these
         # functions. Always necessary.
-        borrowed.EXPORT: save_once,
-        borrowed.SAVE_MODEL: save_once,
-        borrowed.SAVE_WEIGHTS: save_once,
-        borrowed.SAVE_H5: save_once,
-        borrowed.MAKE_FOLDER: make_folder,
+        private_names.EXPORT: save_once,
+        private_names.SAVE_MODEL: save_once,
+        private_names.SAVE_WEIGHTS: save_once,
+        private_names.SAVE_H5: save_once,
+        private_names.MAKE_FOLDER: make_folder,
         # One worker can save in the scope. Until Keras makes no variables to save.
-        borrowed.SKIPPED_ATTRIBUTES: attributes_to_skip,
+        private_names.SKIPPED_ATTRIBUTES: attributes_to_skip,
     }
     for name, replacement in changes.items():
-        borrowed.replace(name.owner(), name.name, replacement)
+        private_names.replace(name.owner(), name.name, replacement)
     # Layers that are no models need no scope: a model builds them, or they are built in one.
-    borrowed.replace(sys.modules["keras"].Model, borrowed.OPEN_NAME_SCOPE.name, _open_scopes)
+    private_names.replace(
+        sys.modules["keras"].Model, private_names.OPEN_NAME_SCOPE.name, _open_scopes
+    )
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
-    variable = borrowed.DISTRIBUTED_VARIABLE.get()
+    variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
     variable.__int__ = lambda self: int(self.numpy())
 
 
 def _patch_steps() -> None:
     """Changes what Keras does within a step of a `MultiWorkerMirroredStrategy`."""
-    changes: dict[borrowed.Name, Method] = {
+    changes: dict[private_names.Name, Method] = {
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
-        borrowed.GRADIENT: gradients.gradient_in_step,
-        borrowed.SCALE_LOSS: _as_given,
-        borrowed.UNSCALE_LOSS: _as_given,
-        borrowed.SUM_GRADIENTS: _as_given,
-        borrowed.APPLY_IN_REPLICAS: _apply_scaled,
+        private_names.GRADIENT: gradients.gradient_in_step,
+        private_names.SCALE_LOSS: _as_given,
+        private_names.UNSCALE_LOSS: _as_given,
+        private_names.SUM_GRADIENTS: _as_given,
+        private_names.APPLY_IN_REPLICAS: _apply_scaled,
         # An optimizer belongs to the strategy. Until Keras says so.
-        borrowed.APPLY: _apply,
+        private_names.APPLY: _apply,
         # Losses that are not means see the rows of all replicas. Until Keras gathers them.
-        borrowed.LOSS: losses.loss_in_step,
-        borrowed.ADDITIONAL_LOSS: losses.additional_loss,
-        borrowed.ADD_LOSS: losses.add_loss,
+        private_names.LOSS: losses.loss_in_step,
+        private_names.ADDITIONAL_LOSS: losses.additional_loss,
+        private_names.ADD_LOSS: losses.add_loss,
         # Its statistics are those of each replica's rows. Until Keras synchronizes them.
-        borrowed.BATCH_NORMALIZATION: batch_normalization,
+        private_names.BATCH_NORMALIZATION: batch_normalization,
         # A tf.function is traced again in each step that calls it, as a part of the step. Until it
         # may use tensors of the step, and is not called as it was traced for another one.
-        borrowed.CALL_FUNCTION: _call_in_step,
+        private_names.CALL_FUNCTION: _call_in_step,
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
-        borrowed.NEXT_SEED: _next_seed,
+        private_names.NEXT_SEED: _next_seed,
         # Where each replica computes all rows, a tf.random.Generator draws as in one process. Until
         # TensorFlow's does so for equal rows.
-        borrowed.KEY_OF_REPLICA: _key_of_replica,
+        private_names.KEY_OF_REPLICA: _key_of_replica,
     }
     for name, replacement in changes.items():
-        borrowed.replace(name.owner(), name.name, _in_steps(replacement))
+        private_names.replace(name.owner(), name.name, _in_steps(replacement))
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
-    setattr(borrowed.CONDITION.get(), borrowed.CAPTURE.name, _capture_outside)
+    setattr(private_names.CONDITION.get(), private_names.CAPTURE.name, _capture_outside)
 
 
 def patch_metrics() -> None:
@@ -151,15 +154,15 @@ def patch_metrics() -> None:
     """
     import keras
 
-    containers = (borrowed.COMPILE_METRICS.get(), borrowed.METRICS_LIST.get())
+    containers = (private_names.COMPILE_METRICS.get(), private_names.METRICS_LIST.get())
     kinds = [keras.metrics.Metric]
     for kind in kinds:
         kinds += kind.__subclasses__()  # which come later in this loop
         if kind in containers:
             continue
         for name, (in_step, outside) in metrics.REPLACEMENTS.items():
-            if name in vars(kind) and not hasattr(vars(kind)[name], borrowed.REPLACED):
-                borrowed.replace(kind, name, _in_steps(in_step, outside))
+            if name in vars(kind) and not hasattr(vars(kind)[name], private_names.REPLACED):
+                private_names.replace(kind, name, _in_steps(in_step, outside))
 
 
 def _add_variable(
@@ -173,7 +176,7 @@ def _add_variable(
 ) -> Any:
     """Makes a metric's variable, the same in all workers, so that one alone can read it."""
     patch_metrics()  # its class may be one of the program
-    if hasattr(tf.distribute.get_strategy(), "sharing"):
+    if sharing_of(tf.distribute.get_strategy()):
         aggregation = "only_first_replica"
     return original(metric, shape, initializer, dtype, aggregation, name)
 
@@ -186,7 +189,7 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
     """
 
     def call(original: Method, *args: Any, **kwargs: Any) -> Any:
-        if borrowed.IN_SYMBOLIC_SCOPE.get()():
+        if private_names.IN_SYMBOLIC_SCOPE.get()():
             return original(*args, **kwargs)
         step = current_step()
         if step is not None:
@@ -196,19 +199,19 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
     return call
 
 
-def _share_out(
+def _read_data(
     original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    if distribute_strategy not in strategies:
+    if not is_ours(distribute_strategy):
         original(iterator, distribute_strategy, *args, **kwargs)
         return
 
-    def share_out(dataset: Any) -> Any:
-        arrays = isinstance(borrowed.DATA_ADAPTER.of(iterator), borrowed.ARRAYS.get())
-        return distribute_strategy.share_out(dataset, in_memory=arrays)
+    def read_dataset(dataset: Any) -> Any:
+        arrays = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
+        return distribute_strategy.read_dataset(dataset, in_memory=arrays)
 
-    shares_out = types.SimpleNamespace(experimental_distribute_dataset=share_out)
-    original(iterator, shares_out, *args, **kwargs)
+    reader = types.SimpleNamespace(experimental_distribute_dataset=read_dataset)
+    original(iterator, reader, *args, **kwargs)
     distribute_strategy.unread = iterator  # until the function is made that reads it
 
 
@@ -217,10 +220,12 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
-    if model.distribute_strategy not in strategies:
+    if not is_ours(model.distribute_strategy):
         original(model, **given)
-    elif "iterator" in given and not hasattr(model.distribute_strategy, "sharing"):
-        spec = without_optionals(borrowed.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec)
+    elif "iterator" in given and sharing_of(model.distribute_strategy) is None:
+        spec = without_optionals(
+            private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
+        )
         shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
         has_call = type(model).call is not sys.modules["keras"].Model.call
         if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
@@ -229,7 +234,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
 def _scope(strategy: Any) -> Any:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
-    if strategy not in strategies or is_in_replica():
+    if not is_ours(strategy) or is_in_replica():
         return contextlib.nullcontext()
     return strategy.scope()
 
@@ -240,7 +245,7 @@ def _in_scope_of_model(original: Method, model: Any, *args: Any, **kwargs: Any) 
 
 
 def _in_scope_of_optimizer(original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    with _scope(borrowed.STRATEGY_OF_OPTIMIZER.of(optimizer)):
+    with _scope(private_names.STRATEGY_OF_OPTIMIZER.of(optimizer)):
         return original(optimizer, *args, **kwargs)
 
 
@@ -257,7 +262,7 @@ def _open_scopes(original: Method, model: Any) -> Iterator[None]:
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
     """Waits for the steps that a coordinator has scheduled."""
-    if model.distribute_strategy in strategies and not is_in_replica():
+    if is_ours(model.distribute_strategy) and not is_in_replica():
         for function in (model.train_function, model.test_function):
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()
@@ -269,7 +274,7 @@ def _as_given(step: Step, original: Method, *args: Any) -> Any:
 
 
 def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    if borrowed.STRATEGY_OF_OPTIMIZER.of(optimizer) is not tf.distribute.get_strategy():
+    if private_names.STRATEGY_OF_OPTIMIZER.of(optimizer) is not tf.distribute.get_strategy():
         raise FitError(
             f"a step of {step.model.name!r}: its optimizer {optimizer.name!r} was made outside "
             f"strategy.scope(). {SCOPE}"
@@ -283,15 +288,15 @@ def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwa
     One for XLA stays as it is: some operations only work there.
     """
     try:
-        if borrowed.JIT_COMPILE.of(function):
+        if private_names.JIT_COMPILE.of(function):
             with step.setting("compiled_by_xla"):
                 return original(function, *args, **kwargs)
         python_function = function.python_function
-        status = borrowed.AUTOGRAPH_STATUS.get()
-        converts = borrowed.AUTOGRAPH.of(function)
+        status = private_names.AUTOGRAPH_STATUS.get()
+        converts = private_names.AUTOGRAPH.of(function)
         if converts:
-            python_function = borrowed.CONVERT_BY_AUTOGRAPH.get()(python_function)
-        with borrowed.AUTOGRAPH_CONTEXT.get()(status.ENABLED if converts else status.DISABLED):
+            python_function = private_names.CONVERT_BY_AUTOGRAPH.get()(python_function)
+        with private_names.AUTOGRAPH_CONTEXT.get()(status.ENABLED if converts else status.DISABLED):
             return python_function(*args, **kwargs)
     except Exception as error:
         cause: BaseException | None = error
@@ -309,7 +314,7 @@ def _apply_scaled(
     if len(step.model.distribute_strategy.extended.worker_devices) > 1:
         original(optimizer, grads, trainable_variables)  # a condition cannot merge replicas
     else:
-        borrowed.APPLY_ALONE.of(optimizer)(grads, trainable_variables=trainable_variables)
+        private_names.APPLY_ALONE.of(optimizer)(grads, trainable_variables=trainable_variables)
 
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -324,4 +329,4 @@ def _key_of_replica(step: Step, original: Method, generator: Any, key: Any) -> A
 def _capture_outside(graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Captures a collective's number in the graph around a condition, where it is fed."""
     with graph.outer_graph.as_default():
-        return borrowed.CAPTURE.of(graph.outer_graph)(*args, **kwargs)
+        return private_names.CAPTURE.of(graph.outer_graph)(*args, **kwargs)

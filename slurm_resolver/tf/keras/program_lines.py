@@ -1,4 +1,4 @@
-"""Finds the line of the program that has made an operation of a step, for messages and verdicts."""
+"""Finds the line of the program that has made an operation of a step, for messages."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import Origin, find_origins
 
 # TensorFlow's global seed for operations with a seed, if the program sets no global seed.
@@ -47,8 +47,8 @@ class Share(NamedTuple):
 class Sharing(NamedTuple):
     """How batches are split: this worker's first replica, its replicas, and all replicas."""
 
-    first: int
-    local: int
+    first_replica: int
+    local_replicas: int
     replicas: int
 
 
@@ -96,7 +96,7 @@ def names_of_tensors(share: Share) -> list[str]:
     ]
 
 
-def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
+def undivided_shares(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
     """Returns the dataset of shares that have all rows of each batch.
 
     Its attribute `whole_batches` is the given dataset.
@@ -106,7 +106,7 @@ def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
         generated: whether a Python generator makes it.
     """
     if generated:
-        dataset = without(dataset, [borrowed.PREFETCHED])
+        dataset = without(dataset, [private_names.PREFETCHED])
     single = not isinstance(dataset.element_spec, tuple)
     origins = find_origins(dataset)
 
@@ -122,15 +122,15 @@ def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
     return shares
 
 
-def is_one_of(thing: Any, kinds: Iterable[borrowed.Name]) -> bool:
+def is_one_of(thing: Any, kinds: Iterable[private_names.Name]) -> bool:
     """Whether a dataset, or what Keras makes of it, is of one of these classes."""
     return isinstance(thing, tuple(kind.get() for kind in kinds))
 
 
-def without(dataset: Any, kinds: Collection[borrowed.Name]) -> Any:
+def without(dataset: Any, kinds: Collection[private_names.Name]) -> Any:
     """Returns what a dataset is made of, without these kinds at its end."""
     while is_one_of(dataset, kinds):
-        (dataset,) = borrowed.INPUTS.of(dataset)()
+        (dataset,) = private_names.INPUTS.of(dataset)()
     return dataset
 
 

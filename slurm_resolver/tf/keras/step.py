@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
-from slurm_resolver.tf.keras.comparison import Comparison
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
 
@@ -136,9 +136,9 @@ class Step:
             return self._gathered[id(value)][1]
         self._check_compiler()
         whole = gather_rows(value, self.places, self.rows, self.repeated)
-        mask = borrowed.GET_MASK.get()(value)
+        mask = private_names.GET_MASK.get()(value)
         if mask is not None:
-            borrowed.SET_MASK.get()(whole, self.gather(mask))
+            private_names.SET_MASK.get()(whole, self.gather(mask))
         self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 
@@ -293,8 +293,8 @@ def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
     def first(value: Any) -> Any:
         return strategy.experimental_local_results(value)[0]
 
-    if strategy.sharing.local > 1:
+    if strategy.sharing.local_replicas > 1:
         return tf.nest.map_structure(first, strategy.run(function, args=(batch,)))
-    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first_replica)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         return function(tf.nest.map_structure(first, batch))

@@ -6,13 +6,13 @@ that is the same in all workers. A step that cannot be split is traced again as 
 
 In each replica, these come one after another:
 
-    replica_parts             takes the replica's rows of the batch, and makes its `Step`
+    rows_of_replica           takes the replica's rows of the batch, and makes its `Step`
     the model's step          Keras' code, or the user's; in it, `patches` has replaced gradients,
                               losses and metrics by those of all replicas (`gradients`, `losses`,
-                              `metrics`), where `verdicts` allows that
+                              `metrics`), where `splitting` allows that
     Step.add_changes          adds up what all replicas have added to metrics, and compares the
                               workers' batches and learning rates in the same collective
-    verdicts                  checks what the step assigns, and puts its results together
+    splitting                 checks what the step assigns, and puts its results together
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import keras_takes_batches
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.data_waits import timed
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
-from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.configuration import compare_entries, describe_model
-from slurm_resolver.tf.keras.drift import REMEDY, compare_weights
 from slurm_resolver.tf.keras.normalization import statistics_of
+from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
-from slurm_resolver.tf.keras.replica_parts import part_of_share, step_on_own_data
+from slurm_resolver.tf.keras.rows_of_replica import part_of_share, step_on_own_data
 from slurm_resolver.tf.keras.sharing import (
     TENSORS,
     Share,
@@ -43,13 +41,16 @@ from slurm_resolver.tf.keras.sharing import (
     share,
     without_optionals,
 )
-from slurm_resolver.tf.keras.step import Step, run_in_replicas
-from slurm_resolver.tf.keras.verdicts import (
+from slurm_resolver.tf.keras.splitting import (
     ComputeWholeError,
     analysis_of,
     check_assignments,
     put_together,
 )
+from slurm_resolver.tf.keras.step import Step, run_in_replicas
+from slurm_resolver.tf.keras.step_comparison import DIFFERENCE, Comparison
+from slurm_resolver.tf.keras.weight_comparison import REMEDY, compare_weights
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import noting, reporter
 
 _SEEDS = 2**31 - 1
@@ -178,7 +179,7 @@ class StepFunction:
         Args:
             data: Keras' iterator over epochs, which has read nothing yet.
         """
-        shares = borrowed.DISTRIBUTED_DATASET.of(data)
+        shares = private_names.DISTRIBUTED_DATASET.of(data)
         if not hasattr(shares, "undivided"):
             return
         spec = shares.element_spec
@@ -189,7 +190,7 @@ class StepFunction:
             # An iterator would make a shuffled dataset begin its next epoch.
             self._trace("_on_iterator", tf.data.IteratorSpec(spec))
         if self._whole is not None:
-            borrowed.DISTRIBUTED_DATASET.set(data, shares.undivided())
+            private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
     def _call(self, name: str, data: Any) -> Any:
         """Calls a function, which is traced before the first call."""
@@ -306,7 +307,9 @@ class StepFunction:
             if not step.whole:
                 step.analysis = analysis_of(part)
         creator: Any = tf.variable_creator_scope(self._make_variable)
-        if self._strategy.sharing.local > 1:  # the replicas' threads make variables together
+        if (
+            self._strategy.sharing.local_replicas > 1
+        ):  # the replicas' threads make variables together
             creator = contextlib.nullcontext()
         with creator, step.running():
             return self.call_step(step, part)

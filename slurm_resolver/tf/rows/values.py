@@ -42,7 +42,7 @@ BATCHES = (Batch(3, 5), Batch(4, 5), Batch(4, 7), Batch(1_000_003, 5))
 FOLLOWED = (BATCHES[0], BATCHES[2])
 
 # For each of `FOLLOWED`, the row of each entry along an axis, from 1: bytes of int32.
-Layout = tuple[bytes, ...]
+RowsAlongAxis = tuple[bytes, ...]
 
 
 class Kind(enum.Enum):
@@ -73,7 +73,7 @@ class Value(NamedTuple):
     kind: Kind
     power: int = 0
     axis: int = 0
-    layout: Layout = ()
+    layout: RowsAlongAxis = ()
     entries: tuple[Any, ...] = ()
     reason: Reason | None = None
 
@@ -153,7 +153,7 @@ def numbers(of_batches: Iterable[Any]) -> Value:
     return Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in of_batches))
 
 
-def rows(axis: int = 0, layout: Layout = (), power: int = 0) -> Value:
+def rows(axis: int = 0, layout: RowsAlongAxis = (), power: int = 0) -> Value:
     """Returns the value of a tensor by row along an axis, by default with one entry for each."""
     return Value(Kind.ROWS, power, axis, layout or repeated(1))
 
@@ -161,7 +161,7 @@ def rows(axis: int = 0, layout: Layout = (), power: int = 0) -> Value:
 COUNT = numbers(batch.rows for batch in BATCHES)
 
 
-def repeated(count: int) -> Layout:
+def repeated(count: int) -> RowsAlongAxis:
     """Returns the layout with a number of entries for each row, one row after another."""
     return tuple(
         np.repeat(np.arange(1, batch.rows + 1, dtype=np.int32), count).tobytes()

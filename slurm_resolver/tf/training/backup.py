@@ -20,9 +20,10 @@ import tensorflow as tf
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.borrowed import Method
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.sharing import Share, is_one_of
+from slurm_resolver.tf.keras.strategy_registry import sharing_of
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
@@ -36,7 +37,7 @@ _HOOKS = (
     "on_test_batch_end",
     "on_train_end",
 )
-_GENERATED = (borrowed.GENERATOR, borrowed.PY_DATASET)
+_GENERATED = (private_names.GENERATOR, private_names.PY_DATASET)
 
 
 class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -123,9 +124,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
             if frame.f_code is fit and frame.f_locals["self"] is self.model:
                 found = types.SimpleNamespace(**frame.f_locals)
-                data = borrowed.FIT_DATA.of(found)
-                callbacks = borrowed.FIT_CALLBACKS.of(found)
-                borrowed.check_names(borrowed.RESUME, self.model, data, callbacks)
+                data = private_names.FIT_DATA.of(found)
+                callbacks = private_names.FIT_CALLBACKS.of(found)
+                private_names.check_names(private_names.RESUME, self.model, data, callbacks)
                 _Fit(self, callbacks, data)
                 return
         raise ResumeError(
@@ -156,8 +157,8 @@ class _Fit:
         self._others = [other for other in callbacks.callbacks if other is not callback]
         self._epochs = callback.params["epochs"]
         self._made = 0  # iterators over the data
-        self._make_iterator = borrowed.GET_ITERATOR.of(data)
-        borrowed.GET_ITERATOR.set(data, self._count_iterator)
+        self._make_iterator = private_names.GET_ITERATOR.of(data)
+        private_names.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
         backup = Backup(
             model.distribute_strategy,
@@ -170,23 +171,23 @@ class _Fit:
         self._saved = backup.more or {}
         backup.say_start(self._epochs)
         steps = self._saved.get("steps")
-        adapter = borrowed.DATA_ADAPTER.of(data)
-        if isinstance(adapter, borrowed.ARRAYS.get()):
-            batch_size = int(borrowed.ARRAYS_BATCH_SIZE.of(adapter))
+        adapter = private_names.DATA_ADAPTER.of(data)
+        if isinstance(adapter, private_names.ARRAYS.get()):
+            batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
         else:
-            batch_size = batch_size_of(borrowed.DISTRIBUTED_DATASET.of(data))
+            batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
         if backup.epoch < self._epochs and backup.begin_data(batch_size):
             steps = None  # an epoch has another number of steps now
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         if backup.restored:
-            borrowed.INITIAL_EPOCH.set(model, backup.epoch)
+            private_names.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
             if not is_one_of(adapter, _GENERATED):
                 while self._made < self._saved["iterators"] - 1:
                     iter(self._count_iterator())
-            if borrowed.NUM_BATCHES.of(data) is None:  # until the data has ended once
-                borrowed.NUM_BATCHES.set(data, steps)
+            if private_names.NUM_BATCHES.of(data) is None:  # until the data has ended once
+                private_names.NUM_BATCHES.set(data, steps)
         for name in _HOOKS:
             hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
             setattr(callbacks, name, hook)
@@ -232,8 +233,8 @@ class _Fit:
         for _ in range(self._backup.drawn):
             next(iterator, None)
         # Keras counts the steps of an iterator over all epochs, which it renews after its end.
-        seen = borrowed.STEPS_SEEN.of(self._data)
-        borrowed.STEPS_SEEN.set(self._data, seen + self._backup.drawn - self._until)
+        seen = private_names.STEPS_SEEN.of(self._data)
+        private_names.STEPS_SEEN.set(self._data, seen + self._backup.drawn - self._until)
 
     def _metrics(self) -> list[tf.Variable]:
         """Returns the variables of the model's metrics.
@@ -244,7 +245,7 @@ class _Fit:
         """
         strategy = self._model.distribute_strategy
         found = [variable.value for metric in self._model.metrics for variable in metric.variables]
-        if hasattr(strategy, "sharing"):
+        if sharing_of(strategy):
             return found
         return [part for one in found for part in strategy.experimental_local_results(one)]
 
@@ -252,13 +253,13 @@ class _Fit:
         """Returns what is saved besides variables; all ranks call it."""
         self.join()
         # Callbacks that run in parallel must see the last step.
-        for future in borrowed.FUTURES.of(self._callbacks):
+        for future in private_names.FUTURES.of(self._callbacks):
             future.result()
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
-            "steps": borrowed.NUM_BATCHES.of(self._data),
+            "steps": private_names.NUM_BATCHES.of(self._data),
             "stop": bool(self._model.stop_training),
         }
 
@@ -324,15 +325,15 @@ class _Fit:
             backup.epoch = self._epochs
             backup.step = 0
             # The next epoch would use the iterator of `steps_per_epoch` too.
-            continues = borrowed.STEPS_PER_EPOCH.of(data) is not None
-            if not continues or borrowed.CURRENT_ITERATOR.of(data) is not self._iterator:
+            continues = private_names.STEPS_PER_EPOCH.of(data) is not None
+            if not continues or private_names.CURRENT_ITERATOR.of(data) is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
             self._trained_metrics = None
             self._iterator = None
             backup.save()
-        borrowed.INITIAL_EPOCH.set(model, None)
-        delattr(data, borrowed.GET_ITERATOR.name)
+        private_names.INITIAL_EPOCH.set(model, None)
+        delattr(data, private_names.GET_ITERATOR.name)
         self._data = None
 
     def _count_iterator(self) -> Any:
@@ -345,12 +346,12 @@ class _Fit:
         Without a strategy, Keras would build them in the first step.
         """
         model = self._model
-        spec = borrowed.DISTRIBUTED_DATASET.of(self._data).element_spec
+        spec = private_names.DISTRIBUTED_DATASET.of(self._data).element_spec
         with model.distribute_strategy.scope():
             problem: Any = "Keras could not infer its inputs' shapes"
             try:
                 batch = spec.batch if isinstance(spec, Share) else spec
-                borrowed.SYMBOLIC_BUILD.of(model)(data_batch=batch)
+                private_names.SYMBOLIC_BUILD.of(model)(data_batch=batch)
             except Exception as error:  # whatever the model's own code raises
                 problem = error
             if not model.built:

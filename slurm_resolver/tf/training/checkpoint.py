@@ -14,10 +14,10 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver import training_reports
+from slurm_resolver import run_events
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
@@ -26,10 +26,10 @@ from slurm_resolver.tf.training.termination import TerminationConfig, terminatio
 
 # These datasets turn each batch into one batch.
 _BATCH_BY_BATCH = (
-    borrowed.OPTIONS_DATASET,
-    borrowed.MAP_DATASET,
-    borrowed.PARALLEL_MAP_DATASET,
-    borrowed.PREFETCHED,
+    private_names.OPTIONS_DATASET,
+    private_names.MAP_DATASET,
+    private_names.PARALLEL_MAP_DATASET,
+    private_names.PREFETCHED,
 )
 _CLOUD_ADDRESS = "GCE_METADATA_IP"
 
@@ -177,7 +177,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Counts steps that are done."""
         if not self._reported:
             self._reported = True
-            training_reports.report(training_reports.READY)
+            run_events.report(run_events.READY)
         self.step += count
         self.drawn += count
         self._since += count
@@ -206,9 +206,9 @@ def batch_size_of(data: Any) -> int:
     It is read from the dataset's chain of inputs, as TensorFlow's own sharding does.
     """
     # A strategy's dataset holds the one that it distributes.
-    whole = getattr(data, "whole_batches", borrowed.ORIGINAL_DATASET.of(data, data))
+    whole = getattr(data, "whole_batches", private_names.ORIGINAL_DATASET.of(data, data))
     try:
-        return int(borrowed.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
+        return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
     except (TypeError, ValueError):  # a tensor without a value yet
         return 0
 
@@ -223,7 +223,7 @@ class _QuietHandler(
 
 def _let_others_end() -> None:
     """Lets the thread that watches for other ranks' signals end without a traceback."""
-    watch = borrowed.WATCH_KEY.find()
+    watch = private_names.WATCH_KEY.find()
     if watch is None:
         return
 
@@ -231,7 +231,7 @@ def _let_others_end() -> None:
         with contextlib.suppress(tf.errors.OpError):
             watch(handler)
 
-    setattr(_QuietHandler, borrowed.WATCH_KEY.name, watch_quietly)
+    setattr(_QuietHandler, private_names.WATCH_KEY.name, watch_quietly)
 
 
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:

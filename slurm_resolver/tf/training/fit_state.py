@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 
 States = dict[str, dict[str, str]]  # by callback, and by attribute the packed value
 Snapshot = dict[str, Any]  # of a callback, by attribute
@@ -66,7 +66,7 @@ def _decode(code: Any) -> Any:
         return code
     ((kind, held),) = code.items()
     if kind == "array":
-        proto = borrowed.TENSOR_PROTO.get().FromString(base64.b64decode(held))
+        proto = private_names.TENSOR_PROTO.get().FromString(base64.b64decode(held))
         return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
     if kind == "dict":
         return {_decode(key): _decode(item) for key, item in held}

@@ -20,16 +20,17 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver import training_reports
+from slurm_resolver import run_events
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
+from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.log import warn
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
+from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.start import cluster_of, step_of
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
 # to learn how all exit.
@@ -115,7 +116,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """
         self.watch.arm()
         if self.save_fn is None:  # `Backup` reports it after the first step
-            training_reports.report(training_reports.READY)
+            run_events.report(run_events.READY)
         return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:
@@ -123,7 +124,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         watch = self.watch
         ranks = self.ranks
         watch.leave_on_sigterm()
-        training_reports.report(training_reports.SAVED)
+        run_events.report(run_events.SAVED)
         own = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
@@ -167,7 +168,7 @@ class SavingRanks:
 
     def __init__(self, resolver: Any) -> None:
         self._cluster = cluster_of(resolver)
-        self.step = step_of(resolver)
+        self.step = slurm_step_of(resolver)
         spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
         if spec.get("ps"):
             raise ResumeError(
@@ -209,7 +210,7 @@ def _leave(status: int) -> None:
     abort, which would change the status.
     """
     atexit.unregister(_leave)
-    run_all = borrowed.RUN_AT_EXIT.find()
+    run_all = private_names.RUN_AT_EXIT.find()
     try:
         if run_all:
             run_all()

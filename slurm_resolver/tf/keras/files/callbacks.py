@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 
 # The callbacks, and the attribute with the path.
 _PATHS = {
@@ -100,7 +100,7 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any
     try:
         os.makedirs(claim)
     except FileExistsError:
-        changed |= {borrowed.SAVE_BACKUP.name: lambda: None, "delete_checkpoint": False}
+        changed |= {private_names.SAVE_BACKUP.name: lambda: None, "delete_checkpoint": False}
     try:
         yield changed
     finally:

@@ -21,12 +21,12 @@ from typing import Any
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
-from slurm_resolver.tf.keras.borrowed import Method
-from slurm_resolver.tf.keras.comparison import call_outside
-from slurm_resolver.tf.keras.drift import digest_of
-from slurm_resolver.tf.keras.strategies import are_several
+from slurm_resolver.tf.keras.outside_graph import call_outside
+from slurm_resolver.tf.keras.strategy_registry import are_several
+from slurm_resolver.tf.keras.weight_comparison import digest_of
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
-from slurm_resolver.tf.start import step_of
+from slurm_resolver.tf.resolver_cluster import slurm_step_of
 
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 
@@ -39,7 +39,7 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
     if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
     # The workers do not wait for an incomplete save of an earlier start.
-    start = identity_of(step_of(model.distribute_strategy.cluster_resolver))
+    start = identity_of(slurm_step_of(model.distribute_strategy.cluster_resolver))
     identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving():
         write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs))

@@ -1,4 +1,4 @@
-"""Reports of a training to the `slurm-resolver run` that started it, in a file.
+"""The events of a training, reported in a file to the `slurm-resolver run` that started it.
 
 A variable contains the path of the file. Without it, or without the file, nothing is reported.
 """

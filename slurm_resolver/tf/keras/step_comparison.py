@@ -14,8 +14,7 @@ of the batch apart, and its origin, which says whether it has to be the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -35,15 +34,6 @@ _REMEDY = (
     "keras.utils.set_random_seed(1) and numpy.random.default_rng(1), and sort the names of files. "
     "Data that differs between workers needs AutoShardPolicy.OFF."
 )
-
-
-def call_outside(function: Callable[[], Any]) -> Any:
-    """Calls a function outside of the graph that is being traced, and of the strategy's scope.
-
-    Only another thread is outside of both.
-    """
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(function).result()
 
 
 class Comparison:

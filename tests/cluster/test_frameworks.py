@@ -7,7 +7,7 @@ from kinds import Texts
 from task_variables import TASK
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.contracts import Contract
+from slurm_resolver.cluster.frameworks import Contract
 
 ADDRESSES = "n9:23001,n9:23002,n10:23001,n10:23002"
 

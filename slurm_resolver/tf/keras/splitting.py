@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Factor, Step
@@ -148,7 +148,7 @@ def analysis_of(part: Any) -> Analysis:
 
 def graph_of_function(graph: Any, name: str) -> Any:
     """Returns the graph of a function that a graph calls; None if TensorFlow has none."""
-    return getattr(borrowed.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
+    return getattr(private_names.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
 
 
 def check_assignments(step: Step, statistics: Iterable[Any]) -> None:

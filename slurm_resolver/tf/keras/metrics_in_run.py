@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras.borrowed import Method
 from slurm_resolver.tf.keras.step import add_up
+from slurm_resolver.tf.private_names import Method
 
 # The function of `strategy.run` that is being called, or traced.
 _run: ContextVar[_Run | None] = ContextVar("run", default=None)

@@ -19,7 +19,7 @@ _PIECE = 256 * 1024
 _MEET_SECONDS = 60.0
 
 
-def measure_links(cluster: Cluster) -> float | None:
+def measure_rate(cluster: Cluster) -> float | None:
     """Returns GB/s that the first task of a node sends to the better of two other nodes.
 
     Every task has to call this, before TensorFlow listens at its port. Returns None in the node's

@@ -18,8 +18,8 @@ from keras_3 import keras
 
 import slurm_resolver
 from slurm_resolver.errors import KerasError, ResumeError
-from slurm_resolver.tf import gpus, server
-from slurm_resolver.tf.keras import borrowed, patches
+from slurm_resolver.tf import gpus, private_names, server
+from slurm_resolver.tf.keras import patches
 from slurm_resolver.tf.training import checkpoint
 
 pytestmark = pytest.mark.tensorflow
@@ -32,13 +32,13 @@ CALLS = (
     "test_on_batch",
     "predict_on_batch",
 )
-OF_DATASETS = (borrowed.ORIGINAL_DATASET, borrowed.BATCH_SIZE)
+OF_DATASETS = (private_names.ORIGINAL_DATASET, private_names.BATCH_SIZE)
 
 
 def in_turn(wanted: Callable[[Any], bool]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "name",
-        [*filter(wanted, borrowed.table)],
+        [*filter(wanted, private_names.table)],
         ids=lambda name: name.place,
     )
 
@@ -55,20 +55,20 @@ def unchanged(monkeypatch: Patch) -> Iterator[None]:
 
     Only the calls of a model are replaced; they are restored.
     """
-    for module, function in ((patches, "_patch"), (borrowed, "fit_problem")):
+    for module, function in ((patches, "_patch"), (private_names, "fit_problem")):
         monkeypatch.setattr(
             module, function, functools.cache(getattr(module, function).__wrapped__)
         )
     for call in CALLS:
         monkeypatch.setattr(keras.Model, call, getattr(keras.Model, call))
-    before = [name.find() for name in borrowed.table]
+    before = [name.find() for name in private_names.table]
     yield
     monkeypatch.undo()
-    assert [name.find() for name in borrowed.table] == before
+    assert [name.find() for name in private_names.table] == before
 
 
 @pytest.mark.usefixtures("unchanged")
-@in_turn(lambda name: name.needed_by == borrowed.FIT and not name.of_instances)
+@in_turn(lambda name: name.needed_by == private_names.FIT and not name.of_instances)
 def test_a_name_that_is_missing_is_an_error_of_fit(name: Any, remove: Any) -> None:
     remove(name)
     missing = re.escape(name.place).replace(":", ".")
@@ -83,10 +83,10 @@ def test_a_name_that_is_missing_is_an_error_of_fit(name: Any, remove: Any) -> No
                 KerasError, match=f"{missing}, which fit .* '(keras|tensorflow)<[0-9.]+'"
             ):
                 getattr(model, call)(None)
-    assert not hasattr(keras.Model.fit.__wrapped__, borrowed.REPLACED)  # replaced once
+    assert not hasattr(keras.Model.fit.__wrapped__, private_names.REPLACED)  # replaced once
 
 
-@in_turn(lambda name: name.needed_by == borrowed.RESUME and name not in OF_DATASETS)
+@in_turn(lambda name: name.needed_by == private_names.RESUME and name not in OF_DATASETS)
 def test_a_name_that_is_missing_is_an_error_of_a_callback(
     name: Any, remove: Any, tmp_path: Path
 ) -> None:
@@ -100,16 +100,16 @@ def test_a_name_that_is_missing_is_an_error_of_a_callback(
         model.fit(data, data, callbacks=[callback])
 
 
-@in_turn(lambda name: name.needed_by != borrowed.OPTIONAL and name.of_instances)
+@in_turn(lambda name: name.needed_by != private_names.OPTIONAL and name.of_instances)
 def test_an_attribute_that_is_missing_is_an_error_where_it_is_used(name: Any, remove: Any) -> None:
     remove(name)
     with pytest.raises((KerasError, ResumeError), match=r" has no .* pip install "):
         name.set(SimpleNamespace(), 1)
 
 
-@in_turn(lambda name: name.needed_by == borrowed.OPTIONAL)
+@in_turn(lambda name: name.needed_by == private_names.OPTIONAL)
 def test_nobody_misses_an_optional_name(name: Any, remove: Any, monkeypatch: Patch) -> None:
-    stop = borrowed.STOP_PREEMPTION
+    stop = private_names.STOP_PREEMPTION
     monkeypatch.setattr(stop.owner(), stop.name, stop.get())  # restores it
     remove(name)
     gpus._known_gpus()
@@ -118,7 +118,7 @@ def test_nobody_misses_an_optional_name(name: Any, remove: Any, monkeypatch: Pat
 
 
 def test_all_names_are_there() -> None:
-    assert [name.place for name in borrowed.table if name.is_missing()] == []
+    assert [name.place for name in private_names.table if name.is_missing()] == []
 
 
 class Thing:
@@ -140,10 +140,10 @@ PLACES = {
 
 
 def test_where_a_name_is(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(borrowed, "table", [])
+    monkeypatch.setattr(private_names, "table", [])
     monkeypatch.setitem(sys.modules, "things", SimpleNamespace(Thing=Thing))
-    assert {place: borrowed.Name(place).is_missing() for place in PLACES} == PLACES
-    attribute = borrowed.Name("things:Thing().attribute")
+    assert {place: private_names.Name(place).is_missing() for place in PLACES} == PLACES
+    attribute = private_names.Name("things:Thing().attribute")
     assert attribute.of(object(), 5) == 5
     with pytest.raises(KerasError):
         attribute.of(Thing(), 5)
@@ -169,13 +169,13 @@ def uses(source: str) -> set[str]:
 
 MODULES = Path(slurm_resolver.__file__).parent.glob("tf/**/*.py")
 SOURCES = {
-    "/".join(path.parts[-2:]): path.read_text() for path in MODULES if path.stem != "borrowed"
+    "/".join(path.parts[-2:]): path.read_text() for path in MODULES if path.stem != "private_names"
 }
 
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_the_table_has_every_private_name(module: str) -> None:
-    assert uses(SOURCES[module]) == set(), "use these through slurm_resolver/tf/keras/borrowed.py"
+    assert uses(SOURCES[module]) == set(), "use these through slurm_resolver/tf/private_names.py"
 
 
 def test_what_counts_as_a_use() -> None:
@@ -186,5 +186,7 @@ def test_what_counts_as_a_use() -> None:
 
 def test_every_name_of_the_table_is_used() -> None:
     text = "".join(SOURCES.values())
-    used = [getattr(borrowed, key) for key in re.findall(r"borrowed\.([A-Z_0-9]+)\b", text)]
-    assert [name.place for name in borrowed.table if name not in used] == []
+    used = [
+        getattr(private_names, key) for key in re.findall(r"private_names\.([A-Z_0-9]+)\b", text)
+    ]
+    assert [name.place for name in private_names.table if name not in used] == []

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.comparison import Comparison
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
@@ -19,6 +18,7 @@ from slurm_resolver.tf.keras.sharing import (
     part_of_batch,
 )
 from slurm_resolver.tf.keras.step import Step, all_reduce, gather_rows, replica_number
+from slurm_resolver.tf.keras.step_comparison import Comparison
 
 
 def part_of_share(
@@ -48,8 +48,8 @@ def part_of_share(
         # TensorFlow's `or` would make a tensor of what is known.
         repeated = repeated or others if isinstance(repeated, bool) else repeated | others
     else:  # the worker has no rows but those of its replicas
-        first = replica - sharing.first
-        stride = sharing.local
+        first = replica - sharing.first_replica
+        stride = sharing.local_replicas
     count = tf.cast(own, tf.int32)
     if not whole and not tf.executing_eagerly():
         # The number of rows must not be a constant: the analysis would not know it from others.

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kinds import Strings
 
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_messages import Finding
 from slurm_resolver.diagnostics.log_starts import read_starts
+from slurm_resolver.diagnostics.message_search import Finding
 
 LOGS = DATA / "logs"
 KNOWN_MESSAGES = [known for known in MESSAGES.values() if known.cues and known.kind != "hidden"]

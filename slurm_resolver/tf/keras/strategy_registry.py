@@ -1,0 +1,45 @@
+"""The registry of this package's strategies, and where this process stands among their workers.
+
+Keras' classes are changed for the whole process, so each change asks here whether a model's
+strategy is one of this package. All others train as without it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+# The strategies of this package that this process has made.
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register(strategy: Any) -> None:
+    """Adds a strategy of this package."""
+    _ours.add(strategy)
+
+
+def is_ours(strategy: Any) -> bool:
+    """Whether a strategy is one of this package."""
+    return strategy in _ours
+
+
+def sharing_of(strategy: Any) -> Any:
+    """Returns how a strategy's replicas share a batch, as a `Sharing`.
+
+    None for a strategy that coordinates workers, each of which takes whole batches, and for one
+    that is not of this package.
+    """
+    return getattr(strategy, "sharing", None) if is_ours(strategy) else None
+
+
+def are_several() -> bool:
+    """Whether this process is one of several workers, or coordinates them."""
+    return any(strategy.of_several for strategy in _ours)
+
+
+def is_coordinated() -> bool:
+    """Whether the caller is in the scope, or a step, of a strategy that coordinates workers."""
+    strategy = tf.distribute.get_strategy()
+    return is_ours(strategy) and sharing_of(strategy) is None
