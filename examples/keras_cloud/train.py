@@ -35,7 +35,7 @@ def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
 
 
 def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.data.Dataset:
-    """Returns the batches of all workers together; TensorFlow gives each worker its shard."""
+    """Returns the batches of all workers together; the strategy gives each worker its rows."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if training:
         dataset = dataset.shuffle(

@@ -28,13 +28,13 @@ def load_data() -> Any:
 
 
 def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.data.Dataset:
-    """Returns the batches of all workers together; TensorFlow gives each worker its shard."""
+    """Returns the batches of all workers together; the strategy gives each worker its rows."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if training:
-        # With a seed, every worker shuffles alike. Otherwise the shards would overlap.
+        # With a seed, every run has the same order. In a run, the workers always do.
         dataset = dataset.shuffle(len(images), seed=1).repeat()
     options = tf.data.Options()
-    # This shards by element. By default, TensorFlow may shard by file, but there are no files.
+    # This package's strategy divides the rows by default, too; TensorFlow's own may divide files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.batch(batch_size).with_options(options)
 

@@ -165,7 +165,7 @@ def advise(workers: list[Worker]) -> str:
         return ""
     remedy = "end the dataset with prefetch(tf.data.AUTOTUNE), and give each task more CPUs"
     if any(worker["whole"] for worker in workers):
-        remedy = "each worker produces all rows; expensive work belongs into a map before batch(n)"
+        remedy = "each worker produces all rows; expensive work belongs in a map before batch(n)"
     return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
 
 
