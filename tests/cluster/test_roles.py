@@ -22,7 +22,6 @@ from slurm_resolver.errors import JobsError
     ("counts", "distribution", "jobs", "spread", "rank"),
     [
         ([2, 2], "block", None, "w0 w1 w2 w3", None),
-        ([1, 1, 1], "block", {"ps": 1, "worker": -1}, "p0 w0 w1", None),
         (
             [1, 1, 1],
             "block",
@@ -49,7 +48,6 @@ from slurm_resolver.errors import JobsError
             "c0 p0 w0 p1 w1",
             "c0 p0 p1 w0 w1",
         ),
-        ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
         # the ps would be even, but beside the chief; another node has room
         (
             [2, 2],
@@ -61,18 +59,6 @@ from slurm_resolver.errors import JobsError
             },
             "c0 w0 p0 w1",
             "c0 p0 w0 w1",
-        ),
-        # as many as there are nodes, so every node is needed
-        (
-            [2, 2],
-            "block",
-            {
-                "chief": 1,
-                "ps": 2,
-                "worker": 1,
-            },
-            "c0 p0 p1 w0",
-            None,
         ),
         # without a chief, there is no coordinator to avoid
         ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
