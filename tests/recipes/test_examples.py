@@ -15,7 +15,7 @@ from folders import EXAMPLES, ROOT
 from kinds import Strings
 from local_run import captured
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of
 
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
@@ -57,13 +57,12 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
     labels = labels.astype("uint8")
     path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train = slice(0, 1437)
-    test = slice(1437, None)
     np.savez(
         path,
-        **{"x_train": images[train], "x_test": images[test]},
-        y_train=labels[train],
-        y_test=labels[test],
+        x_train=images[:1437],
+        x_test=images[1437:],
+        y_train=labels[:1437],
+        y_test=labels[1437:],
     )
     return path
 
@@ -115,14 +114,12 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
 
 # A Slurm with as many nodes as the largest command requests.
 slurm = slurm_of(
-    [
-        Node(
-            f"n{number}",
-            cpus=16,
-            gpus=4,
-        )
-        for number in range(8, 24)
-    ]
+    numbered(
+        8,
+        23,
+        cpus=16,
+        gpus=4,
+    )
 )
 
 
