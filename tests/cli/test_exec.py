@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from captured import Captured, Patch
+from captured import Captured, Patch, set_all
 from kinds import Completed, Strings, Texts
 from local_run import COMMAND, captured, piped, refused
 from task_variables import TASK
@@ -111,8 +111,7 @@ def test_errors(
     monkeypatch: Patch,
     capsys: Captured,
 ) -> None:
-    for name, value in TASK.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, TASK)
     assert message in refused(capsys, "exec", *arguments)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+from captured import Patch, set_all
 from served_jobs import NODES, Job
 from slurm_cluster import SlurmCluster
 from task_variables import TASK
@@ -139,10 +140,9 @@ CANNOT_SERVE: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CANNOT_SERVE)
-def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: Patch) -> None:
     jobs, rank, told = CANNOT_SERVE[case]
-    for name, value in {**TASK, "SLURM_PROCID": rank}.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, {**TASK, "SLURM_PROCID": rank})
     resolver = sr.SlurmClusterResolver(jobs)
     with pytest.raises(sr.JobsError, match=re.escape(told)):
         resolver.serve()
