@@ -22,8 +22,6 @@ from slurm_resolver.tf import gpus, server
 from slurm_resolver.tf.keras import borrowed, patches
 from slurm_resolver.tf.training import checkpoint
 
-pytestmark = pytest.mark.tensorflow
-
 CALLS = (
     "fit",
     "evaluate",
