@@ -62,6 +62,29 @@ from slurm_resolver.errors import JobsError
         ),
         # without a chief, there is no coordinator to avoid
         ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
+        # jobs with names of their own
+        (
+            [2, 2],
+            "block",
+            {
+                "actor": 1,
+                "learner": 1,
+                "replay": 2,
+            },
+            "a0 l0 r0 r1",
+            None,
+        ),
+        (
+            [2, 2],
+            "block",
+            {
+                "actor": 1,
+                "chief": 1,
+                "ps": 2,
+            },
+            "c0 p0 p1 a0",
+            "a0 c0 p0 p1",
+        ),
     ],
 )
 def test_placement(
@@ -76,32 +99,6 @@ def test_placement(
     assert play(layout, jobs, placement="rank") == (rank or spread)
 
 
-def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
-    assert (
-        play(
-            layout_of([2, 2]),
-            {
-                "actor": 1,
-                "learner": 1,
-                "replay": 2,
-            },
-        )
-        == "a0 l0 r0 r1"
-    )
-    assert (
-        play(
-            layout_of([2, 2]),
-            {
-                "actor": 1,
-                "chief": 1,
-                "ps": 2,
-            },
-        )
-        == "c0 p0 p1 a0"
-    )
-    assert caplog.text == ""
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -111,6 +108,9 @@ def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
         ("gpu_worker", None),
         ("master", None),
         ("broker", None),
+        ("actor", None),
+        ("learner", None),
+        ("replay", None),
         ("p", None),
     ],
 )

@@ -22,3 +22,11 @@ TASK = {
     "SLURM_STEP_RESV_PORTS": "23001-23003",
     "CUDA_VISIBLE_DEVICES": "4,5",
 }
+# The only task of a step.
+ALONE = {
+    **TASK,
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NODELIST": "n9",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}

@@ -18,6 +18,8 @@ from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
 
+pytestmark = pytest.mark.newest
+
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 PAGES = [EXAMPLES / "README.md", *(EXAMPLES / folder / "README.md" for folder in FOLDERS)]
 ALL_COMMANDS = list(dict.fromkeys(command for page in PAGES for command in shell_commands(page)))
@@ -125,7 +127,6 @@ slurm = slurm_of(
 
 # `make test` runs one example on Slurm.
 @pytest.mark.tensorflow
-@pytest.mark.newest
 @pytest.mark.parametrize(
     "folder",
     [
@@ -149,7 +150,6 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
         assert_learned(folder, command, output)
 
 
-@pytest.mark.newest
 def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     commands = [one for one in ALL_COMMANDS if one.split()[0] == "sbatch"]
     tested = [one.replace("sbatch", "sbatch --test-only", 1) for one in commands]
@@ -162,7 +162,6 @@ def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.tensorflow
-@pytest.mark.newest
 @pytest.mark.parametrize(
     ("script", "options", "rows"),
     [
@@ -199,7 +198,6 @@ def test_scripts_that_measure_in_an_allocation(
 
 @pytest.mark.nightly
 @pytest.mark.tensorflow
-@pytest.mark.newest
 def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
     program = f"python {EXAMPLES / 'cookbook' / 'matmul.py'} gpu 100"
     done = slurm.run(

@@ -5,7 +5,6 @@ Slurm ends no job here: without `--kill-on-bad-exit`, srun waits for every task.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -149,6 +148,5 @@ def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: Patch) -> None
 
 
 def test_without_slurm_there_is_nobody_to_serve() -> None:
-    assert not any(name.startswith("SLURM_P") for name in os.environ)
     with pytest.raises(sr.JobsError, match=r"without a cluster; .* Start the program with srun"):
         sr.SlurmClusterResolver().serve()
