@@ -254,7 +254,6 @@ def test_all_commands_together_take_no_longer_than_they_may(
     "names",
     [
         ("USR1",),
-        ("SIGNONE",),
         ("SIGKILL",),
         ("SIGUSR1", "SIGSTOP"),
     ],

@@ -84,7 +84,6 @@ SECOND = """
 CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
     "saved": saving('["scontrol", null]'),
-    "saved, in an array": saving('["scontrol", null]', options="--array=7"),
     "saved, with an exit status": saving('["exit-code", null]', ""),
     "saved, at the cap": saving(
         '["scontrol", 0]',

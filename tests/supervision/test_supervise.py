@@ -170,8 +170,9 @@ def test_no_restart_after_a_save_or_a_cancellation(
     folder: Path, said: str, status: int, why: str
 ) -> None:
     (folder / "srun.do").write_text(f"{LOOKS}echo 'srun: error: {said}' >&2; exit 9\n")
-    assert supervise(folder, "")[0] == status
-    assert supervise(folder, "")[1][0].startswith(f"not started again: {why}")
+    found, messages = supervise(folder, "")
+    assert found == status
+    assert messages[0].startswith(f"not started again: {why}")
 
 
 def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:

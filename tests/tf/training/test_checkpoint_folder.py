@@ -80,7 +80,6 @@ def trainings(tmp_path: Path, monkeypatch: Patch) -> Trainings:
     [
         (JOB, NEXT_JOB),
         (task("60", "3"), task("70", "3")),
-        (task("60", "3"), NEXT_JOB),
         (JOB, task("60", "3")),
         ({}, {}),
     ],
