@@ -11,7 +11,7 @@ import pytest
 from free_ports import free_ports
 from hypothesis import HealthCheck, settings
 from kinds import Strings
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of
 from slurm_installation import PATH, Installation, installations, slurm_or_skip
 
@@ -120,14 +120,4 @@ def port() -> int:
 
 
 # A real Slurm of five nodes, n8 to n12, whose names sort differently as strings.
-real_slurm = slurm_of(
-    [
-        Node(
-            f"n{number}",
-            cpus=8,
-            gpus=4,
-        )
-        for number in range(8, 13)
-    ],
-    scope="session",
-)
+real_slurm = slurm_of(numbered(8, 12, gpus=4), scope="session")

@@ -6,11 +6,10 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 
 import pytest
-from captured import Captured, Patch
+from captured import Captured, Patch, set_all
 from kinds import Completed, Strings, Texts
 from local_run import COMMAND, captured, piped, refused
 from task_variables import TASK
@@ -111,21 +110,13 @@ def test_errors(
     monkeypatch: Patch,
     capsys: Captured,
 ) -> None:
-    for name, value in TASK.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, TASK)
     assert message in refused(capsys, "exec", *arguments)
 
 
 def test_without_slurm_the_program_runs_alone() -> None:
-    assert (
-        subprocess.check_output(
-            [*EXEC, "--wait", "5", "--", "sh", "-c", "echo ${TF_CONFIG-none}"],
-            env={k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TF_CONFIG"))},
-            text=True,
-            timeout=180,
-        )
-        == "none\n"
-    )
+    program = ["sh", "-c", "echo ${TF_CONFIG-none}"]
+    assert captured([*EXEC, "--wait", "5", "--", *program], status=0).stdout == "none\n"
 
 
 def test_the_program_does_not_get_what_python_sets() -> None:
@@ -133,11 +124,7 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     script = "grep -E 'SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd"
     direct, started = (
         # With a path, because Python 3.13 starts programs without a path differently.
-        subprocess.check_output(
-            [*before, "/bin/sh", "-c", script],
-            text=True,
-            timeout=180,
-        )
+        captured([*before, "/bin/sh", "-c", script], status=0).stdout
         for before in ([], [*EXEC, "--"])
     )
     assert direct == started

@@ -12,12 +12,6 @@ from slurm_cluster import SlurmCluster
 EXEC = shlex.join([*COMMAND, "exec"])
 JOBS = "--jobs ps=1,worker=-1"
 TOLD = "echo {rank} {job} {index}"
-PS_FIRST = [
-    "0 ps 0",
-    "1 worker 0",
-    "2 worker 1",
-    "3 worker 2",
-]
 FOUR = "-w n9,n10 -N2 --ntasks-per-node=2"
 HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
 
@@ -48,13 +42,6 @@ STEPS = {
             "sh -c 'echo $RANK $LOCAL_RANK $CUDA_VISIBLE_DEVICES'"
         ),
         ["0 0 0", "1 0 1"],
-    ),
-    "servers that never end by themselves": (
-        (
-            f"srun {FOUR} {EXEC} {JOBS} -- "
-            "sh -c 'test {job} = worker || exec sleep 300; sleep 1; echo {rank} {job} {index}'"
-        ),
-        PS_FIRST[1:],
     ),
     "standard input": (
         f"seq 3 | srun -w n9 -n2 {EXEC} --wait 30 -- cat",

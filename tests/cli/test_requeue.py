@@ -15,6 +15,7 @@ import pytest
 from captured import Captured
 from kinds import Strings
 from local_run import refused
+from programs_on_path import stand_ins
 
 SCONTROL = """\
 #!/bin/bash
@@ -47,14 +48,12 @@ ENDED = -signal.SIGTERM
 def test_when_the_job_is_requeued(
     status: str, job: str, ends_with: int, called: Strings, tmp_path: Path
 ) -> None:
-    (tmp_path / "scontrol").write_text(SCONTROL)
-    (tmp_path / "scontrol").chmod(0o755)
     done = subprocess.run(
         ["bash", "-c", BATCH, status],
         cwd=tmp_path,
         env={
             **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "PATH": stand_ins(tmp_path, SCONTROL, "scontrol"),
             "SLURM_JOB_ID": "5",
             "JOB": job,
         },

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import task_variables
-from captured import Captured, Patch
+from captured import Captured, Patch, set_all
 from local_run import COMMAND, captured, in_step, piped, refused
 
 import slurm_resolver
@@ -19,8 +19,7 @@ JOBS = ["--jobs", "ps=1,worker=-1"]
 
 @pytest.fixture
 def task(monkeypatch: Patch) -> None:
-    for name, value in TASK.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, TASK)
 
 
 @pytest.mark.usefixtures("task")

@@ -39,14 +39,12 @@ IN_STEP = Ancestors(
     job_id="7",
     step_id="0",
 )
-IN_BATCH = IN_STEP._replace(step_id="batch")
 
 
 @pytest.mark.parametrize(
     ("values", "jobs", "error", "says"),
     [
         ({}, None, None, "outside Slurm"),
-        ({"ancestors": IN_BATCH}, None, None, "outside Slurm"),
         ({"ancestors": Ancestors(hidden=True)}, None, None, "/proc hides what started it"),
         (BATCH, None, None, "the allocation of job 7 has one task"),
         ({"job_id": "7"}, None, None, "job 7 has an unknown number of tasks"),

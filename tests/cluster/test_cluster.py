@@ -11,7 +11,6 @@ import task_variables
 from recorded_steps import Recording, recordings, unknowable
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.cluster import describe_own_task
 
 TASK = {
     **task_variables.TASK,
@@ -100,13 +99,6 @@ def test_a_cluster_is_a_value() -> None:
         cluster.step = cluster.step  # type: ignore[misc]
     with pytest.raises(AttributeError):
         cluster.tasks[0].index = 1  # type: ignore[misc]
-
-
-def test_a_task_in_one_line() -> None:
-    assert (
-        describe_own_task(sr.resolve(environ=TASK))
-        == "rank 1 of 4 is worker 2 on n10, port 23001, GPU 4"
-    )
 
 
 def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kinds import Texts
-from task_variables import TASK
+from task_variables import ALONE, TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.frameworks import Contract
@@ -39,24 +39,16 @@ def test_each_task_gets_its_own(contract: Contract) -> None:
 
 
 # What a step of one task sets: its program trains alone, and waits for nobody.
-ALONE = {
+OF_ONE_TASK = {
     "torch": {"WORLD_SIZE=1", "RANK=0", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "MASTER_ADDR=n9"},
     "keras-distribution": {"KERAS_DISTRIBUTION_NUM_PROCESSES=1"},
 }
 
 
-@pytest.mark.parametrize("contract", ALONE)
+@pytest.mark.parametrize("contract", OF_ONE_TASK)
 def test_one_task(contract: Contract) -> None:
-    found = sr.resolve(
-        environ={
-            **TASK,
-            "SLURM_PROCID": "0",
-            "SLURM_STEP_NUM_TASKS": "1",
-            "SLURM_STEP_NODELIST": "n9",
-            "SLURM_STEP_TASKS_PER_NODE": "1",
-        }
-    ).variables(contract)
-    assert ALONE[contract] <= {f"{name}={value}" for name, value in found.items()}
+    found = sr.resolve(environ=ALONE).variables(contract)
+    assert OF_ONE_TASK[contract] <= {f"{name}={value}" for name, value in found.items()}
     assert sr.Cluster().variables(contract) == {}
 
 

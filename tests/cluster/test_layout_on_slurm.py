@@ -70,10 +70,11 @@ UNKNOWABLE: dict[str, tuple[str, dict[str, tuple[str, int]]]] = {
 }
 
 
-@pytest.mark.parametrize(("command", "reasons"), UNKNOWABLE.values(), ids=UNKNOWABLE)
+@pytest.mark.parametrize("name", UNKNOWABLE)
 def test_what_no_variable_tells_is_an_error_in_every_task_that_can_see_it(
-    real_slurm: SlurmCluster, command: str, reasons: dict[str, tuple[str, int]], output: Path
+    real_slurm: SlurmCluster, name: str, output: Path
 ) -> None:
+    command, reasons = UNKNOWABLE[name]
     reason, seers = by_version.expected(reasons, real_slurm.installation)
     lines = run(real_slurm, command.replace("TASK!", "TASK --layout environment"), output)
     errors = [line["error"] for line in lines if line["error"] is not None]
@@ -83,10 +84,11 @@ def test_what_no_variable_tells_is_an_error_in_every_task_that_can_see_it(
         assert reason in error
 
 
-@pytest.mark.parametrize(("command", "reasons"), UNKNOWABLE.values(), ids=UNKNOWABLE)
+@pytest.mark.parametrize("name", UNKNOWABLE)
 def test_what_no_variable_tells_the_tasks_tell_each_other(
-    real_slurm: SlurmCluster, command: str, reasons: object, output: Path
+    real_slurm: SlurmCluster, name: str, output: Path
 ) -> None:
+    command, _ = UNKNOWABLE[name]
     lines = run(real_slurm, command.replace("TASK!", "TASK"), output)
     assert_right(lines)
     assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 from kinds import Texts
-from task_variables import TASK
+from task_variables import ALONE
 
 from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
-
-ALONE = {
-    **TASK,
-    "SLURM_PROCID": "0",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_STEP_NODELIST": "n9",
-}
-ALONE["SLURM_STEP_TASKS_PER_NODE"] = "1"
 
 # The variables of the job, and the number of tasks that fit into it ("" if there is no advice).
 JOBS = [

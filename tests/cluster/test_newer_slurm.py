@@ -10,7 +10,7 @@ import pytest
 from by_version import expected
 from local_run import COMMAND
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import started
 from slurm_installation import Installation
 from task_accounts import TASK, assert_right, run, run_at_once
@@ -67,7 +67,7 @@ def newer(
 ) -> Iterator[SlurmCluster]:
     """A cluster with the new features of this version."""
     slurm = SlurmCluster(
-        [Node(name) for name in ("n8", "n9", "n10")],
+        numbered(8, 10),
         tmp_path_factory.mktemp("newer"),
         extra_conf=expected(CONF, installation),
         installation=installation,

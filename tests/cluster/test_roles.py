@@ -22,7 +22,6 @@ from slurm_resolver.errors import JobsError
     ("counts", "distribution", "jobs", "spread", "rank"),
     [
         ([2, 2], "block", None, "w0 w1 w2 w3", None),
-        ([1, 1, 1], "block", {"ps": 1, "worker": -1}, "p0 w0 w1", None),
         (
             [1, 1, 1],
             "block",
@@ -49,7 +48,6 @@ from slurm_resolver.errors import JobsError
             "c0 p0 w0 p1 w1",
             "c0 p0 p1 w0 w1",
         ),
-        ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
         # the ps would be even, but beside the chief; another node has room
         (
             [2, 2],
@@ -62,20 +60,31 @@ from slurm_resolver.errors import JobsError
             "c0 w0 p0 w1",
             "c0 p0 w0 w1",
         ),
-        # as many as there are nodes, so every node is needed
+        # without a chief, there is no coordinator to avoid
+        ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
+        # jobs with names of their own
         (
             [2, 2],
             "block",
             {
-                "chief": 1,
-                "ps": 2,
-                "worker": 1,
+                "actor": 1,
+                "learner": 1,
+                "replay": 2,
             },
-            "c0 p0 p1 w0",
+            "a0 l0 r0 r1",
             None,
         ),
-        # without a chief, there is no coordinator to avoid
-        ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
+        (
+            [2, 2],
+            "block",
+            {
+                "actor": 1,
+                "chief": 1,
+                "ps": 2,
+            },
+            "c0 p0 p1 a0",
+            "a0 c0 p0 p1",
+        ),
     ],
 )
 def test_placement(
@@ -90,32 +99,6 @@ def test_placement(
     assert play(layout, jobs, placement="rank") == (rank or spread)
 
 
-def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
-    assert (
-        play(
-            layout_of([2, 2]),
-            {
-                "actor": 1,
-                "learner": 1,
-                "replay": 2,
-            },
-        )
-        == "a0 l0 r0 r1"
-    )
-    assert (
-        play(
-            layout_of([2, 2]),
-            {
-                "actor": 1,
-                "chief": 1,
-                "ps": 2,
-            },
-        )
-        == "c0 p0 p1 a0"
-    )
-    assert caplog.text == ""
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -125,6 +108,9 @@ def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
         ("gpu_worker", None),
         ("master", None),
         ("broker", None),
+        ("actor", None),
+        ("learner", None),
+        ("replay", None),
         ("p", None),
     ],
 )

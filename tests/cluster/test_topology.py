@@ -15,7 +15,7 @@ import pytest
 from by_version import expected
 from kinds import Strings, Texts
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import Node, numbered
 from slurm_fixture import started
 from slurm_installation import Installation
 from task_accounts import assert_right, run, run_and_resolve
@@ -52,7 +52,7 @@ YAML_ALPHA = f"""{YAML}
 """
 
 
-NODES = tuple(Node(f"n{number}") for number in range(8, 14))
+NODES = numbered(8, 13)
 
 
 class Topology(NamedTuple):

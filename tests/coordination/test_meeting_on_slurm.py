@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
@@ -85,10 +85,6 @@ class Case(NamedTuple):
     step: str = STEP
 
 
-def dict_of(ranks: Sequence[int], told: str) -> Told:
-    return dict.fromkeys(ranks, told)
-
-
 WAITS = {1: None}
 SERVICE_GONE = "(local rank 0 on n9) is gone, and takes no part in the start"
 GAP = STEP.replace("n9,n10", "n11,n12")
@@ -105,17 +101,17 @@ CASES = {
             2: 21,
         },
     ),
-    "service never": Case(dict_of((1, 2, 3), UNREACHED), "--timeout 6", {0: 12}),
-    "another never": Case(dict_of((0, 1, 3), missing(2)), "--timeout 12", {0: 4, 2: 25}),
-    "killed": Case(dict_of((0, 3), f"{NAMES[2]} {KILLED}"), "", WAITS, kill(2)),
-    "service killed": Case(dict_of((2, 3), SERVICE_GONE), "", WAITS, kill(0)),
+    "service never": Case(dict.fromkeys((1, 2, 3), UNREACHED), "--timeout 6", {0: 12}),
+    "another never": Case(dict.fromkeys((0, 1, 3), missing(2)), "--timeout 12", {0: 4, 2: 25}),
+    "killed": Case(dict.fromkeys((0, 3), f"{NAMES[2]} {KILLED}"), "", WAITS, kill(2)),
+    "service killed": Case(dict.fromkeys((2, 3), SERVICE_GONE), "", WAITS, kill(0)),
     "another start": Case(
-        {**dict_of((0, 2, 3), missing(1)), 1: "it belongs to another step, or another start"},
+        {**dict.fromkeys((0, 2, 3), missing(1)), 1: "it belongs to another step, or another start"},
         step=f"{STEP} bash -c {OTHER_START} -",
     ),
     "a gap of the network": Case(ALL_READY, "--timeout 90", WAITS, gap(22), GAP),
     "other jobs": Case(
-        dict_of(range(4), "the tasks disagree on the jobs (argument jobs): "),
+        dict.fromkeys(range(4), "the tasks disagree on the jobs (argument jobs): "),
         "--other-jobs-in 1",
     ),
 }
@@ -197,7 +193,10 @@ def test_too_few_open_files_are_named_in_every_task(
         ).stderr
         == ""
     )
-    check(read(tmp_path), Case(dict_of(range(200), "`ulimit -n` is 64 on n8: expected at least")))
+    check(
+        read(tmp_path),
+        Case(dict.fromkeys(range(200), "`ulimit -n` is 64 on n8: expected at least")),
+    )
 
 
 @pytest.fixture

@@ -6,9 +6,4 @@ import pytest
 
 VERSION = pytest.importorskip("keras").__version__
 KERAS_3 = pytest.mark.skipif(VERSION.startswith("2."), reason="this TensorFlow has Keras 2")
-# these do not depend on the version of Slurm
-KERAS_3_ON_SLURM = [
-    pytest.mark.slurm,
-    pytest.mark.newest,
-    KERAS_3,
-]
+KERAS_3_ON_SLURM = [pytest.mark.newest, KERAS_3]  # do not depend on the version of Slurm

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from folders import quiet_helper
 from kinds import Fields, Strings
+from local_run import captured
 
 # The results of each program by its name, in one process.
 Outcomes = dict[str, Fields]
@@ -46,15 +46,15 @@ def outcomes(folder: Path, files: Strings) -> list[Any]:
 
 def run_alone(folder: Path, names: Strings) -> Outcomes:
     """Runs the programs in one process."""
-    subprocess.run(
+    captured(
         [*PROGRAM, "--alone", *names],
+        status=0,
         env={
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the Keras under test
             "TASK_OUTPUT": str(folder),
             "CUDA_VISIBLE_DEVICES": "",
         },
-        check=True,
         timeout=SECONDS,
     )
     return dict(outcomes(folder, ["alone"])[0])
@@ -62,13 +62,7 @@ def run_alone(folder: Path, names: Strings) -> Outcomes:
 
 def listed() -> dict[str, Strings]:
     """Returns each program's tolerance and the reason why it differs by design."""
-    done = subprocess.run(
-        [*PROGRAM, "--list"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=SECONDS,
-    )
+    done = captured([*PROGRAM, "--list"], status=0, timeout=SECONDS)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     return {name: rest for name, *rest in rows}
 

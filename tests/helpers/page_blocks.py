@@ -7,6 +7,24 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from folders import ROOT
+
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *GUIDES,
+        ROOT / "benchmarks" / "README.md",
+        *ROOT.glob("examples/**/README.md"),
+    ]
+)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
 
 class Block(NamedTuple):
     """A block of a page: its language, such as sh, and its text."""

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kinds import Strings
 from slurm_installation import Installation
@@ -27,6 +28,11 @@ class Node:
     cpus: int = 8
     gpus: int = 0
     dynamic: bool = False
+
+
+def numbered(first: int, last: int, **how: Any) -> list[Node]:
+    """Returns the nodes nFIRST to nLAST."""
+    return [Node(f"n{number}", **how) for number in range(first, last + 1)]
 
 
 def write_files(here: Path, nodes: Sequence[Node]) -> None:

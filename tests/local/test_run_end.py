@@ -12,18 +12,6 @@ from kinds import Strings
 from local_run import captured, in_step, piped, run_script
 
 
-def run_and_signal(
-    number: signal.Signals, lines: Strings, options: str, script: str
-) -> tuple[int, Strings, str]:
-    """Sends a signal once the tasks have printed these lines; returns status, output and errors."""
-    with piped(in_step(options, "sh", "-c", script)) as process:
-        assert sorted(process.stdout.readline().rstrip() for _ in lines) == lines
-        process.send_signal(number)
-        output, errors = process.communicate(timeout=180)
-    lines = sorted(output.splitlines())
-    return process.returncode, lines, errors.replace("slurm-resolver run: ", "")
-
-
 @pytest.mark.parametrize("option", ["-K0", "--kill-on-bad-exit=0"])
 def test_other_tasks_may_continue(option: str, tmp_path: Path) -> None:
     script = f"""
@@ -96,13 +84,14 @@ def test_signals_to_the_launcher(
 ) -> None:
     """SIGUSR1 goes to the tasks, SIGUSR2 means a preemption, and Ctrl-C prevents restarts."""
     script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
-    found = run_and_signal(
-        signal.Signals[f"SIG{number}"],
-        ["0: first", "0: up", "1: first", "1: up"],
-        f"-n2 {options}",
-        script,
-    )
-    assert found == (status, output, said)
+    begun = ["0: first", "0: up", "1: first", "1: up"]
+    with piped(in_step(f"-n2 {options}", "sh", "-c", script)) as process:
+        assert sorted(process.stdout.readline().rstrip() for _ in begun) == begun
+        process.send_signal(signal.Signals[f"SIG{number}"])
+        printed, errors = process.communicate(timeout=180)
+    assert process.returncode == status
+    assert sorted(printed.splitlines()) == output
+    assert errors.replace("slurm-resolver run: ", "") == said
 
 
 def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from by_version import expected
 from folders import helper
 from kinds import Texts
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
@@ -84,7 +84,6 @@ SECOND = """
 CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
     "saved": saving('["scontrol", null]'),
-    "saved, in an array": saving('["scontrol", null]', options="--array=7"),
     "saved, with an exit status": saving('["exit-code", null]', ""),
     "saved, at the cap": saving(
         '["scontrol", 0]',
@@ -124,7 +123,7 @@ CASES = {
 }
 COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # nodes
 FIRST = dict(zip(CASES, itertools.accumulate(COUNTS.values(), initial=1)))
-NODES = [Node(f"n{i + 1}", cpus=2) for i in range(sum(COUNTS.values()))]
+NODES = numbered(1, sum(COUNTS.values()), cpus=2)
 CONF = [
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
@@ -217,7 +216,7 @@ def test_a_job_starts_as_often_as_it_should(
     assert "User defined signal" not in output
 
 
-one_node = slurm_of([Node("n1", cpus=2)])
+one_node = slurm_of(numbered(1, 1, cpus=2))
 
 
 def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(

@@ -25,15 +25,6 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
         ),
         "",
     ),
-    "each bound to its own": (
-        tasks(
-            0xFF,
-            0xFF00,
-            granted=16,
-            per_task=8,
-        ),
-        "",
-    ),
     "bound together to all CPUs of the step": (tasks(0xFFFF, 0xFFFF, granted=16), ""),
     "one CPU each, as requested": (
         tasks(
@@ -62,7 +53,6 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
         "ranks 0-1 on n1 may use CPUs 0-1, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises",
     ),
     "fewer than the step has": (tasks(1, 2, granted=64), "ranks 0-1 on n1 may use CPUs 0-1, but"),
-    "all on one": (tasks(32, 32, 32, granted=3), "ranks 0-2 on n1 may use CPU 5, but"),
     "one CPU for a GPU": (
         tasks(
             128,
@@ -71,7 +61,6 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
         ),
         "rank 0 on n1 may use 1 CPU of the node's 64, too few to feed a GPU",
     ),
-    "bound so that they overlap": (tasks(0x1F, 0xF0, 0xF00, granted=12), ""),
 }
 
 

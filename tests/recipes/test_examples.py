@@ -15,8 +15,10 @@ from folders import EXAMPLES, ROOT
 from kinds import Strings
 from local_run import captured
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of
+
+pytestmark = pytest.mark.newest
 
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 PAGES = [EXAMPLES / "README.md", *(EXAMPLES / folder / "README.md" for folder in FOLDERS)]
@@ -57,13 +59,12 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
     labels = labels.astype("uint8")
     path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train = slice(0, 1437)
-    test = slice(1437, None)
     np.savez(
         path,
-        **{"x_train": images[train], "x_test": images[test]},
-        y_train=labels[train],
-        y_test=labels[test],
+        x_train=images[:1437],
+        x_test=images[1437:],
+        y_train=labels[:1437],
+        y_test=labels[1437:],
     )
     return path
 
@@ -115,20 +116,17 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
 
 # A Slurm with as many nodes as the largest command requests.
 slurm = slurm_of(
-    [
-        Node(
-            f"n{number}",
-            cpus=16,
-            gpus=4,
-        )
-        for number in range(8, 24)
-    ]
+    numbered(
+        8,
+        23,
+        cpus=16,
+        gpus=4,
+    )
 )
 
 
 # `make test` runs one example on Slurm.
 @pytest.mark.tensorflow
-@pytest.mark.newest
 @pytest.mark.parametrize(
     "folder",
     [
@@ -152,7 +150,6 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
         assert_learned(folder, command, output)
 
 
-@pytest.mark.newest
 def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     commands = [one for one in ALL_COMMANDS if one.split()[0] == "sbatch"]
     tested = [one.replace("sbatch", "sbatch --test-only", 1) for one in commands]
@@ -165,7 +162,6 @@ def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.tensorflow
-@pytest.mark.newest
 @pytest.mark.parametrize(
     ("script", "options", "rows"),
     [
@@ -202,7 +198,6 @@ def test_scripts_that_measure_in_an_allocation(
 
 @pytest.mark.nightly
 @pytest.mark.tensorflow
-@pytest.mark.newest
 def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
     program = f"python {EXAMPLES / 'cookbook' / 'matmul.py'} gpu 100"
     done = slurm.run(

@@ -23,7 +23,7 @@ from explained import explained
 from folders import ROOT
 from kinds import Strings
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import started
 from slurm_installation import PATH, Installation
 
@@ -66,7 +66,7 @@ def slurm(installation: Installation, folder: Path) -> Iterator[SlurmCluster]:
     """A Slurm of two nodes whose configuration every user can read."""
     with started(
         SlurmCluster(
-            [Node("n8"), Node("n9")],
+            numbered(8, 9),
             folder / "slurm",
             installation=installation,
         )

@@ -88,14 +88,3 @@ def test_how_a_step_of_endless_servers_ends(
     assert sorted(path.name for path in tmp_path.glob("ended-*")) == (
         [] if done.returncode else ["ended-worker0", "ended-worker1"]
     )
-
-
-def test_a_server_that_fails_ends_the_job(real_slurm: SlurmCluster) -> None:
-    command = ["slurm-resolver", "exec", "--jobs", "ps=1,worker=-1", "--"]
-    command += ["bash", "-c", "[ $0 = ps ] || exec sleep 300; exit 7", "{job}"]
-    done = real_slurm.run(
-        f"srun -w n9,n10 -N2 --ntasks-per-node=1 {shlex.join(command)}",
-        env=ENVIRONMENT,
-        status=7,
-    )
-    assert "ps 0 (rank 0 on n9) is lost, and its variables with it: exit status 7" in done.stderr

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import Strings
 from local_run import captured, refused
+from programs_on_path import stand_ins
 
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import BatchSettings
@@ -127,9 +128,8 @@ def test_tensorflows_notes_are_removed_from_standard_error(
 ) -> None:
     """All other lines reach their stream, and the exit status is the step's, on a full disk too."""
     train = "echo out; echo 'x.cc:1] oneDNN custom operations are on' >&2; echo err >&2; exit 7"
-    for name in ("srun", "slurm-resolver"):
-        (tmp_path / name).write_text(f'#!/bin/bash\n[ "$1" = requeue ] && exit "$4"\n{train}\n')
-        (tmp_path / name).chmod(0o755)
+    program = f'#!/bin/bash\n[ "$1" = requeue ] && exit "$4"\n{train}\n'
+    path = stand_ins(tmp_path, program, "srun", "slurm-resolver")
     text = printed(f"{options} --no-check", "train", capsys)
     for start, errors in (
         ("", "err\n"),
@@ -138,7 +138,7 @@ def test_tensorflows_notes_are_removed_from_standard_error(
     ):
         done = captured(
             ["bash", "-c", start + text],
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            env={"PATH": path},
         )
         assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", errors)
 
@@ -199,15 +199,13 @@ def test_the_words_of_the_command_arrive(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "stub"
     folder.mkdir(exist_ok=True)
-    (folder / "srun").write_text(STUB)
-    (folder / "srun").chmod(0o755)
     subprocess.run(
         ["bash", "-s", "one more"],
         input=batch_file(
             BatchSettings(["program", *words], check=False)
         ).encode(),  # valid UTF-8 for all words
         env={
-            "PATH": f"{folder}:{os.environ['PATH']}",
+            "PATH": stand_ins(folder, STUB, "srun"),
             "ARGV": str(folder / "argv"),
             "LC_ALL": "C",
         },

@@ -15,7 +15,7 @@ from kinds import Fields
 from local_run import captured
 from page_blocks import texts_of
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of
 from slurm_jobs import ENVIRONMENT
 
@@ -156,7 +156,7 @@ def test_the_heterogeneous_job_of_the_guide(real_slurm: SlurmCluster, tmp_path: 
 
 
 # Two nodes for these tests only, so that a requeued job gets its nodes again.
-small_slurm = slurm_of([Node("n1"), Node("n2")])
+small_slurm = slurm_of(numbered(1, 2))
 
 
 # Rank 0 ends first with status 75, which must not end rank 1 before it has saved.

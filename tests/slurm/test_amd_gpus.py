@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kinds import Texts
+from task_variables import ONE_NODE
 
 import slurm_resolver as sr
 from slurm_resolver.slurm import gpu_variables
@@ -20,20 +21,9 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 ORDINAL = "GPU_DEVICE_ORDINAL"
 
 
-STEP = {
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n9",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_DISTRIBUTION": "block",
-    "SLURM_PROCID": "1",
-}
-
-
 def second_task(variables: Texts) -> tuple[Any, Any]:
     """Returns the devices of the second of two tasks, and the variables that it sets."""
-    cluster = sr.resolve(environ={**STEP, **variables})
+    cluster = sr.resolve(environ={**ONE_NODE, **variables})
     return cluster.gpus, cluster.gpu_decision.settings
 
 

@@ -20,8 +20,6 @@ def cluster_of(rank: int, port: int) -> sr.Cluster:
         port_base=port,
         environ={
             "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank),
-            "SLURM_NODEID": "0",
             "SLURMD_NODENAME": "localhost",
             "SLURM_JOB_ID": "42",
             "SLURM_STEP_ID": "0",

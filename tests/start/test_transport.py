@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kinds import Texts
+from task_variables import ONE_NODE
 
 from slurm_resolver import resolve
 from slurm_resolver.cluster.addresses import Task
@@ -85,15 +86,7 @@ def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: 
     assert (result.status, result.detail[: len(told)]) == (status, told)
 
 
-STEP = {
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n9",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_PROCID": "1",
-    "SLURM_GPUS_ON_NODE": "2",
-}
+STEP = {**ONE_NODE, "SLURM_GPUS_ON_NODE": "2"}
 BIND = "SLURMD_TRES_BIND"
 
 

@@ -168,9 +168,7 @@ LONG = PROGRESS_SECONDS + 1
         (RAISED, RAISED.replace("n2: task 1", "n4: task 1"), 5.0, True),
         (RESUMED.format(7) + RAISED, RESUMED.format(7) + RAISED, LONG, True),
         (RESUMED.format(7) + RAISED, RESUMED.format(8) + RAISED, 5.0, False),
-        (KILLED, KILLED, 5.0, True),
         (KILLED, KILLED.replace("task 3", "task 2"), 5.0, False),
-        (f"{EXITED}7", f"{EXITED}8", 5.0, False),
         (NODE, NODE, 5.0, False),  # a step continues while there are nodes
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kinds import Strings, Texts
 from local_run import COMMAND, captured
+from programs_on_path import stand_ins
 
 from slurm_resolver.supervision import batch_host
 
@@ -22,10 +23,12 @@ JobId=7 JobName=x
    SubmitLine=sbatch job JobState=FAILED
    StdOut=FOLDER/my out
 """
-# Each stand-in logs its call and runs NAME.do in the test's folder.
+# Each stand-in logs its call and runs NAME.do in the test's folder, if that exists.
 PROGRAM = """\
 #!/bin/bash
-cd FOLDER; echo "$*" >>NAME.calls; . ./NAME.do
+cd "${0%/*}/.."; name=${0##*/}
+echo "$*" >>$name.calls
+[ ! -e $name.do ] || . ./$name.do
 """
 SCONTROL = """\
 case "$*" in
@@ -46,12 +49,8 @@ exit 3
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with stand-ins for Slurm's commands, for a job on three nodes."""
-    for name in ("srun", "scontrol", "scancel"):
-        program = PROGRAM.replace("NAME", name).replace("FOLDER", str(tmp_path))
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(program)
-        (tmp_path / "bin" / name).chmod(0o755)
-        (tmp_path / f"{name}.do").write_text("")
+    (tmp_path / "bin").mkdir()
+    stand_ins(tmp_path / "bin", PROGRAM, "srun", "scontrol", "scancel")
     (tmp_path / "scontrol.do").write_text(SCONTROL)
     (tmp_path / "job").write_text(JOB.replace("FOLDER", str(tmp_path)))
     (tmp_path / "node").write_text(
@@ -171,8 +170,9 @@ def test_no_restart_after_a_save_or_a_cancellation(
     folder: Path, said: str, status: int, why: str
 ) -> None:
     (folder / "srun.do").write_text(f"{LOOKS}echo 'srun: error: {said}' >&2; exit 9\n")
-    assert supervise(folder, "")[0] == status
-    assert supervise(folder, "")[1][0].startswith(f"not started again: {why}")
+    found, messages = supervise(folder, "")
+    assert found == status
+    assert messages[0].startswith(f"not started again: {why}")
 
 
 def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:

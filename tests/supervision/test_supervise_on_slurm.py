@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from kinds import Strings, Texts
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
@@ -185,7 +185,7 @@ CASES = {
 # The number of each case's first node, and in the end the number of nodes.
 STARTS = list(itertools.accumulate((case.nodes for case in CASES.values()), initial=0))
 FIRST = dict(zip(CASES, STARTS))
-NODES = [Node(f"n{i}", cpus=2) for i in range(STARTS[-1])]
+NODES = numbered(0, STARTS[-1] - 1, cpus=2)
 
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -327,10 +327,7 @@ SUPERVISE --nodes 2 --requeue --watch 1 -- srun --label bash -c '
 """
 
 
-five_nodes = slurm_of(
-    [Node(f"n{i}", cpus=2) for i in range(1, 6)],
-    ["SlurmdTimeout=10"],
-)
+five_nodes = slurm_of(numbered(1, 5, cpus=2), ["SlurmdTimeout=10"])
 
 
 @pytest.mark.newest
@@ -376,7 +373,7 @@ def test_nodes_that_vanish(five_nodes: SlurmCluster, tmp_path: Path) -> None:
     ), said[1]
 
 
-four_nodes = slurm_of([Node(f"n{i}", cpus=2) for i in range(1, 5)])
+four_nodes = slurm_of(numbered(1, 4, cpus=2))
 
 
 @pytest.mark.root

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured import set_all
 from folders import HELPERS
 
 NODES = "t02n13,t02n41,t02n43"
@@ -54,8 +55,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
             **({"SLURM_STEP_TASKS_PER_NODE": counts} if counts else {}),
             **more,
         }
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
+        set_all(monkeypatch, values)
         # makes monkeypatch restore the variables that the constructor sets
         for name in ("CUDA_VISIBLE_DEVICES", "SLURM_RESOLVER_GPUS", "TF_FORCE_GPU_ALLOW_GROWTH"):
             if name not in values:

@@ -15,10 +15,6 @@ from slurm_resolver.tf.causes import cause_of, lost_task
 ROWS = tf.ones([4, 2])
 
 
-class BrokenRecordError(Exception):
-    """An error for which TensorFlow has no type."""
-
-
 def read(dataset: Any) -> Action:
     """Returns a function that reads a dataset in a graph, as `fit` does."""
 
@@ -72,10 +68,6 @@ CAUSES: dict[str, tuple[Action, str]] = {
         read(tf.data.TextLineDataset(["/missing/rows"])),
         "NotFoundError: /missing/rows; No such file or directory",
     ),
-    "missing file in a map": (
-        rows(lambda x: tf.io.read_file("/missing/rows")),
-        "NotFoundError: /missing/rows; No such file or directory",
-    ),
     "numbers": (
         rows(lambda x: tf.debugging.check_numerics(x / 0.0, "x of rows")),
         "InvalidArgumentError: x of rows : Tensor had Inf values",
@@ -84,17 +76,8 @@ CAUSES: dict[str, tuple[Action, str]] = {
         lambda: gathered(ROWS, tf.constant([9])),
         "InvalidArgumentError: indices[0] = 9 is not in [0, 4)",
     ),
-    "data that ran out": (
-        read(tf.data.Dataset.range(0)),
-        "OutOfRangeError: End of sequence",
-    ),
-    "memory": (
-        rows(lambda x: tf.zeros([2**58]) + x[0, 0]),
-        "ResourceExhaustedError: OOM when allocating tensor with shape[288230376151711744]",
-    ),
     "Python's own": (python(ValueError("row 7\nhas no label")), "ValueError: row 7 has no label"),
-    "another type": (python(BrokenRecordError("row 7")), "BrokenRecordError: row 7"),
-    "key": (python(KeyError("label")), "KeyError: 'label'"),
+    "one that TensorFlow has no type for": (python(KeyError("label")), "KeyError: 'label'"),
     "TensorFlow's in Python": (
         python(tf.errors.ResourceExhaustedError(None, None, "no memory for rows")),
         "ResourceExhaustedError: no memory for rows",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import tensorflow as tf
 from captured import Logged, Patch
 from kinds import Counts, Strings
+from local_run import captured
 
 import slurm_resolver as sr
 from slurm_resolver import SlurmClusterResolver
@@ -46,15 +46,14 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
     for level in ("INFO", "WARNING"):
         logged[level] = re.findall(
             r".*slurm_resolver:.*",
-            subprocess.run(
+            captured(
                 [
                     sys.executable,
                     "-c",
                     f"import logging; logging.basicConfig(level=logging.{level}); {make}",
                 ],
-                check=True,
-                stderr=subprocess.PIPE,
-            ).stderr.decode(),
+                status=0,
+            ).stderr,
         )
     own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPU 0"
     assert logged == {"INFO": [f"INFO:slurm_resolver:{own}"], "WARNING": []}

@@ -22,8 +22,6 @@ from slurm_resolver.tf import gpus, private_names, server
 from slurm_resolver.tf.keras import patches
 from slurm_resolver.tf.training import checkpoint
 
-pytestmark = pytest.mark.tensorflow
-
 CALLS = (
     "fit",
     "evaluate",

@@ -5,7 +5,6 @@ Slurm ends no job here: without `--kill-on-bad-exit`, srun waits for every task.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+from captured import Patch, set_all
 from served_jobs import NODES, Job
 from slurm_cluster import SlurmCluster
 from task_variables import TASK
@@ -139,16 +139,14 @@ CANNOT_SERVE: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CANNOT_SERVE)
-def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: Patch) -> None:
     jobs, rank, told = CANNOT_SERVE[case]
-    for name, value in {**TASK, "SLURM_PROCID": rank}.items():
-        monkeypatch.setenv(name, value)
+    set_all(monkeypatch, {**TASK, "SLURM_PROCID": rank})
     resolver = sr.SlurmClusterResolver(jobs)
     with pytest.raises(sr.JobsError, match=re.escape(told)):
         resolver.serve()
 
 
 def test_without_slurm_there_is_nobody_to_serve() -> None:
-    assert not any(name.startswith("SLURM_P") for name in os.environ)
     with pytest.raises(sr.JobsError, match=r"without a cluster; .* Start the program with srun"):
         sr.SlurmClusterResolver().serve()

@@ -225,9 +225,9 @@ def sparse_widths(strategy: Any) -> Outcome:
 def on_batch(strategy: Any) -> Outcome:
     """Calls the methods for one batch, also with rows that three workers cannot share equally."""
     model = build(strategy, weighted_metrics=["accuracy"])
-    logs = [model.train_on_batch(X[:24], Y[:24])]
-    logs += [model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True)]
-    logs += [
+    logs = [
+        model.train_on_batch(X[:24], Y[:24]),
+        model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True),
         model.train_on_batch(
             X[:24],
             Y[:24],
@@ -236,9 +236,10 @@ def on_batch(strategy: Any) -> Outcome:
                 1: 2.0,
                 2: 0.5,
             },
-        )
+        ),
+        model.test_on_batch(X[:24], Y[:24]),
+        model.test_on_batch(X[:1], Y[:1], WEIGHT[:1]),
     ]
-    logs += [model.test_on_batch(X[:24], Y[:24]), model.test_on_batch(X[:1], Y[:1], WEIGHT[:1])]
     predicted = [model.predict_on_batch(X[:24]), model.predict_on_batch(X[:1])]
     return {
         "logs": numbers(logs),

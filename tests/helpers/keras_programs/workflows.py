@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from keras_programs.common import (
     Outcome,
     Recorder,
     X,
-    add,
     add_each,
     build,
     crossentropy,
@@ -32,7 +30,7 @@ from keras_programs.common import (
     ready,
     seen,
 )
-from kinds import Action
+from kinds import Action, Fields
 
 
 class Histogram(km.Metric):
@@ -56,28 +54,27 @@ class Histogram(km.Metric):
         return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
 
 
-METRICS: dict[str, list[Action]] = {
-    "auc": [km.AUC, lambda: km.F1Score(threshold=0.5)],
-    "r2": [km.R2Score],
-    "own_vector": [Histogram],
+AUC: list[Action] = [km.AUC, lambda: km.F1Score(threshold=0.5)]
+METRICS: Fields = {
+    "auc": {"metrics": AUC},
+    "r2": {"metrics": [km.R2Score]},
+    "own_vector": {"metrics": [Histogram]},
+    "weighted_auc": {"weighted_metrics": AUC},
+    "weighted_own_vector": {"weighted_metrics": [Histogram]},
 }
 
 
-def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> Outcome:
+def _of(strategy: Any, entry: Fields) -> Outcome:
     how = {
         "outputs": 1,
         "activation": "sigmoid",
         "loss": "binary_crossentropy",
+        "metrics": None,
+        **entry,
     }
-    model = build(
-        strategy,
-        **{
-            **how,
-            "metrics": None,
-            where: metrics,
-        },
-    )
+    model = build(strategy, **how)
     recorder = Recorder()
+    weight = [WEIGHT] if "weighted_metrics" in entry else []
     data_ = data(X, BINARY, *weight)
     history = model.fit(
         data_, epochs=2, verbose=0, callbacks=[recorder], validation_data=data_.take(2)
@@ -86,24 +83,7 @@ def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> 
     return {"batches": batches, **seen(model, history, data_)}
 
 
-for name, metrics in METRICS.items():
-    add(
-        f"metric_{name}",
-        partial(
-            _of,
-            where="metrics",
-            metrics=metrics,
-            weight=[],
-        ),
-    )
-for name in ("auc", "own_vector"):
-    weighted = partial(
-        _of,
-        where="weighted_metrics",
-        metrics=METRICS[name],
-        weight=[WEIGHT],
-    )
-    add(f"metric_weighted_{name}", weighted)
+add_each("metric", _of, METRICS)
 
 
 class Watching(keras.layers.Layer):

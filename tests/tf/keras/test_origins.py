@@ -66,7 +66,6 @@ CASES: Fields = {
         lambda: pairs().map(flip, num_parallel_calls=2).batch(2),
         ["RANDOM", "EQUAL"],
     ),
-    "flipped batches": (lambda: pairs().batch(4).map(flip).unbatch(), ["RANDOM", "EQUAL"]),
     "loaded by Python": (lambda: pairs().map(by_python).batch(2), ["PYTHON", "EQUAL"]),
     "loaded, then flipped": (lambda: pairs().map(by_python).map(flip), ["RANDOM", "EQUAL"]),
     "zipped": (lambda: zipped().batch(2), ["RANDOM", "EQUAL"]),
@@ -74,7 +73,6 @@ CASES: Fields = {
     "interleaved": (lambda: interleaved(lambda *row: row), ["EQUAL", "EQUAL"]),
     "interleaved, loaded": (lambda: interleaved(by_python), ["PYTHON", "PYTHON"]),
     "a dictionary": (lambda: pairs().map(named).cache(), ["EQUAL", "RANDOM", "EQUAL"]),
-    "filtered": (lambda: pairs().filter(lambda _, label: label > 3), ["EQUAL", "EQUAL"]),
     "random in a loop": (lambda: pairs().map(random_loop), ["RANDOM", "EQUAL"]),
     "windows": (
         lambda: tf.data.Dataset.range(8).window(2).flat_map(lambda rows: rows.batch(2)),

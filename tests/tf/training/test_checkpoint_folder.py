@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import pytest
 import tensorflow as tf
-from captured import Logged, Patch
+from captured import Logged, Patch, set_all
 from keras_3 import keras
 from kinds import Fields, Strings, Texts
 
@@ -57,8 +57,7 @@ class Trainings:
     def begin(self, job: Texts, **state: Any) -> Any:
         for name in VARIABLES:
             self.patch.delenv(name, raising=False)
-        for name, value in job.items():
-            self.patch.setenv(name, value)
+        set_all(self.patch, job)
         state = state or {"x": tf.Variable(0.0)}
         return sr.ResumableLoop(
             str(self.folder),
@@ -81,7 +80,6 @@ def trainings(tmp_path: Path, monkeypatch: Patch) -> Trainings:
     [
         (JOB, NEXT_JOB),
         (task("60", "3"), task("70", "3")),
-        (task("60", "3"), NEXT_JOB),
         (JOB, task("60", "3")),
         ({}, {}),
     ],

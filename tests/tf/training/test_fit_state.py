@@ -23,7 +23,6 @@ HANDLE = object()
         ({"best": None}, {"best": 0.5, "new": [1]}, {"best": 0.5, "new": [1]}),
         ({"handle": HANDLE, "count": 0}, {"count": 1}, {"count": 1}),
         ({"model": 1, "monitor_op": None}, {"model": 3, "monitor_op": open}, {}),  # set by Keras
-        ({"file": None, "count": 0}, {"file": HANDLE, "count": 1}, {}),
         *(({"a": None, "count": 0}, {"a": a, "count": 1}, {}) for a in (b"a", Path("a"), [HANDLE])),
         ({"a": None, "count": 0}, {"a": np.array([HANDLE]), "count": 1}, {}),
         ({"wait": 1}, {"wait": 1}, {}),

@@ -18,7 +18,7 @@ from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
+from slurm_conf import numbered
 from slurm_fixture import slurm_of
 from slurm_jobs import read, shown_jobs, wait_for
 
@@ -40,7 +40,7 @@ CONF = [
 
 
 # A Slurm whose partition `urgent` preempts the jobs of partition `p`.
-slurm = slurm_of([Node("n8"), Node("n9")], CONF)
+slurm = slurm_of(numbered(8, 9), CONF)
 
 
 class Job:
