@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 # data, and what faults and Slurm's evidence need have crossed it.
 LIMITS = [
     Limit("slurm_resolver", nodes=109_000, average=5.4, densest=8.0),
-    Limit("tests", nodes=111_450, average=5.5, densest=8.0),
+    Limit("tests", nodes=110_000, average=5.5, densest=8.0),
 ]
 
 
