@@ -335,7 +335,7 @@ def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     """
     with _lock:
         client = _clients.get(address)
-        if client is None:
+        if not client:
             client = _clients[address] = Client(address)
         client.name_of = name_of or client.name_of
         return client

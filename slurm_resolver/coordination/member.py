@@ -48,11 +48,11 @@ class Member:
     def await_over(self) -> Outcome:
         """Waits until the training is over, and returns how it has ended."""
         self.client.wait_for(lambda: self.outcome)
-        assert self.outcome is not None
+        assert self.outcome
         return self.outcome
 
     def _end(self, status: int, message: str) -> None:
-        if self.outcome is None:
+        if not self.outcome:
             self.outcome = Outcome(status, message)
             threading.Thread(target=self._on_over, args=(self, self.outcome), daemon=True).start()
 

@@ -104,7 +104,7 @@ class ServedTraining:
             return False
         if self._present:
             return True
-        if self._outcome is None:
+        if not self._outcome:
             # A failure of the leader counts a little later.
             return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
         # Tasks that come late to a failed training are told.
@@ -206,7 +206,7 @@ class ServedTraining:
     def _report_running(self) -> None:
         """Names the workers that still run although the leader has ended."""
         still = [rank for rank, end in self._ends.items() if end is None]
-        if still and self._outcome is None:
+        if still and not self._outcome:
             print_line(
                 f"{self._name_of(self._leader)} has ended; {self._names(still)} still runs. A "
                 "TensorFlow 1 session also waits for ended workers, unless it has "
@@ -229,7 +229,7 @@ class ServedTraining:
 
     def _end(self, message: str, status: int = 1) -> None:
         """Notes how the training has ended, unless that is known, and tells all tasks."""
-        if self._outcome is None:
+        if not self._outcome:
             self._outcome = Outcome(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = monotonic() + self._grace

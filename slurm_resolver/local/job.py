@@ -148,7 +148,7 @@ class _Step:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 # With one pipe for both, their lines keep their order.
-                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
+                stderr=subprocess.STDOUT if file else subprocess.PIPE,
                 start_new_session=True,  # a process group with all that the task starts
             )
         except OSError as error:

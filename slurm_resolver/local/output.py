@@ -90,10 +90,10 @@ class Output:
     def copy(self, rank: int, process: subprocess.Popen[bytes], file: BinaryIO | None) -> None:
         """Starts to copy what comes from a task's pipes to its file, or to the screen."""
         tasks = self._options.num_tasks
-        labelled = file is None if self._options.label is None else self._options.label
+        labelled = not file if self._options.label is None else self._options.label
         width = len(str(tasks - 1))
         label = f"{rank:{width}d}: ".encode() if labelled else b""
-        end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
+        end = b"\n" if labelled or (not file and tasks > 1) else b""  # of the last line
         for source, screen in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if source:
                 # Without a buffer: a failed line would stay there, and fail again.

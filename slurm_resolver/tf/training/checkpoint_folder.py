@@ -121,7 +121,7 @@ class CheckpointFolder:
             )
         found = self._read_owner()
         expected = re.match(r"job |task (\S+) of|a training |$", found)
-        if expected is None:  # it may be a hard link
+        if not expected:  # it may be a hard link
             return (
                 f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
                 "written. Remove it."
