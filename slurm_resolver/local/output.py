@@ -51,6 +51,9 @@ def file_name(pattern: str, variables: Variables) -> str:
 class Output:
     """The output of one step; every step opens its files again."""
 
+    # whether a line could not be written; only the first one is reported
+    _lost_lines = False
+
     def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
@@ -60,8 +63,6 @@ class Output:
         self._threads: list[threading.Thread] = []
         # for lines, which tasks write at the same time
         self._lock = threading.Lock()
-        # whether a line could not be written; only the first one is reported
-        self._lost_lines = False
 
     def open(self, rank: int, variables: Variables) -> BinaryIO | None:
         """Returns the file for a task's output, empty at first; None for the screen.
