@@ -89,19 +89,8 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    _replace_once(private_names.SET_SERVER_DEF, connect)
-
-
-def _replace_once(name: private_names.Name, replacement: Callable[..., Any]) -> None:
-    """Replaces a function of TensorFlow by `replacement(original, …)`, unless it is replaced."""
-    original = name.find()
-    if original is None or original.__module__ == __name__:
-        return
-
-    def replaced(*args: Any) -> None:
-        replacement(original, *args)
-
-    setattr(name.owner(), name.name, replaced)
+    name = private_names.SET_SERVER_DEF
+    private_names.replace(name.owner(), name.name, connect)
 
 
 def take_part(cluster: Cluster) -> Member | None:
@@ -182,4 +171,5 @@ def _let_coordinators_end() -> None:
         private_names.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    _replace_once(private_names.STOP_PREEMPTION, stop)
+    name = private_names.STOP_PREEMPTION
+    private_names.replace(name.owner(), name.name, stop)

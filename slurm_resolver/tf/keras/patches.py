@@ -161,7 +161,7 @@ def patch_metrics() -> None:
         if kind in containers:
             continue
         for name, (in_step, outside) in metrics.REPLACEMENTS.items():
-            if name in vars(kind) and not hasattr(vars(kind)[name], private_names.REPLACED):
+            if name in vars(kind):
                 private_names.replace(kind, name, _in_steps(in_step, outside))
 
 
