@@ -28,7 +28,7 @@ def tf_config_from_slurm(
     if whole_number(ps_number) is None:
         raise JobsError(f"ps_number={ps_number!r}: expected a whole number of nodes, 0 or more.")
     cluster = resolve({"ps": ps_number, "worker": -1}, port_base=port_number, environ=environ)
-    if cluster.task is None:
+    if not cluster.task:
         raise NotInStepError(
             "SLURM_RESOLVER=off: this process has no cluster. Unset the variable, and start the "
             "program with srun."

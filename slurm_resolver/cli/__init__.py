@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         fault = getattr(sys.stdout, "error", None)
-        if fault is None or reader_has_ended():
+        if not fault or reader_has_ended():
             return status
         print(f"slurm-resolver: cannot write the output: {fault.strerror}", file=sys.stderr)
         return status or 2

@@ -85,7 +85,7 @@ def main(args: Namespace) -> int:
             results = check_here()
     except SlurmResolverError as error:
         cause = find_rendezvous_error(error)
-        if cause is None:
+        if not cause:
             raise
         results = [Result("presence", FAILED, str(error))]
         printing = cause.unreached or step.rank == 0

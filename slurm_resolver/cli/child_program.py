@@ -40,8 +40,8 @@ def run_child(
     Raises:
         OSError: if the program cannot be started.
     """
-    assert cluster.task is not None
-    assert cluster.service is not None
+    assert cluster.task
+    assert cluster.service
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )

@@ -112,11 +112,11 @@ def main(args: Namespace) -> int:
             from slurm_resolver.start.ready import wait_until_ready
 
             # Checked before the others start, because they would wait for this task.
-            if shutil.which(command[0]) is None:
+            if not shutil.which(command[0]):
                 raise _not_startable(command[0], OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
             wait_until_ready(cluster, options.meeting_seconds)
     except SlurmResolverError as error:
-        if find_rendezvous_error(error) is None:
+        if not find_rendezvous_error(error):
             raise
         print(f"slurm-resolver exec: {error}", file=sys.stderr)
         return 1
@@ -167,7 +167,7 @@ def _watched_servers(cluster: Cluster, given: str | None) -> Sequence[str]:
     Raises:
         LaunchError: if the `given` servers do not fit the step's jobs.
     """
-    if cluster.task is None or given == "none":
+    if not cluster.task or given == "none":
         return ()
     servers = (given or "ps").split(",")
     jobs = cluster.roles

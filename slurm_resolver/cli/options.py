@@ -120,7 +120,7 @@ def numbers_by_name(text: str) -> dict[str, int]:
     found = {}
     for part in text.split(","):
         pair = re.fullmatch(r"\s*([^\s=][^=]*?)\s*=\s*(-?[0-9]{1,9})\s*", part)
-        if pair is None or pair[1] in found:
+        if not pair or pair[1] in found:
             raise ArgumentTypeError(f"{part!r} in {text!r}: expected NAME=NUMBER, each name once")
         found[pair[1]] = int(pair[2])
     return found

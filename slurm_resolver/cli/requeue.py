@@ -42,7 +42,7 @@ def main(args: Namespace) -> int:
 
     status: int = args.status
     step = SlurmStep.read()
-    if step.job_id is None:
+    if not step.job_id:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
     asks = status == REQUEUE_STATUS
     if status and not asks:

@@ -105,7 +105,7 @@ def main(args: Namespace) -> int:
 
     values = values_of(args, RunOptions)
     values["command"] = command = command_of(args)
-    if shutil.which(command[0]) is None:
+    if not shutil.which(command[0]):
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")
     tasks = args.num_tasks
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)

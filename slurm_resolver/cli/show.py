@@ -56,7 +56,7 @@ def main(args: Namespace) -> int:
             or ()
         )
         placed = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
-        if placed is None:
+        if not placed:
             raise LaunchError(
                 f"--distribution {args.distribution!r}: expected block, cyclic or plane=N. For "
                 "another distribution, start the step: srun … slurm-resolver show"

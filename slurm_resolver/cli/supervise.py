@@ -83,10 +83,10 @@ def main(args: Namespace) -> int:
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
         )
-    if shutil.which(command[0]) is None:
+    if not shutil.which(command[0]):
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")
     step = SlurmStep.read()
-    if step.job_id is None:
+    if not step.job_id:
         raise LaunchError(
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."

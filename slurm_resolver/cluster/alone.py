@@ -27,7 +27,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
         return f"{switch}: this process trains alone, without a cluster"
     if overridden:
         return None
-    if step.launcher is not None:
+    if step.launcher:
         raise NotInStepError(
             f"this process was started by {step.launcher}, not by srun, so its rank in the step is "
             f"unknown. Start the program with srun, without mpirun. {_OFF_HINT}"
@@ -87,7 +87,7 @@ def _check_origin(step: SlurmStep) -> None:
         )
     node = step.node_name
     host = socket.gethostname()
-    if node is None:
+    if not node:
         return
     is_here = is_this_machine(node)
     if is_here is None:
@@ -135,7 +135,7 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
     nodes = step.job_num_nodes or "1"
     each = step.job_tasks_per_node or "1"
     tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
-    if tasks < 2 or step.step_id is None:
+    if tasks < 2 or not step.step_id:
         return ""
     return (
         f"step {step.name} has one task, which trains alone, and its job has place for {tasks}. "

@@ -106,11 +106,11 @@ class Cluster:
     def service(self) -> ServiceAddress | None:
         """The address of the step's coordination service; None without `task`."""
         task = self.task
-        if task is None:
+        if not task:
             return None
         # Slurm's variables decide which task serves; the layout is used if they are missing.
         step = self.step
-        if step.node_name is None or step.nodes is None:
+        if not step.node_name or step.nodes is None:
             step = step.replace(node_name=task.node, nodes=self.layout.nodes)
         if step.local_rank is None:
             step = step.replace(local_rank=task.local_rank)
@@ -152,7 +152,7 @@ class Cluster:
         if not self:
             return {}
         config: dict[str, Any] = {"cluster": self.jobs()}
-        if self.task is not None:
+        if self.task:
             config["task"] = {"type": self.task.job, "index": self.task.index}
         return config
 
@@ -172,7 +172,7 @@ class Cluster:
             raise ValueError(f"{contract!r}: expected one of {', '.join(CONTRACTS)}")
         tasks = self.tasks
         own = self.task
-        if own is None:
+        if not own:
             return {}
         if contract == "tensorflow":
             return {"TF_CONFIG": json.dumps(self.tf_config())}
@@ -206,7 +206,7 @@ class Cluster:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
         own = self.task
         this_task = None
-        if own is not None:
+        if own:
             this_task = {
                 "rank": own.rank,
                 "job": own.job,
@@ -268,7 +268,7 @@ def describe_own_task(cluster: Cluster) -> str:
     """Returns one line: ``rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1``."""
     own = cluster.task
     gpus = cluster.gpus
-    if own is None:
+    if not own:
         return describe_cluster(cluster, 0).partition("\n")[0]
     port = own.address.rpartition(":")[2]
     name = f"{own.job} {own.index} on {own.node}"
@@ -292,7 +292,7 @@ def describe_cluster(
     step = cluster.step
     if not cluster:
         return "no cluster: this process trains alone"
-    title = "planned step" if step.job_id is None and step.rank is None else f"job step {step.name}"
+    title = "planned step" if not step.job_id and step.rank is None else f"job step {step.name}"
     tasks = counted(cluster.num_tasks, "task")
     nodes = counted(len(cluster.layout.nodes), "node")
     layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
@@ -301,7 +301,7 @@ def describe_cluster(
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
         *_table(cluster, most_tasks, gpus),
     ]
-    if cluster.task is not None:
+    if cluster.task:
         lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 

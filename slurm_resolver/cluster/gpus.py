@@ -153,8 +153,8 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         )
     # Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
     # may run on nodes without. Then they show the devices of the batch script, on another node.
-    has_none = step.het_size is not None and step.step_gpus is None and granted is None
-    if shown and has_none and step.job_gpus is not None:
+    has_none = step.het_size is not None and not step.step_gpus and granted is None
+    if shown and has_none and step.job_gpus:
         return TaskGpus(
             devices=(),
             source=f"{visible.name} is the batch script's, and this component was granted none",
@@ -164,7 +164,7 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     # Whether Slurm shows these devices to this task only, not to all tasks of the node.
     is_bound = granted is not None and len(shown) < granted
     bind = _BIND.search(step.tres_bind or "")
-    if bind is not None and bind[1] != "closest":
+    if bind and bind[1] != "closest":
         is_bound = bind[1] != "none"
     if node.local_rank not in node.users:
         return TaskGpus(
@@ -195,7 +195,7 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices) -> str:
     text = node.step.step_gpus
     shown = visible.devices or ()
     # UUIDs cannot be compared with numbers.
-    if text is None or node.local_rank not in node.users or not "".join(shown).isdigit():
+    if not text or node.local_rank not in node.users or not "".join(shown).isdigit():
         return ""
     slurms = tuple(text.split(","))
     part = _parts(len(slurms), len(node.users))[node.users.index(node.local_rank)]
@@ -210,9 +210,9 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices) -> str:
 
 
 def _bound(node: NodeGpus, visible: VisibleDevices, bind: re.Match[str] | None) -> TaskGpus:
-    tasks = 1 if bind is None else int(bind[2] or 1)
+    tasks = int(bind[2] or 1) if bind else 1
     shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
-    if bind is not None and bind[1] == "closest" and len(node.users) > 1:
+    if bind and bind[1] == "closest" and len(node.users) > 1:
         # No variable shows which tasks see the same GPUs.
         warn_once(
             "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then "
@@ -271,7 +271,7 @@ def _without_variable(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         # Which of the driver's GPUs the step was granted is unknown.
         if granted:
             remedy = "Start with srun --gpus-per-node, without --gpu-bind=none"
-            if step.step_gpus is not None:
+            if step.step_gpus:
                 remedy = f"Slurm has set it: SLURM_STEP_GPUS={step.step_gpus}. Keep what srun sets"
             warn_once(
                 f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set: this task cannot "

@@ -91,7 +91,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         counts = [count_of[host] for host in component.nodes]
         subject = f"component {component.group} of " if components else ""
         placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
-        is_assumed = components and component.distribution is None
+        is_assumed = components and not component.distribution
         if is_assumed and placed != _distribute_plane(counts, 1):
             unambiguous = False
         # ranks and node ids count on through all components
@@ -270,7 +270,7 @@ def _distribute(
             "does not pass the list of hosts to the tasks. Start with another distribution, such "
             "as `srun --distribution=plane=N`."
         )
-    elif distribution == "block" and step.sluid is not None:
+    elif distribution == "block" and step.sluid:
         # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
         # partition may have another topology, or topology/flat the option alpha_step_rank.
         remedy = "`srun -m plane=N` or `srun -m cyclic`, whose order is known"

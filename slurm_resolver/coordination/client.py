@@ -54,23 +54,32 @@ _MOST_VALUE_BYTES = MOST_BYTES - 4096
 class Client:
     """The connection of this process."""
 
+    service: Service | None = None
+    # why the service could not be reached the last time, and why it does not admit this process
+    problem = "it has not started, or has failed: look at the output of its task"
+    refusal = ""
+    # None while there is no connection
+    _socket: socket.socket | None = None
+    # whether this process has said goodbye
+    _closed = False
+    # the rank of the service's task, known once it has been reached
+    _service_rank = 0
+    # when the connection failed; None if there was none, or the service is gone
+    _lost_at: float | None = None
+    # whether the service has run and ended
+    _has_ended = False
+
     def __init__(self, address: ServiceAddress) -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
         self.name_of: NameOf = "rank {}".format  # how messages name a rank
-        self.service: Service | None = None
-        # why the service could not be reached the last time, and why it does not admit this process
-        self.problem = "it has not started, or has failed: look at the output of its task"
-        self.refusal = ""
         self._process = Process(
             rank=address.rank,
             role="launcher" if address.starts_program else "program",
             number=secrets.token_hex(8),
             pid=os.getpid(),
         )
-        # None while there is no connection
-        self._socket: socket.socket | None = None
-        # notified of each message, and of each change of what follows
+        # notified of each message, and of each change of the state
         self._changed = threading.Condition()
         # how many gathers this task has begun, by purpose
         self._gathers = Counter[str]()
@@ -82,14 +91,6 @@ class Client:
         self._standing: dict[object, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
-        # whether this process has said goodbye
-        self._closed = False
-        # the rank of the service's task, known once it has been reached
-        self._service_rank = 0
-        # when the connection failed; None if there was none, or the service is gone
-        self._lost_at: float | None = None
-        # whether the service has run and ended
-        self._has_ended = False
         # from when on this task may report that the service cannot be reached
         self._notice_at = monotonic() + _NOTICE_SECONDS
         if address.hosts_service:
@@ -335,7 +336,7 @@ def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     """
     with _lock:
         client = _clients.get(address)
-        if client is None:
+        if not client:
             client = _clients[address] = Client(address)
         client.name_of = name_of or client.name_of
         return client

@@ -13,6 +13,9 @@ from slurm_resolver.coordination.wire import Message
 class Member:
     """Announces the task of this process, and learns how the training ends."""
 
+    outcome: Outcome | None = None  # how the training has ended
+    _has_joined = False
+
     def __init__(
         self, client: Client, announced: Message, on_over: Callable[[Member, Outcome], None]
     ) -> None:
@@ -20,10 +23,8 @@ class Member:
         self.client = client
         self.name = client.name_of(client.address.rank)
         self.only_serves: bool = announced["serves"]  # whether this task only serves others
-        self.outcome: Outcome | None = None  # how the training has ended
         self._announced = announced
         self._on_over = on_over
-        self._has_joined = False
         client.listen("over", self._take_state)
         client.listen("gone", self._take_loss)
         client.say("training", **announced)
@@ -48,11 +49,11 @@ class Member:
     def await_over(self) -> Outcome:
         """Waits until the training is over, and returns how it has ended."""
         self.client.wait_for(lambda: self.outcome)
-        assert self.outcome is not None
+        assert self.outcome
         return self.outcome
 
     def _end(self, status: int, message: str) -> None:
-        if self.outcome is None:
+        if not self.outcome:
             self.outcome = Outcome(status, message)
             threading.Thread(target=self._on_over, args=(self, self.outcome), daemon=True).start()
 

@@ -153,18 +153,19 @@ def _group(tasks: Sequence[TaskName]) -> str:
 class Monitor:
     """The service's knowledge of the workers; it runs in the service's thread."""
 
+    # the seconds without a step that make a stall; 0 for never
+    _limit = 0.0
+    # when the last stall was reported, and whether it has not ended
+    _told_at = float("-inf")
+    _is_stalled = False
+
     def __init__(self, send: Send) -> None:
         self._send = send
-        # the seconds without a step that make a stall; 0 for never
-        self._limit = 0.0
         # by rank: when the last report came, whose it is, and the report
         self._reports: dict[int, tuple[float, TaskName, Report]] = {}
         # the last tick, and the first one after this process was stopped
         self._ticked_at = monotonic()
         self._awake_at = self._ticked_at
-        # when the last stall was reported, and whether it has not ended
-        self._told_at = float("-inf")
-        self._is_stalled = False
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""

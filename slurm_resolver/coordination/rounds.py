@@ -29,6 +29,11 @@ _MOST_NAMES = 10  # tasks that a message names
 class Round:
     """One round: which tasks have come, and its answer."""
 
+    # whether it has no deadline, and ends when a task leaves
+    patient = False
+    # whether it has ended because its time was up
+    is_expired = False
+
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
         self.values: TextByRank = {}
@@ -36,11 +41,7 @@ class Round:
         self.numbers: TextByRank = {}
         # the ranks that wait for the answer, or have not confirmed it
         self.waiting: set[int] = set()
-        # whether it has no deadline, and ends when a task leaves
-        self.patient = False
         self.began = monotonic()
-        # whether it has ended because its time was up
-        self.is_expired = False
         # when one of the waiting tasks reports which ones are missing
         self.next_notice = self.began + _FIRST_NOTICE
         # empty until the round has ended

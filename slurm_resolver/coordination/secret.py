@@ -77,7 +77,7 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
-    if found is None or int(found[1]) != os.geteuid():
+    if not found or int(found[1]) != os.geteuid():
         raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
     return bytes.fromhex(found[2])
 

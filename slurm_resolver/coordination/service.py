@@ -71,6 +71,9 @@ class _Link:
 class Service:
     """The service. Other threads may call `flush`, `close` and `sockets` only."""
 
+    # when this process ends although the service owes tasks an answer
+    _waits_until = math.inf
+
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
@@ -96,8 +99,6 @@ class Service:
         self._strangers: dict[StreamWriter, None] = {}
         # the ranks that know the refusal
         self._refused: set[int] = set()
-        # when this process ends although the service owes tasks an answer
-        self._waits_until = math.inf
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )

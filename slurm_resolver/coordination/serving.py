@@ -73,17 +73,23 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
 class ServedTraining:
     """What the service knows of the training; it runs in the service's thread."""
 
+    # whether the service's process is about to end
+    is_leaving = False
+    # the job of each task, by rank; () before the first announcement
+    _jobs: Sequence[str] = ()
+    # the leader's rank, and a digest of the cluster, both as the first task has them
+    _leader = 0
+    _cluster = ""
+    # whether the tasks that have to come have a deadline
+    _has_deadline = False
+    # when the service may end although some tasks have not been told
+    _keep_until = math.inf
+    _outcome: Outcome | None = None
+
     def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
         self._grace = grace
         self._send = send
         self._name_of = name_of
-        # whether the service's process is about to end
-        self.is_leaving = False
-        # the job of each task, by rank; () before the first announcement
-        self._jobs: Sequence[str] = ()
-        # the leader's rank, and a digest of the cluster, both as the first task has them
-        self._leader = 0
-        self._cluster = ""
         # by rank of a task that has come: the random number of its last process
         self._numbers: TextByRank = {}
         # by rank of a task whose process has not ended: the role of the one that decides
@@ -92,11 +98,6 @@ class ServedTraining:
         self._awaited: set[int] = set()
         # by rank of a task that trains: None, or once it has ended, why it failed or ''
         self._ends: dict[int, str | None] = {}
-        # whether the tasks that have to come have a deadline
-        self._has_deadline = False
-        # when the service may end although some tasks have not been told
-        self._keep_until = math.inf
-        self._outcome: Outcome | None = None
 
     def has_to_tell(self) -> bool:
         """Returns whether some tasks have to be told how the training ends."""
@@ -104,7 +105,7 @@ class ServedTraining:
             return False
         if self._present:
             return True
-        if self._outcome is None:
+        if not self._outcome:
             # A failure of the leader counts a little later.
             return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
         # Tasks that come late to a failed training are told.
@@ -206,7 +207,7 @@ class ServedTraining:
     def _report_running(self) -> None:
         """Names the workers that still run although the leader has ended."""
         still = [rank for rank, end in self._ends.items() if end is None]
-        if still and self._outcome is None:
+        if still and not self._outcome:
             print_line(
                 f"{self._name_of(self._leader)} has ended; {self._names(still)} still runs. A "
                 "TensorFlow 1 session also waits for ended workers, unless it has "
@@ -229,7 +230,7 @@ class ServedTraining:
 
     def _end(self, message: str, status: int = 1) -> None:
         """Notes how the training has ended, unless that is known, and tells all tasks."""
-        if self._outcome is None:
+        if not self._outcome:
             self._outcome = Outcome(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = monotonic() + self._grace

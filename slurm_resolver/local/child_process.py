@@ -28,6 +28,6 @@ def end_with_this(command: Sequence[str], environ: Variables) -> list[str]:
     Raises:
         OSError: where the PATH of `environ` has no such program.
     """
-    if shutil.which(command[0], path=environ.get("PATH")) is None:
+    if not shutil.which(command[0], path=environ.get("PATH")):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command]

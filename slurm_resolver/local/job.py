@@ -84,10 +84,15 @@ class _Step:
         failure: how the task that failed first ended; "" if none failed, or all were asked to end.
     """
 
+    status = 0
+    requeue_reason = ""
+    failure = ""
+    # whether the tasks have been asked to end
+    _ending = False
+    # whether what they exit with is not their own failure
+    _ignore_statuses = False
+
     def __init__(self, options: RunOptions) -> None:
-        self.status = 0
-        self.requeue_reason = ""
-        self.failure = ""
         self._options = options
         # every task that has been started, by rank
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -96,10 +101,6 @@ class _Step:
         self._timers: list[asyncio.TimerHandle] = []
         # set when the last task has ended
         self._ended = asyncio.Event()
-        # whether the tasks have been asked to end
-        self._ending = False
-        # whether what they exit with is not their own failure
-        self._ignore_statuses = False
 
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
@@ -148,7 +149,7 @@ class _Step:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 # With one pipe for both, their lines keep their order.
-                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
+                stderr=subprocess.STDOUT if file else subprocess.PIPE,
                 start_new_session=True,  # a process group with all that the task starts
             )
         except OSError as error:

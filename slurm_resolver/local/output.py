@@ -51,6 +51,9 @@ def file_name(pattern: str, variables: Variables) -> str:
 class Output:
     """The output of one step; every step opens its files again."""
 
+    # whether a line could not be written; only the first one is reported
+    _lost_lines = False
+
     def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
@@ -60,8 +63,6 @@ class Output:
         self._threads: list[threading.Thread] = []
         # for lines, which tasks write at the same time
         self._lock = threading.Lock()
-        # whether a line could not be written; only the first one is reported
-        self._lost_lines = False
 
     def open(self, rank: int, variables: Variables) -> BinaryIO | None:
         """Returns the file for a task's output, empty at first; None for the screen.
@@ -90,10 +91,10 @@ class Output:
     def copy(self, rank: int, process: subprocess.Popen[bytes], file: BinaryIO | None) -> None:
         """Starts to copy what comes from a task's pipes to its file, or to the screen."""
         tasks = self._options.num_tasks
-        labelled = file is None if self._options.label is None else self._options.label
+        labelled = not file if self._options.label is None else self._options.label
         width = len(str(tasks - 1))
         label = f"{rank:{width}d}: ".encode() if labelled else b""
-        end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
+        end = b"\n" if labelled or (not file and tasks > 1) else b""  # of the last line
         for source, screen in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if source:
                 # Without a buffer: a failed line would stay there, and fail again.

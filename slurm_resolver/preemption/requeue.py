@@ -103,7 +103,7 @@ def requeue_job(
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
-        if job_label is not None and not step.simulated:
+        if job_label and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
                 job_ref, _ = scontrol.own_job(step, seconds_left())
                 scontrol.forbid_requeue(job_ref, seconds_left())
@@ -113,7 +113,7 @@ def requeue_job(
             f"max_restarts={max_restarts}. The checkpoint is kept: submit the job again to resume",
         )
     asks = f"exit status {REQUEUE_STATUS}"
-    if job_label is None:
+    if not job_label:
         return ExitPlan(REQUEUE_STATUS, f"{asks}: start the program again to resume")
     if step.simulated:  # scontrol might requeue a real job with the same id
         return ExitPlan(REQUEUE_STATUS, f"{asks} asks slurm-resolver run to start the tasks again")

@@ -69,5 +69,5 @@ class SignalWatch:
         if number == signal.SIGTERM:
             self.terminated = True
             self.ended = self._leaving
-        if self.received is None and not self._leaving:
+        if not self.received and not self._leaving:
             self.received = signal.Signals(number).name

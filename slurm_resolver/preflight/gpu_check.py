@@ -15,7 +15,7 @@ from slurm_resolver.start.transport import TaskDevices, find_transport
 def check_driver(cluster: Cluster) -> Result:
     """Checks that this task sees what Slurm shows it, and that the driver knows all of it."""
     decision = cluster.gpu_decision
-    assert cluster.task is not None
+    assert cluster.task
     problem = decision.conflict
     driver = count_driver_gpus()
     if not problem and driver is not None and decision.devices and decision.visible_before:

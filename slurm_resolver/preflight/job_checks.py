@@ -15,7 +15,7 @@ from slurm_resolver.slurm.step import SlurmStep
 
 def check_job(step: SlurmStep) -> list[Result]:
     """Returns the results of the checks `requeue` and `signal`; [] outside a job."""
-    if step.job_id is None:
+    if not step.job_id:
         return []
     reason = f"job {step.job_label} has no batch file, and Slurm requeues only jobs with one"
     try:
@@ -45,7 +45,7 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[R
             requeue = "a requeued job overwrites its output: #SBATCH --open-mode=append keeps it"
         elif not may_requeue and "--no-requeue" not in options:
             requeue = "the job may not be requeued after the signal to save: sbatch --requeue"
-        if asked is None:
+        if not asked:
             signal = (
                 "the batch file has no --signal (options of the command line cannot be seen): at "
                 "the time limit the tasks get SIGTERM, and SIGKILL soon after; #SBATCH "

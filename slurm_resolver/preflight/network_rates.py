@@ -27,7 +27,7 @@ def measure_rate(cluster: Cluster) -> float | None:
     """
     ends = [task for task in cluster.tasks if task.local_rank == 0]
     own = cluster.task
-    if len(ends) < 2 or own is None or cluster.service is None:
+    if len(ends) < 2 or not own or not cluster.service:
         return None
     client = connect(cluster.service, cluster.name_of)
     rates = []

@@ -48,8 +48,8 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     """
     task = cluster.task
     tasks = cluster.tasks
-    assert task is not None
-    assert cluster.service is not None
+    assert task
+    assert cluster.service
     client = connect(cluster.service, cluster.name_of)
     with listening(task) as port_taken:
         client.gather("check: presence", None, timeout)

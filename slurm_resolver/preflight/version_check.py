@@ -20,7 +20,7 @@ def check_versions(uses_gpus: bool = False) -> list[Result]:
     """
     version = find_tensorflow_version()
     tensorflow = Result("tensorflow", OK, version or "of another build")
-    if not version and util.find_spec("tensorflow") is None:
+    if not version and not util.find_spec("tensorflow"):
         tensorflow = Result(
             "tensorflow",
             FAILED,

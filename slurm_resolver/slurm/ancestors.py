@@ -80,7 +80,7 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         complete=is_known or complete,
         job_id=step and step[1],
         step_id=step and step[2],
-        hidden=step is None and pid != own and not name,
+        hidden=not step and pid != own and not name,
     )
 
 

@@ -126,7 +126,7 @@ def _parse(name: str, text: str) -> Devices:
     devices = []
     for device in text.split(",") if text.strip() else ():
         device = device.strip()
-        if _DEVICE.fullmatch(device) is None or device in devices:
+        if not _DEVICE.fullmatch(device) or device in devices:
             if re.fullmatch("-[0-9]+|NoDevFiles", device):
                 break
             reason = "named twice" if device in devices else "not a device"

@@ -78,7 +78,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     total = 0
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
-        if match is None:
+        if not match:
             raise HostlistError("expected a count such as 2 or 2(x3)", tasks_per_node, part)
         repetitions = int(match[2] or 1)
         total += repetitions
@@ -116,7 +116,7 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
     ranges = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
-        if match is None:
+        if not match:
             raise HostlistError(
                 f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}", expression, part
             )
@@ -190,7 +190,7 @@ def short_hostlist(hosts: Sequence[str]) -> str:
 def _split_number(name: str) -> tuple[str, str]:
     """Returns the name without the number at its end, and the digits of this number."""
     match = _HOST.fullmatch(name)
-    if match is None or not name:
+    if not match or not name:
         raise HostlistError(
             "not a host name; expected text without commas, white space and brackets", name, name
         )

@@ -45,7 +45,7 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
         OSError: if the program is missing, fails, or does not answer within `timeout` seconds.
     """
     program = command[0]
-    if shutil.which(program) is None:
+    if not shutil.which(program):
         raise OSError(f"{program} is not on this process's PATH")
     if timeout <= 0:
         raise OSError(f"no time is left to run {program}")

@@ -250,7 +250,7 @@ class SlurmStep:
     @property
     def job_label(self) -> str | None:
         """The job's id in messages and commands: ``12_3`` for task 3 of the job array 12."""
-        if self.array_job_id is not None and self.array_task_id is not None:
+        if self.array_job_id and self.array_task_id:
             return f"{self.array_job_id}_{self.array_task_id}"
         return self.job_id
 
@@ -261,7 +261,7 @@ class SlurmStep:
             return "allocation"
         if self.nodes is not None or self.num_tasks is not None:
             return "step"
-        if self.job_id is not None or self.job_nodelist is not None:
+        if self.job_id or self.job_nodelist:
             return "allocation"
         return "none" if self.rank is None else "step"
 
@@ -273,11 +273,11 @@ class SlurmStep:
         A rank inherits Slurm's variables from the daemon or the batch script.
         """
         known = self.ancestors
-        if known.launcher is not None or known.complete or self.simulated:
+        if known.launcher or known.complete or self.simulated:
             return known.launcher  # an mpirun's variables are inherited from elsewhere
-        if self.openmpi_local_rank is not None:
+        if self.openmpi_local_rank:
             return "Open MPI's mpirun"
-        return None if self.mpich_local_rank is None else "the mpirun of MPICH (Hydra)"
+        return "the mpirun of MPICH (Hydra)" if self.mpich_local_rank else None
 
     @property
     def is_launched(self) -> bool:

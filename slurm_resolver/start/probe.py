@@ -60,7 +60,7 @@ def _find_listener(port: int) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     match = re.search(r'"([^"]*)",pid=(\d+)', done.stdout)
-    if match is None:
+    if not match:
         return ""
     own = match[2] == str(os.getpid())
     return ", by this process itself" if own else f", by process {match[2]} ({match[1]})"

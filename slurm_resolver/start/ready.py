@@ -51,7 +51,7 @@ def wait_until_ready(
             ports that are taken.
     """
     client = _connect(cluster)
-    if client is None:
+    if not client:
         return None
     answers = client.gather(
         "the start",
@@ -77,19 +77,19 @@ def wait_until_ready(
 def offer_readiness(cluster: Cluster) -> None:
     """Tells tasks that call `wait_until_ready` that this one is ready, without waiting for them."""
     client = _connect(cluster)
-    if client is not None:
+    if client:
         client.offer("the start", _note(cluster))
 
 
 def _connect(cluster: Cluster) -> Client | None:
-    if cluster.service is None or len(cluster.tasks) < 2:
+    if not cluster.service or len(cluster.tasks) < 2:
         return None
     return connect(cluster.service, cluster.name_of)
 
 
 def _note(cluster: Cluster) -> Note:
     """Returns what this task sends to the others: its cluster, and why it cannot listen."""
-    assert cluster.task is not None
+    assert cluster.task
     with listening(cluster.task) as problem:
         return {**agreement_facts(cluster), "port_taken": problem}
 

@@ -49,7 +49,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     """Returns what this task sends to the others; TensorFlow has found `usable` GPUs."""
     task = cluster.task
     decision = cluster.gpu_decision
-    assert task is not None
+    assert task
     told = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
     if decision.devices is None or not decision.visible_before:
         return told

@@ -12,7 +12,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 def load(spec: ModuleSpec | None) -> None:
     """Imports a module from where it was found, if it was."""
-    if spec is not None and spec.loader is not None:
+    if spec and spec.loader is not None:
         sys.modules[spec.name] = module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
@@ -26,7 +26,7 @@ class Watch:
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Finds TensorFlow by all other finders, of which wrapt's is then the first."""
-        if name != "tensorflow" or util.find_spec("wrapt") is None:
+        if name != "tensorflow" or not util.find_spec("wrapt"):
             return None
         import wrapt
 
@@ -36,7 +36,7 @@ class Watch:
 
 
 package = os.path.dirname(FOLDER)
-if util.find_spec("slurm_resolver") is None:  # the program's Python does not have it
+if not util.find_spec("slurm_resolver"):  # the program's Python does not have it
     load(
         util.spec_from_file_location(
             "slurm_resolver",

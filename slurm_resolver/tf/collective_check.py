@@ -66,7 +66,7 @@ def main() -> int:
     task = cluster.task
     warnings = []
     rate = measure_rate(cluster)
-    if task is None or task.job in ("chief", "worker"):
+    if not task or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
         row = _measure(strategy, task, rate)
         network = nccl_network(log)
@@ -84,7 +84,7 @@ def main() -> int:
                 if options["json"]
                 else as_table(rows, warnings)
             )
-    if cluster.service is not None and len(cluster.tasks) > 1:
+    if cluster.service and len(cluster.tasks) > 1:
         # The service may run in a task that does not train, and must not end before the others.
         connect(cluster.service).gather("the end of the measurement", None, None)
     return 1 if warnings else 0

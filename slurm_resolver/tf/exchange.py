@@ -66,7 +66,7 @@ class Workers(Peers):
         self._strategy = strategy
         self._lock = threading.Lock()
         self._gather_lines = tf.function(self._gather_line, autograph=False, reduce_retracing=True)
-        if client is not None:
+        if client:
             client.listen("awaited", self._take_waiting)
 
     def exchange(self, call: str, value: Any) -> list[Any]:
@@ -83,7 +83,7 @@ class Workers(Peers):
             return [value]
         self._exchanges += 1
         given = self._give(call, value)
-        if self.client is None:  # under TF_CONFIG there is no service
+        if not self.client:  # under TF_CONFIG there is no service
             line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
             gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
             lines = bytes(gathered.numpy().tolist()).splitlines()
@@ -159,7 +159,7 @@ class Workers(Peers):
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
-                if self.client is None or self.loss or not differ:
+                if not self.client or self.loss or not differ:
                     raise
         value = kwargs["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value)
@@ -239,7 +239,7 @@ class Workers(Peers):
                 raise FitError(self.failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
             in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)
-            if self.client is not None and not in_all:
+            if self.client and not in_all:
                 topic = f"failed {self.calls}"
                 self.client.tell(topic, cause_of(error))
                 if not self.client.all_tell(topic, self.ranks, _SECONDS):

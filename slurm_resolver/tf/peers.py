@@ -68,7 +68,7 @@ class Peers:
         self.name = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(self.name) if self.names else 0
         self.client: Any = client
-        if client is not None:
+        if client:
             cluster = resolver.cluster
             self.ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
             self.others = set(range(cluster.num_tasks)).difference(self.ranks)
@@ -81,7 +81,7 @@ class Peers:
         """Returns why another worker has ended what failed with an error, or ''."""
         reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
         if not reason and isinstance(error, OF_PEERS):
-            if self.client is not None:
+            if self.client:
                 self.client.wait_for(lambda: self.failure or self.loss, _GONE_SECONDS)
             reason = self.failure or self.loss or self.lost_by(error)
         return reason
@@ -89,7 +89,7 @@ class Peers:
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         name = lost_task(error, self.names, self.index)
-        if name and self.client is not None:
+        if name and self.client:
             name = self._name_of(self.ranks[self.names.index(name)])
         return name and _describe_loss(name, "it does not answer TensorFlow")
 

@@ -115,9 +115,12 @@ class Name:
 
 
 def replace(owner: Any, name: str, replacement: Method) -> None:
-    """Replaces a function by `replacement(original, …)`, unless the owner has none."""
+    """Replaces a function by `replacement(original, …)`.
+
+    It does nothing if the owner has no such function, or if this one is replaced already.
+    """
     original = getattr(owner, name, None)
-    if original is None:
+    if original is None or hasattr(original, REPLACED):
         return
 
     @functools.wraps(original)

@@ -41,25 +41,28 @@ _SPENT_WITH = {
 class Reporter:
     """What this process is doing; stage, phase, epoch, step and begun are as in `Report`."""
 
+    stage = ""
+    phase = phases.IDLE
+    epoch = 0
+    step = 0
+    begun = 0
+    # When the last step of this stage began and ended; 0 before the first one.
+    _began = 0.0
+    _ended = 0.0
+    # Seconds in all that Python has waited for data, and that have passed between steps.
+    _waited = 0.0
+    _outside = 0.0
+    _rank: int | None = None  # once it reports
+    whole = False
+    _steps = 0  # of this epoch
+    _in_graphs = 0.0  # seconds that graphs had waited for data by then
+    _last_epoch: tuple[int, dict[str, float]] = 0, {}
+
     def __init__(self) -> None:
-        self.stage = ""
-        self.phase = phases.IDLE
-        self.epoch = self.step = self.begun = 0
         self._since = time.monotonic()
-        # When the last step of this stage began and ended; 0 before the first one.
-        self._began = 0.0
-        self._ended = 0.0
-        # Seconds in all that Python has waited for data, and that have passed between steps.
-        self._waited = 0.0
-        self._outside = 0.0
         self._durations: deque[float] = deque(maxlen=101)
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
-        self._rank: int | None = None  # once it reports
-        self.whole = False
-        self._steps = 0  # of this epoch
         self._spent: dict[str, float] = defaultdict(float)  # seconds of this epoch
-        self._in_graphs = 0.0  # seconds that graphs had waited for data by then
-        self._last_epoch: tuple[int, dict[str, float]] = 0, {}
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
@@ -169,7 +172,7 @@ class Reporter:
         if on_stall not in ("report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
         cluster = cluster_of(resolver)
-        if cluster is None or cluster.service is None or not cluster.step.is_live:
+        if cluster is None or not cluster.service or not cluster.step.is_live:
             return
         if len(cluster.tasks) < 2:
             return

@@ -56,12 +56,12 @@ def join(cluster: Cluster) -> None:
     the service, but the others may meet in its process.
     """
     own = cluster.task
-    if own is None or not cluster.step.is_live:
+    if not own or not cluster.step.is_live:
         return
     _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
     member = take_part(cluster)
     service = cluster.service
-    if member is None and service is not None and service.hosts_service and own.job == "evaluator":
+    if not member and service and service.hosts_service and own.job == "evaluator":
         connect(service)
 
 
@@ -89,26 +89,15 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    _replace_once(private_names.SET_SERVER_DEF, connect)
-
-
-def _replace_once(name: private_names.Name, replacement: Callable[..., Any]) -> None:
-    """Replaces a function of TensorFlow by `replacement(original, …)`, unless it is replaced."""
-    original = name.find()
-    if original is None or original.__module__ == __name__:
-        return
-
-    def replaced(*args: Any) -> None:
-        replacement(original, *args)
-
-    setattr(name.owner(), name.name, replaced)
+    name = private_names.SET_SERVER_DEF
+    private_names.replace(name.owner(), name.name, connect)
 
 
 def take_part(cluster: Cluster) -> Member | None:
     """Announces this task to those that serve and train; returns None if it is not among them."""
     service = cluster.service
     own = cluster.task
-    if service is None or own is None or "ps" not in cluster.roles:
+    if not service or not own or "ps" not in cluster.roles:
         return None
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
@@ -138,7 +127,7 @@ def serve(
     """
     own = cluster.task
     jobs = {*cluster.roles}
-    if own is None:
+    if not own:
         raise JobsError(
             "serve() in a process without a cluster; expected a task of a Slurm step that serves "
             "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
@@ -151,14 +140,14 @@ def serve(
             "train. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
         )
     member = take_part(cluster)
-    assert member is not None
+    assert member
     member.serve(start_timeout)
     offer_readiness(cluster)
     member.await_joined(start_timeout)
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
-    if server is None and member.outcome is None:
+    if server is None and not member.outcome:
         server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
     outcome = member.await_over()
     if outcome.status:
@@ -182,4 +171,5 @@ def _let_coordinators_end() -> None:
         private_names.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    _replace_once(private_names.STOP_PREEMPTION, stop)
+    name = private_names.STOP_PREEMPTION
+    private_names.replace(name.owner(), name.name, stop)

@@ -61,7 +61,7 @@ def starting_together(
             timeout = cluster.step.start_timeout or START_TIMEOUT
         _refuse_second(cluster)
         client = wait_until_ready(cluster, timeout, jobs)
-    if client is None or timeout is None:
+    if not client or timeout is None:
         yield None
     else:
         faulthandler.dump_traceback_later(timeout, exit=True)
@@ -76,7 +76,7 @@ def starting_together(
 def _refuse_second(cluster: Cluster) -> None:
     """Raises RendezvousError if this task has a strategy already, whose server has its port."""
     own = cluster.task
-    assert own is not None
+    assert own
     if own.address in _served:
         raise RendezvousError(
             f"this process has a strategy already, whose server listens at {own.address}, and "
@@ -113,7 +113,7 @@ def choose_communication(
             f"and computes on CPUs: {why}"
         )
     nccl = usable > 1
-    if client is not None:
+    if client:
         told = client.gather(
             "the choice of NCCL",
             task_devices(cluster, usable),

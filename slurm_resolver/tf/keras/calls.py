@@ -56,11 +56,11 @@ def call_together(
     if not _is_in_scope(name, model) or "on_batch" in name:
         return call()
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
-    if workers is not None and (workers.call or not strategy.of_several):
+    if workers and (workers.call or not strategy.of_several):
         workers.exchange(f"calls {name} within {workers.call}", None)
         return call()
     _check_model(strategy, model, name)
-    if workers is None:
+    if not workers:
         return call()
     try:
         bound = inspect.signature(original).bind(model, *args, **kwargs)
@@ -129,7 +129,7 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
     if call != "fit":
         return
     obstacle = ""  # to some options
-    if sharing is None:
+    if not sharing:
         obstacle = "under ParameterServerStrategy. Leave it out."
     elif sharing.local_replicas > 1:
         obstacle = f"with {sharing.local_replicas} GPUs in a task. Start a task for each GPU."

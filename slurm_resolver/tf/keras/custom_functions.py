@@ -65,7 +65,7 @@ def check_functions(method: str, model: Any) -> None:
         check(f"{name}()")
         return function
 
-    if not hasattr(getattr(model, name), private_names.REPLACED):
-        private_names.replace(model, name, make_and_check)
+    # One that is not the model's own is replaced already.
+    private_names.replace(model, name, make_and_check)
     if getattr(model, f"{kind}_function") is not None:
         check(f"{kind}_function")

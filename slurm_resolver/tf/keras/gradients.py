@@ -75,7 +75,7 @@ def _check_custom_gradients(step: Step, begin: int) -> None:
     Args:
         begin: the number of operations before backpropagation.
     """
-    if step.analysis is None:
+    if not step.analysis:
         return
     operations = _operations()
     if not any(one.type == "IdentityN" for one in operations):  # the results of such a function

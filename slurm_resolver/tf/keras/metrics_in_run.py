@@ -87,7 +87,7 @@ def adding_up(function: Any) -> Any:
 def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric in a replica."""
     run = _run.get()
-    if run is None or not run.sees_updates():
+    if not run or not run.sees_updates():
         with _Run():
             update_state(original, metric, *args, **kwargs)
         return
@@ -101,7 +101,7 @@ def result(original: Method, metric: Any) -> Any:
     import keras
 
     run = _run.get()
-    if run is None:
+    if not run:
         return original(metric)
     with keras.StatelessScope(state_mapping=run.totals()):
         return original(metric)
@@ -110,7 +110,7 @@ def result(original: Method, metric: Any) -> Any:
 def reset_state(original: Method, metric: Any) -> None:
     """Resets a metric, and in `strategy.run` what has been added to it so far."""
     run = _run.get()
-    if run is not None:
+    if run:
         run.forget(metric)
     original(metric)
 

@@ -99,7 +99,7 @@ class MultiWorkerMirroredStrategy(
         _check_job(cluster_resolver)
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             configure = private_names.CONFIGURE_HEARTBEATS
-            if client is not None and not configure.is_missing():
+            if client and not configure.is_missing():
                 context = private_names.CONTEXT.get()()
                 with_timeout = functools.partial(
                     configure.of(context),

@@ -20,7 +20,7 @@ def batch_normalization(
 ) -> Any:
     """Declares that BatchNormalization treats each row by itself: each replica has its own rows."""
     outputs = original(layer, inputs, *args, **kwargs)
-    if step.analysis is not None and tf.is_symbolic_tensor(outputs):
+    if step.analysis and tf.is_symbolic_tensor(outputs):
         step.declare(outputs, step.analysis.value_of(inputs))
     return outputs
 

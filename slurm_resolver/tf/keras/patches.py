@@ -161,7 +161,7 @@ def patch_metrics() -> None:
         if kind in containers:
             continue
         for name, (in_step, outside) in metrics.REPLACEMENTS.items():
-            if name in vars(kind) and not hasattr(vars(kind)[name], private_names.REPLACED):
+            if name in vars(kind):
                 private_names.replace(kind, name, _in_steps(in_step, outside))
 
 
@@ -222,7 +222,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
     """
     if not is_ours(model.distribute_strategy):
         original(model, **given)
-    elif "iterator" in given and sharing_of(model.distribute_strategy) is None:
+    elif "iterator" in given and not sharing_of(model.distribute_strategy):
         spec = without_optionals(
             private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
         )

@@ -60,12 +60,12 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
     Raises:
         ComputeWholeError: if the step must compute the whole batch.
     """
-    if step.analysis is None and certain:
+    if not step.analysis and certain:
         raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
-    if step.analysis is None or not isinstance(tensor, tf.Tensor):
+    if not step.analysis or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
     value: Value = step.analysis.value_of(tensor)
-    if value.reason is None:
+    if not value.reason:
         return value
     check_may_assume(step, what, value, value.reason.operation, certain=certain)
     return _assumed(step, tensor)
@@ -128,7 +128,7 @@ def _assumed(step: Step, tensor: Any) -> Value:
     """
     if tensor.shape.rank == 0:
         return COUNT if tensor.dtype.is_integer else MEAN
-    own = None if step.analysis is not None else int(step.own_rows)
+    own = None if step.analysis else int(step.own_rows)
     return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
 
 
@@ -157,7 +157,7 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     Exceptions are the variables of metrics, which are added up, and statistics of
     BatchNormalization.
     """
-    if step.analysis is None:
+    if not step.analysis:
         return
     exempt = {
         id(component.handle)

@@ -119,7 +119,7 @@ class Step:
 
     def declare(self, tensor: Any, value: Value) -> Any:
         """Notes what is known of a tensor, or of those in a structure; returns what is given."""
-        if self.analysis is not None:
+        if self.analysis:
             for part in tf.nest.flatten(tensor, expand_composites=True):
                 if tf.is_symbolic_tensor(part):
                     self.analysis.declare(part, value)
@@ -183,10 +183,10 @@ class Step:
         own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
         comparison = self.comparison
         self.comparison = None
-        if comparison is not None:
+        if comparison:
             own.append(comparison.row(self.replica, self.digest, self.names))
         sums = self.add(own)
-        if comparison is not None:
+        if comparison:
             comparison.check(sums.pop())
         for one, total in zip(changed, sums):
             one.variable.value.assign(one.before + total)

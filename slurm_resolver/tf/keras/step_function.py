@@ -86,14 +86,15 @@ class StepFunction:
     that nothing of `build` runs in a step.
     """
 
+    _made = 0  # variables, while steps were traced
+    _depends_on_step = False  # whether one gets a value that the step computes
+    _own_steps = 0  # of `train_on_batch`
+
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
         self._strategy = model.distribute_strategy
-        self._made = 0  # variables, while steps were traced
-        self._depends_on_step = False  # whether one gets a value that the step computes
-        self._own_steps = 0  # of `train_on_batch`
         self.comparison = Comparison(self._strategy, model, kind)
         self._splits = self._strategy.sharing.replicas > 1
         whole = None
@@ -189,7 +190,7 @@ class StepFunction:
         else:
             # An iterator would make a shuffled dataset begin its next epoch.
             self._trace("_on_iterator", tf.data.IteratorSpec(spec))
-        if self._whole is not None:
+        if self._whole:
             private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
     def _call(self, name: str, data: Any) -> Any:
@@ -217,7 +218,7 @@ class StepFunction:
             except Exception as error:
                 if self._depends_on_step:
                     made = self._made  # TensorFlow initializes the variable in the first step
-                elif self._splits and self._whole is None:
+                elif self._splits and not self._whole:
                     reason = f"it needs the number of rows as a constant: {error}"
                     self._make_functions(ComputeWholeError(reason))
                     continue
@@ -264,7 +265,7 @@ class StepFunction:
     def _run_step(self, batch: Any) -> Any:
         """Returns the result of a step of all replicas, which is the same in all of them."""
         patch_metrics()
-        if self._whole is not None:
+        if self._whole:
             self._check_whole(batch, self._whole)
         elif isinstance(batch, Share) and have_other_rows(batch.batch) is True:
             raise ComputeWholeError("the first dimensions of its tensors differ")

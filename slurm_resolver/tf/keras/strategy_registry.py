@@ -42,4 +42,4 @@ def are_several() -> bool:
 def is_coordinated() -> bool:
     """Whether the caller is in the scope, or a step, of a strategy that coordinates workers."""
     strategy = tf.distribute.get_strategy()
-    return is_ours(strategy) and sharing_of(strategy) is None
+    return is_ours(strategy) and not sharing_of(strategy)

@@ -47,6 +47,8 @@ _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
 class CheckpointFolder:
     """The folder of one training; every rank makes the same calls."""
 
+    _manager: tf.train.CheckpointManager | None = None  # in the rank that writes
+
     def __init__(
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
@@ -55,7 +57,6 @@ class CheckpointFolder:
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._max_to_keep = max_to_keep
-        self._manager: tf.train.CheckpointManager | None = None  # in the rank that writes
         step = ranks.step
         job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
         if step.array_task_id:
@@ -121,7 +122,7 @@ class CheckpointFolder:
             )
         found = self._read_owner()
         expected = re.match(r"job |task (\S+) of|a training |$", found)
-        if expected is None:  # it may be a hard link
+        if not expected:  # it may be a hard link
             return (
                 f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
                 "written. Remove it."

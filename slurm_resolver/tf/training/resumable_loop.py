@@ -32,6 +32,8 @@ class ResumableLoop:
     Every rank makes the same calls.
     """
 
+    _endless: Iterator[Any] | None = None
+
     def __init__(
         self,
         directory: str,
@@ -55,7 +57,6 @@ class ResumableLoop:
         strategy = strategy or tf.distribute.get_strategy()
         reporter.start(strategy.cluster_resolver)
         self._backup = Backup(strategy, state, directory, termination, save_every, max_to_keep)
-        self._endless: Iterator[Any] | None = None
         self.restored = self._backup.restored is not None
 
     @property

@@ -189,7 +189,7 @@ class SavingRanks:
         if self.count == 1:
             return {"": own}
         cluster = self._cluster
-        if cluster is None or cluster.service is None:
+        if cluster is None or not cluster.service:
             raise ResumeError(
                 "the ranks that save together meet through a SlurmClusterResolver, and the "
                 "strategy's resolver is another one: use a SlurmClusterResolver."
