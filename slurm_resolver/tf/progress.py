@@ -49,9 +49,6 @@ class Reporter:
     # When the last step of this stage began and ended; 0 before the first one.
     _began = 0.0
     _ended = 0.0
-    # Seconds in all that Python has waited for data, and that have passed between steps.
-    _waited = 0.0
-    _outside = 0.0
     _rank: int | None = None  # once it reports
     whole = False
     _steps = 0  # of this epoch
@@ -60,6 +57,9 @@ class Reporter:
 
     def __init__(self) -> None:
         self._since = time.monotonic()
+        # Seconds in all that Python has waited for data, and that have passed between steps.
+        self._waited = 0.0
+        self._outside = 0.0
         self._durations: deque[float] = deque(maxlen=101)
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._spent: dict[str, float] = defaultdict(float)  # seconds of this epoch

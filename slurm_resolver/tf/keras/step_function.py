@@ -86,7 +86,6 @@ class StepFunction:
     that nothing of `build` runs in a step.
     """
 
-    _made = 0  # variables, while steps were traced
     _depends_on_step = False  # whether one gets a value that the step computes
     _own_steps = 0  # of `train_on_batch`
 
@@ -95,6 +94,7 @@ class StepFunction:
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
         self._strategy = model.distribute_strategy
+        self._made = 0  # variables, while steps were traced
         self.comparison = Comparison(self._strategy, model, kind)
         self._splits = self._strategy.sharing.replicas > 1
         whole = None

@@ -144,7 +144,6 @@ class _Fit:
     _iterators = 0  # their number, including the current one
     _logs: Any = None  # of the steps that are skipped
     _trained_metrics: Any = None  # the training's, while a validation uses its metrics
-    _made = 0  # iterators over the data
 
     def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
         """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
@@ -157,6 +156,7 @@ class _Fit:
         self._callbacks = callbacks
         self._others = [other for other in callbacks.callbacks if other is not callback]
         self._epochs = callback.params["epochs"]
+        self._made = 0  # iterators over the data
         self._make_iterator = private_names.GET_ITERATOR.of(data)
         private_names.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
