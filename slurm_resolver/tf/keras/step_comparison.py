@@ -79,7 +79,7 @@ class Comparison:
 
     def _look(self, table: Any) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
-        self._table = table[:: self._sharing.local]
+        self._table = table[:: self._sharing.local_replicas]
         values, tells, origins = np.moveaxis(self._table, 2, 0)
         near = np.abs(values[0]) * _SAME_RATE
         near[1:] = 0.0  # only the rate may be rounded
