@@ -399,6 +399,7 @@ cause = NCCL does not reach the other nodes by the network that it has chosen.
 remedy = NCCL_DEBUG=INFO shows the interface; NCCL_SOCKET_IFNAME chooses another, such as ib0.
 pattern = no socket interface found
     |NCCL WARN .{0,200}(?:No route to host|Connection (?:timed out|refused)|retries exceeded)
+    |NCCL WARN NET/IB ?: Got completion .{0,200}(?:error|status=)
 
 [nccl-peer-lost]
 cues = remote process exited|by remote peer
@@ -408,11 +409,12 @@ pattern = remote process exited or there was a network error|Connection closed b
 kind = effect
 
 [nccl-failed]
-cues = NCCL: |unhandled system error|unhandled cuda error|NCCL WARN Cuda failure
+cues = NCCL: |unhandled system error|unhandled cuda error|NCCL WARN Cuda failure|nccl
 cause = NCCL, which adds up the gradients on GPUs, failed. The lines with NCCL WARN say why.
 remedy = Run it with NCCL_DEBUG=WARN. Without NCCL, the gradients use the slower gRPC: give the
     strategy tf.distribute.experimental.CommunicationOptions with implementation=RING
 pattern = NCCL: |unhandled (?:system|cuda) error|NCCL WARN Cuda failure
+    |nccl(?:Internal|System|Remote|UnhandledCuda)Error
 hides = task-crashed
 
 [no-gpu]
