@@ -251,29 +251,22 @@ def _matrix_product(operation: Any, values: Values) -> Value:
 # --- What has a given shape ----------------------------------------------------------------------
 
 
-def _keeps_shape(operation: Any) -> bool:
-    """Whether the first input has the shape of the result, and both are known."""
-    shape = operation.inputs[0].shape
-    return bool(shape.is_fully_defined() and shape == operation.outputs[0].shape)
-
-
-def _of_shape(operation: Any, values: Values) -> Value:
+def _of_shape(operation: Any, values: Values) -> Found:
     """Rule for what has a shape with rows, and is random or the same everywhere.
 
     The shape is the first input; of BroadcastTo and Tile, it is the second.
     """
     if values[0].kind is Kind.ROWS:
-        return moved(operation, values)  # type: ignore[return-value]
-    if operation.type == "BroadcastTo" and _keeps_shape(operation):
-        return values[0]
+        return moved(operation, values)
     of_constant = operation.type in MOVING
     others = list(values)
     shape = others.pop(of_constant)
-    if not all(value.is_plain for value in others):
+    is_plain = all(value.is_plain for value in others)
+    if shape.is_plain and (of_constant or operation.type == "Fill"):
+        return SAME if is_plain else numbers_of(operation, values)
+    if not is_plain or shape.kind not in _KNOWN:
         raise RefutedError("other entries for each row")
-    if shape.kind is not Kind.NUMBERS or shape.is_plain:
-        if of_constant or operation.type == "Fill":
-            return SAME
+    if shape.is_plain:
         raise UnprovenError("random numbers that do not depend on the number of rows")
     sizes = np.array(shape.entries)
     of_rows = sizes / [[batch.rows] for batch in BATCHES]
