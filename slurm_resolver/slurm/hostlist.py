@@ -146,16 +146,21 @@ def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:
         [str(number).zfill(width) for numbers, width in ranges for number in numbers]
         for ranges in brackets
     ]
+    if not numbers:
+        return texts
     if len(numbers) == 1:
         before, after = texts
         return [before + number + after for number in numbers[0]]
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
     # is the outermost loop.
-    loops = numbers[-2::-1] + numbers[-1:]
-    return (
-        "".join(map("".join, itertools.zip_longest(texts, one[-2::-1] + one[-1:], fillvalue="")))
-        for one in itertools.product(*loops)
-    )
+    loops = [*reversed(numbers[:-1]), numbers[-1]]
+    return (_join(texts, combination) for combination in itertools.product(*loops))
+
+
+def _join(texts: list[str], combination: Sequence[str]) -> str:
+    """Returns a name, given what surrounds its brackets, and their numbers by loop."""
+    in_order = [*reversed(combination[:-1]), combination[-1], ""]
+    return "".join(itertools.chain.from_iterable(zip(texts, in_order)))
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
