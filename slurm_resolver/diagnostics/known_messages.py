@@ -409,7 +409,8 @@ pattern = remote process exited or there was a network error|Connection closed b
 kind = effect
 
 [nccl-failed]
-cues = NCCL: |unhandled system error|unhandled cuda error|NCCL WARN Cuda failure|nccl
+cues = NCCL: |unhandled system error|unhandled cuda error|NCCL WARN Cuda failure
+    |ncclInternalE|ncclSystemE|ncclRemoteE|ncclUnhandledCudaE
 cause = NCCL, which adds up the gradients on GPUs, failed. The lines with NCCL WARN say why.
 remedy = Run it with NCCL_DEBUG=WARN. Without NCCL, the gradients use the slower gRPC: give the
     strategy tf.distribute.experimental.CommunicationOptions with implementation=RING
