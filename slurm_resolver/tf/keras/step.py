@@ -49,6 +49,12 @@ class SummedVariable:
     factor: Factor | None = None
 
 
+# TensorFlow does not add these types on GPUs: `CreateCollective` in base_collective_executor.cc.
+_SENT = {
+    tf.int32: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: dict[int, Step] = {}
 
@@ -265,7 +271,19 @@ def add_up(values: Sequence[Any]) -> list[Any]:
 
 def all_reduce(value: Any) -> Any:
     """Returns the sums over all replicas of a tensor, or of each of a list."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    def sent(one: Any) -> Any:
+        return tf.cast(one, _SENT.get(one.dtype, one.dtype))
+
+    def as_given(total: Any, one: Any) -> Any:
+        return tf.cast(total, one.dtype)
+
+    replica = tf.distribute.get_replica_context()
+    totals = replica.all_reduce(
+        tf.distribute.ReduceOp.SUM,
+        tf.nest.map_structure(sent, value),
+    )
+    return tf.nest.map_structure(as_given, totals, value)
 
 
 def current_step() -> Step | None:
