@@ -20,12 +20,13 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
         return gpus.visible_devices(applied=False)
     known = _known_gpus() if gpus.settings else 0
     apply_gpus(gpus, cluster.step, os.environ)
-    # TensorFlow has not looked yet, or the program has hidden some GPUs itself.
-    if not known or len(tf.config.get_visible_devices("GPU")) < known:
+    looked_early = known and known != len(gpus.devices or ())
+    # The program may have hidden some GPUs itself.
+    if not looked_early or len(tf.config.get_visible_devices("GPU")) < known:
         return gpus.visible_devices(applied=True)
     warn(
         "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
-        "the %d GPUs that it saw then; make the resolver before anything lists or uses devices",
+        "the GPUs that it saw then (%d); make the resolver before anything lists or uses devices",
         ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
         known,
     )

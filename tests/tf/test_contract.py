@@ -125,11 +125,11 @@ def test_num_accelerators_is_what_this_process_will_see(
 
 @pytest.fixture
 def has_gpus(monkeypatch: Patch) -> Any:
-    """Makes TensorFlow report four GPUs, because this machine may have none."""
+    """Makes TensorFlow report GPUs, because this machine may have none."""
     from tensorflow.python.eager import context
 
-    def has(looked: bool, visible: int = 4) -> None:
-        gpus = [f"/physical_device:GPU:{i}" for i in range(4)]
+    def has(looked: bool, visible: int = 4, count: int = 4) -> None:
+        gpus = [f"/physical_device:GPU:{i}" for i in range(count)]
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus[:visible])
         monkeypatch.setattr(context.context(), "_physical_devices", gpus if looked else None)
@@ -150,6 +150,18 @@ def test_devices_that_tensorflow_has_seen_already_are_warned_of(
     assert "CUDA_VISIBLE_DEVICES=2,3 comes too late" in caplog.text
     assert resolver.gpus == ("2", "3")
     assert resolver.num_accelerators() == {"GPU": 4}  # the GPUs that the process really sees
+
+
+def test_devices_that_are_all_for_this_task_may_be_seen_early(
+    slurm: Any, has_gpus: Any, monkeypatch: Patch, caplog: Logged
+) -> None:
+    """Two tasks share the only GPU, and the program lists its GPUs first."""
+    monkeypatch.setattr("slurm_resolver.cluster.gpus.count_driver_gpus", lambda: 1)
+    slurm(1, "2(x2),1", 5)
+    has_gpus(looked=True, count=1)
+    assert SlurmClusterResolver().num_accelerators() == {"GPU": 1}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert "comes too late" not in caplog.text
 
 
 def test_gpus_that_the_program_has_hidden_do_not_count(
