@@ -73,7 +73,7 @@ def add_arguments(add: OptionAdder) -> None:
     )
     add(
         "--replace-strategy",
-        "replace the program's tf.distribute.MultiWorkerMirroredStrategy by this package's, for "
+        "replace the program's tf.distribute.MultiWorkerMirroredStrategy with this package's, for "
         "Keras 3's fit",
         dest="replace",
         action="append_const",
@@ -81,7 +81,7 @@ def add_arguments(add: OptionAdder) -> None:
     )
     add(
         "--replace-resolver",
-        "replace the program's tf.distribute.cluster_resolver.SlurmClusterResolver by this "
+        "replace the program's tf.distribute.cluster_resolver.SlurmClusterResolver with this "
         "package's",
         dest="replace",
         action="append_const",

@@ -79,8 +79,8 @@ def main(args: Namespace) -> int:
         )
     elif step.where == "none" and not step.is_launched:
         raise NotInStepError(
-            "this process is not in a step of Slurm. Start it with srun -N 2 slurm-resolver show; "
-            "without Slurm with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "
+            "this process is not in a Slurm step. Start it with srun -N 2 slurm-resolver show; "
+            "without Slurm, with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "
             "step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
         )
     else:

@@ -67,7 +67,7 @@ _STATES = {
     "JobHeldAdmin": "an administrator holds it",
     "Dependency": "it waits for another job; squeue -o %E -j {0} shows which",
     "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
-    "BeginTime": "it may start at {StartTime}, as jobs do that ask for it, or that were requeued",
+    "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
 }
 
 

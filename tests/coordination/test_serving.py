@@ -174,7 +174,7 @@ def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
     while "device_filters" not in told and time.monotonic() < until:
         told += capfd.readouterr().err
         time.sleep(0.05)
-    ended = "worker 0 (rank 1 on n1) has ended; worker 1 (rank 3 on n3) still runs."
+    ended = "worker 0 (rank 1 on n1) has ended; still running: worker 1 (rank 3 on n3)."
     assert told.startswith(f"slurm_resolver: {ended}")
 
 
@@ -187,8 +187,8 @@ def test_tasks_with_different_clusters_are_told(job: Job) -> None:
         == other.await_over()
         == Outcome(
             1,
-            "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) make different clusters: all tasks need "
-            "the same arguments",
+            "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) define different clusters: all tasks "
+            "need the same arguments",
         )
     )
 

@@ -226,8 +226,8 @@ class _Fit:
                     variable.assign(value)
             else:
                 warn(
-                    "the metrics of this epoch start from zero: the model has other metrics or "
-                    "replicas now"
+                    "the metrics of this epoch start from zero: the model now has different "
+                    "metrics, or a different number of replicas"
                 )
             self._logs = dict(self._model.get_metrics_result())
         for _ in range(self._backup.drawn):
