@@ -92,7 +92,8 @@ class SlurmClusterResolver(
             placement: "spread" puts parameter servers on different nodes, evenly and away from the
                 chief's; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
             worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives
-                leaves every node once; "rank" numbers them by rank, as TensorFlow's resolver does.
+                enters and leaves each node only once; "rank" numbers them by rank, as TensorFlow's
+                resolver does.
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
             node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
                 such as "-ib0". "slurm" asks Slurm for the addresses, once in each task: use it if
@@ -235,8 +236,8 @@ class SlurmClusterResolver(
         Args:
             server: this task's server: a tf.distribute.Server or tf.compat.v1.train.Server. None
                 makes one.
-            start_timeout: seconds in which the chief (without one worker 0) and all parameter
-                servers have to come.
+            start_timeout: the seconds to wait for the chief (without one, worker 0) and for all
+                parameter servers.
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.

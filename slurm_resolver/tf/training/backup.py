@@ -66,7 +66,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     random generators outside the model is not kept.
 
     If the batches have another size than before, as with another number of workers, the position in
-    the epoch is converted by the count of samples, rounded down to a batch.
+    the epoch is converted by the number of samples, rounded down to a batch.
     """
 
     async_safe = True  # lets other callbacks run in parallel
