@@ -83,7 +83,7 @@ def batch_file(settings: BatchSettings) -> str:
 
 _ENVIRONMENT = r"""set -eo pipefail
 
-# Replace this with what puts the right python and slurm-resolver first in PATH:
+# Replace this with the line that puts the right python and slurm-resolver first in PATH:
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
 set -u  # only here: such scripts may use variables that are not set
@@ -124,7 +124,7 @@ again  |#SBATCH --no-kill
 gpus   |# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
 gpus   |#SBATCH --gpus-per-node=<gpus>
 cpus   |#SBATCH --cpus-per-task=<cpus>
-       |# Slurm ends the job after this time. The shorter it is, the sooner it may start.
+       |# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
        |#SBATCH --time=<time>
        |
        |<environment>
@@ -174,6 +174,6 @@ script |status=0
 script |wait $! || status=$?
 script |end_job "$status"
 tasks  |
-tasks  |# Requeues the job after exit status <status>.
+tasks  |# Requeues the job after exit status <status>, or if it failed while Slurm preempted it.
 tasks  |slurm-resolver requeue --max-restarts 10 "$status"
 """
