@@ -30,7 +30,7 @@ each check that is not ok, and a summary. Without srun it checks this machine on
 
 EPILOG = """\
 exit status, the same in every task: 0 if no check failed (without srun 3), 1 if one failed, 2 if
-usage or environment are wrong. Warnings count only if --collective has measured them.
+usage or environment is wrong. Warnings count only if --collective has measured them.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1

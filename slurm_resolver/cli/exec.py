@@ -39,7 +39,7 @@ its job: see --servers."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time, 2 if usage or
-environment are wrong.
+environment is wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py

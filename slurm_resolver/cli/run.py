@@ -24,7 +24,7 @@ node. The options are some of srun's, with their meaning in Slurm {IMITATED_SLUR
 
 EPILOG = """\
 exit status: the highest of the tasks', 128 plus the signal's number for a signal; 2 if usage or
-environment are wrong.
+environment is wrong.
 
 examples:
   slurm-resolver run -n 4 --gpus-per-task 1 -- python train.py

@@ -40,7 +40,7 @@ shares of time spent waiting for data and between steps. Below, it says where th
 goes. Run it on a node of the job. For a job without such a step, it says what Slurm knows."""
 
 EPILOG = """\
-exit status: 0; 1 if no coordination service answers; 2 if usage or environment are wrong.
+exit status: 0; 1 if no coordination service answers; 2 if usage or environment is wrong.
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
