@@ -178,7 +178,7 @@ class ServedTraining:
         elif failure and workers <= ended:
             self._end(f"{name} is lost, and no other worker is left: {failure}")
         elif not is_ps:
-            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
+            print_line(f"{name} is lost; the others continue: {failure or 'its process ended'}")
 
     def _take_end_of_trainer(self, rank: int, failure: str, said_goodbye: bool) -> None:
         """Ends the training if its leader has failed; the other tasks' ends only count later."""
@@ -190,7 +190,7 @@ class ServedTraining:
         elif rank == self._leader:
             _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
         elif failure:
-            print_line(f"{name} has failed, the others continue: {failure}")
+            print_line(f"{name} has failed; the others continue: {failure}")
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
