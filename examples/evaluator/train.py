@@ -124,7 +124,9 @@ def main() -> None:
     parser.add_argument(
         "--checkpoints", default="checkpoints/evaluator", help="folder that all nodes see"
     )
-    parser.add_argument("--timeout", type=float, default=600, help="seconds to wait for a checkpoint")
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="seconds to wait for a checkpoint"
+    )
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver({"evaluator": 1, "worker": -1})
