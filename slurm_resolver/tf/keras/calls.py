@@ -49,7 +49,7 @@ def call_together(
     Raises:
         FitError: in every worker, if the calls differ, or if one worker fails; or if each of them
             would compute a batch alone.
-        KerasError: for a version of Keras that would train wrongly.
+        KerasError: for a version of Keras that would train incorrectly.
     """
     call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
@@ -91,7 +91,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 
     Raises:
         FitError: if a method would train a model that is in the scope of no strategy.
-        KerasError: for a version of Keras that would train wrongly on several replicas.
+        KerasError: for a version of Keras that would train incorrectly on several replicas.
     """
     strategy = model.distribute_strategy
     if is_ours(strategy):
