@@ -84,7 +84,7 @@ kind = effect
 cues = this process has a strategy already|, the only task of its step, cannot listen
 cause = TensorFlow starts only one server per process and port: a second strategy in the program,
     or a second program in the task, such as a notebook, cannot start its own.
-remedy = Make the strategy once, before any loop, and each new model in its scope. A second program
+remedy = Create the strategy once, before any loop, and each model in its scope. A second program
     trains alone with SLURM_RESOLVER=off, or takes another port_base.
 
 [rendezvous-error]

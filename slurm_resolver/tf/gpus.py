@@ -25,7 +25,7 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
         return gpus.visible_devices(applied=True)
     warn(
         "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
-        "the %d GPUs that it saw then; make the resolver before anything lists or uses devices",
+        "the %d GPUs that it saw then; create the resolver before anything lists or uses devices",
         ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
         known,
     )

@@ -49,7 +49,7 @@ class SlurmClusterResolver(
 
     - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
       (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
-      TF_FORCE_GPU_ALLOW_GROWTH. Make the resolver before TensorFlow looks at the devices.
+      TF_FORCE_GPU_ALLOW_GROWTH. Create the resolver before TensorFlow looks at the devices.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
     - With a ps job, a thread holds a connection to the step's coordination service until the
       process ends. It sets GRPC_FAIL_FAST unless that is set, and in a chief it changes
@@ -210,9 +210,9 @@ class SlurmClusterResolver(
     def wait_until_ready(self, timeout: float = 300.0) -> None:
         """Returns when all tasks of the step have called it, agree, and have free ports.
 
-        Call it in every task before you make a strategy or server of TensorFlow's, which would wait
-        without a message. This package's strategies do so themselves. Without Slurm it returns at
-        once.
+        Call it in every task before you create a strategy or server of TensorFlow's, which would
+        wait without a message. This package's strategies do so themselves. Without Slurm it returns
+        at once.
 
         Raises:
             RendezvousError: in every task, within `timeout` seconds and a few more. It names the

@@ -34,7 +34,7 @@ from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weigh
 from slurm_resolver.tf.progress import reporter
 
 SCOPE = (
-    "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
+    "Build and compile the model in `with strategy.scope():`, and create its optimizer there too."
 )
 
 
@@ -140,7 +140,7 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise FitError(
                     f"fit of {model.name!r}: the variable {variable.path!r} of its {owner} was "
-                    f"made outside strategy.scope(). {SCOPE}"
+                    f"created outside strategy.scope(). {SCOPE}"
                 )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)

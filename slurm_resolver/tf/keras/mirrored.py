@@ -188,7 +188,7 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     seed = zlib.crc32((job_id or "").encode())
     global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
     own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
-    python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
+    python, numpy, tensorflow = zip(*workers.exchange("creates the strategy", [*own, global_seed]))
     if len(set(python)) > 1:
         random.seed(seed)
     if len(set(numpy)) > 1:

@@ -19,8 +19,8 @@ SECONDS = 240
 
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
-    "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
-    "own_optimizer_outside": "was made outside strategy.scope(). Build and compile the model in",
+    "optimizer_outside": "iteration' of its optimizer was created outside strategy.scope()",
+    "own_optimizer_outside": "was created outside strategy.scope(). Build and compile the model in",
     "batch_outside": "train_on_batch of 'sequential",
     "own_function": "its own make_train_function() would take the steps in each worker alone. ",
     "own_function_on_batch": "the model 'own_function_1': its own make_train_function() would",
