@@ -111,7 +111,7 @@ def test_a_stop_of_one_worker_within_an_epoch_is_an_error_in_all(
 @pytest.mark.parametrize(
     ("when", "failing", "message"),
     [
-        ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and takes no"),
+        ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and cannot"),
         ("batch", 1, "this worker compares its weights before step 1 of train_on_batch: worker 1"),
         ("within", 2, "worker 0 calls evaluate within fit, and worker 1 ends epoch 1."),
         (
