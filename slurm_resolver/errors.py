@@ -14,7 +14,7 @@
     ├── AddressError           RuntimeError  a port or host is not valid, or two addresses are equal
     ├── GpuError               RuntimeError  GPU variables or counts do not fit
     ├── LaunchError            RuntimeError  a command cannot be started on this machine
-    ├── KerasError             RuntimeError  Keras would train wrongly on several workers
+    ├── KerasError             RuntimeError  Keras would train incorrectly on several workers
     ├── FitError               RuntimeError  the workers' fit is not one training, or one failed
     ├── SavingError            RuntimeError  another task does not finish saving a model
     └── ResumeError            RuntimeError  a training cannot be saved or resumed
@@ -112,7 +112,7 @@ class LaunchError(SlurmResolverError, RuntimeError):
 
 
 class KerasError(SlurmResolverError, RuntimeError):
-    """Keras would train wrongly on several workers, or cannot train this model there."""
+    """Keras would train incorrectly on several workers, or cannot train this model there."""
 
 
 class FitError(SlurmResolverError, RuntimeError):

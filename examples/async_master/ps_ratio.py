@@ -35,7 +35,7 @@ Result = dict[str, Any]
 def measure(ps: int, tasks: int, options: list[str]) -> Result | None:
     """Returns the result that the chief printed as JSON; None if the training failed."""
     step = [f"--ntasks={tasks}"]
-    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not inherit it from the batch job
+    if "SLURM_CPUS_PER_TASK" in os.environ:  # not every srun inherits it
         step.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
     program = [sys.executable, "-u", str(TRAIN), "--ps", str(ps), *options]
     command = ["srun", *step, "--kill-on-bad-exit=1", *program]

@@ -1,7 +1,7 @@
 """Trains a dense net asynchronously: a master, workers, and the variables on several ps.
 
 This is TensorFlow 1's between-graph replication, as in the recipe. The recipe's "master" is the
-chief: a worker that also initialises, counts steps, saves checkpoints and writes summaries. The
+chief: a worker that also initializes, counts steps, saves checkpoints and writes summaries. The
 digits are scikit-learn's, of 8x8 pixels. `--data mnist.npz` reads MNIST instead, the file that
 Keras downloads. At the end, the chief prints a line of JSON for ps_ratio.py.
 """
@@ -60,7 +60,7 @@ def saved(folder: str | None, name: str) -> int:
 
 
 def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace) -> None:
-    """Trains as the chief or a worker; the chief initialises, saves, and prints the result."""
+    """Trains as the chief or a worker; the chief initializes, saves, and prints the result."""
     spec, task, tasks = resolver.cluster_spec(), resolver.cluster.task, resolver.cluster.tasks
     assert task is not None
     own, chief = f"/job:{task.job}/task:{task.index}", task.job == "chief"
@@ -78,7 +78,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
         zero = v1.zeros_initializer()
         present = v1.get_variable("present", [], tf.int64, zero, trainable=False)
         arrive = v1.assign_add(present, 1)
-        # In no collection: only the chief initialises it, at its first step.
+        # In no collection: only the chief initializes it, at its first step.
         begun = v1.get_variable("begun", [], tf.int64, zero, trainable=False, collections=[])
         is_begun = v1.is_variable_initialized(begun)
         # MonitoredTrainingSession's default saver lets each ps write a part on its own node.
@@ -89,7 +89,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
     # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     if not chief:
-        # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
+        # MonitoredTrainingSession would check only every 30 s whether the chief has initialized.
         missing = v1.report_uninitialized_variables()
         with v1.Session(server.target, config=config) as session:
             while session.run(missing).size:
@@ -101,7 +101,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
     steps, here, since = 0, 0, None
     with v1.train.MonitoredTrainingSession(
         server.target,
-        is_chief=chief,  # only the chief's session initialises, saves and writes summaries
+        is_chief=chief,  # only the chief's session initializes, saves and writes summaries
         checkpoint_dir=args.checkpoints,
         save_checkpoint_steps=args.save_checkpoint_steps,
         save_summaries_steps=args.save_summaries_steps,

@@ -47,7 +47,7 @@ def build_net(images: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def train(server: Any, index: int, args: argparse.Namespace) -> None:
-    """Trains as one of the workers; worker 0, the chief, initialises and writes the summaries."""
+    """Trains as one of the workers; worker 0, the chief, initializes and writes the summaries."""
     train_images, test_images, train_labels, test_labels = load_data(args.data)
     own, chief = f"/job:worker/task:{index}", index == 0
     with v1.device(v1.train.replica_device_setter(ps_tasks=args.ps, worker_device=own)):

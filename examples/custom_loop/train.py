@@ -51,7 +51,7 @@ def main() -> None:
     """Trains, and prints this task's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
-    parser.add_argument("--epochs", type=int, default=8, help="in all, those before included")
+    parser.add_argument("--epochs", type=int, default=8, help="in total, with earlier runs (8)")
     parser.add_argument("--batch-size", type=int, default=32, help="of each replica (32)")
     parser.add_argument(
         "--checkpoints", default="checkpoints/custom_loop", help="folder that all nodes see"

@@ -1,8 +1,8 @@
 """Trains a digit classifier on all tasks but one, which evaluates the checkpoints.
 
 The workers write a checkpoint after each epoch. The evaluator is outside their cluster: it tests
-each new checkpoint, and ends after the last epoch's. If no new checkpoint appears, it ends with an
-error. After a restart, the training continues from the newest checkpoint.
+each new checkpoint, and ends after that of the last epoch. If no new checkpoint appears, it ends
+with an error. After a restart, the training continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -116,15 +116,17 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Trains or serves, depending on the task's job."""
+    """Trains or evaluates, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
-    parser.add_argument("--epochs", type=int, default=8, help="in all, those before included")
+    parser.add_argument("--epochs", type=int, default=8, help="in total, with earlier runs (8)")
     parser.add_argument("--batch-size", type=int, default=32, help="of each replica (32)")
     parser.add_argument(
         "--checkpoints", default="checkpoints/evaluator", help="folder that all nodes see"
     )
-    parser.add_argument("--timeout", type=float, default=600, help="s between checkpoints (600)")
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="seconds to wait for a checkpoint"
+    )
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver({"evaluator": 1, "worker": -1})

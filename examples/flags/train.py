@@ -49,7 +49,7 @@ def build_net(images: Any, labels: Any, pixels: int) -> tuple[Any, Any]:
 
 
 def await_chief(target: str, config: Any) -> None:
-    """Waits until the chief has initialised the variables.
+    """Waits until the chief has initialized the variables.
 
     MonitoredTrainingSession also waits, but checks only every 30 s.
     """

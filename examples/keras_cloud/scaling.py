@@ -32,7 +32,7 @@ def measure(nodes: int, tasks_per_node: int, options: list[str]) -> dict[str, An
     """Returns the result that rank 0 of a training on this many nodes printed as JSON."""
     tasks = nodes * tasks_per_node
     step = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={tasks_per_node}"]
-    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not inherit it from the batch job
+    if "SLURM_CPUS_PER_TASK" in os.environ:  # not every srun inherits it
         step.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
     command = ["srun", *step, "--kill-on-bad-exit=1", sys.executable, "-u", str(TRAIN), *options]
     result: dict[str, Any] = {}

@@ -53,14 +53,14 @@ def train(server: Any, index: int, args: Any) -> None:
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     steps = 0
     if index > 0:
-        # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
+        # MonitoredTrainingSession would check only every 30 s whether the chief has initialized.
         missing = v1.report_uninitialized_variables()
         with v1.Session(server.target, config=config) as session:
             while session.run(missing).size:
                 time.sleep(0.1)
     with v1.train.MonitoredTrainingSession(
         server.target,
-        is_chief=index == 0,  # it initialises the variables
+        is_chief=index == 0,  # it initializes the variables
         hooks=[v1.train.StopAtStepHook(last_step=args.steps)],  # of all workers together
         config=config,
     ) as session:

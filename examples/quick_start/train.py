@@ -31,7 +31,7 @@ def draw(pictures: int, seed: int) -> Any:
     )
     rows, columns = np.mgrid[:SIZE, :SIZE]
     down, right = np.abs(rows - y), np.abs(columns - x)
-    # the distance of each pixel from the centre, as each shape defines it
+    # the distance of each pixel from the center, as each shape defines it
     ring, square = np.hypot(down, right), np.maximum(down, right)
     cross = np.where(square <= radius, radius + np.minimum(down, right), SIZE)
     distance = np.choose(shapes[:, None, None], [ring, square, cross])

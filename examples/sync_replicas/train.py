@@ -99,7 +99,7 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
     own = f"/job:worker/task:{index}"
     v1.set_random_seed(
         index
-    )  # the chief initialises the variables; each worker initialises its local ones
+    )  # the chief initializes the variables; each worker initializes its local ones
     with v1.device(own):
         images = v1.placeholder(tf.float32, [None, 32, 32, 3])
         labels = v1.placeholder(tf.int64, [None])
@@ -118,7 +118,7 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
     # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     if not chief:
-        # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
+        # MonitoredTrainingSession would check only every 30 s whether the chief has initialized.
         with v1.Session(server.target, config=config) as session:
             while session.run(optimizer.ready_for_local_init_op).size:
                 time.sleep(0.1)

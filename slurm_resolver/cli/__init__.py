@@ -31,7 +31,7 @@ COMMANDS = {
 }
 
 _EPILOG = """\
-exit status: 0 for success, 1 if it found a problem, 2 if usage or environment are wrong; exec,
+exit status: 0 for success, 1 if it found a problem, 2 if usage or environment is wrong; exec,
 run and supervise return the program's own. COMMAND --help has details and examples."""
 
 

@@ -29,8 +29,8 @@ resolve, ports can be reached, no GPU is shared, and versions are equal. One tas
 each check that is not ok, and a summary. Without srun it checks this machine only."""
 
 EPILOG = """\
-exit status, the same in every task: 0 if no check failed (warnings do not count; without srun 3),
-1 if one failed, 2 if usage or environment are wrong.
+exit status, the same in every task: 0 if no check failed (without srun 3), 1 if one failed, 2 if
+usage or environment is wrong. Warnings count only if --collective has measured them.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1

@@ -34,12 +34,12 @@ task's GPUs. These placeholders in its arguments are filled in: {job}, {index}, 
 {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or {main_host}
 and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts} and {chief_host}.
 {{rank}} becomes {rank}. COMMAND replaces this process: process id, signals and exit status are its
-own. In a step with a ps, COMMAND is a child process that receives the signals, and it is ended with
-its job: see --servers."""
+own. In a step with a ps, COMMAND is a child process, which gets the signals that this process gets,
+and may be ended when the training is over: see --servers."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time, 2 if usage or
-environment are wrong.
+environment is wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
@@ -73,7 +73,7 @@ def add_arguments(add: OptionAdder) -> None:
     )
     add(
         "--replace-strategy",
-        "replace the program's tf.distribute.MultiWorkerMirroredStrategy by this package's, for "
+        "replace the program's tf.distribute.MultiWorkerMirroredStrategy with this package's, for "
         "Keras 3's fit",
         dest="replace",
         action="append_const",
@@ -81,7 +81,7 @@ def add_arguments(add: OptionAdder) -> None:
     )
     add(
         "--replace-resolver",
-        "replace the program's tf.distribute.cluster_resolver.SlurmClusterResolver by this "
+        "replace the program's tf.distribute.cluster_resolver.SlurmClusterResolver with this "
         "package's",
         dest="replace",
         action="append_const",
@@ -90,8 +90,8 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "--servers JOB,…",
         "jobs whose programs only serve. They are ended when all other programs have ended; "
-        "all programs are ended when a ps or the leader is lost. Default: ps. Under "
-        "ParameterServerStrategy: ps,worker. none: end no program",
+        "all programs are ended when a ps, or the chief (else worker 0), is lost. Default: ps. "
+        "Under ParameterServerStrategy: ps,worker. none: end no program",
         choices=("ps", "ps,worker", "none"),
     )
     add_command(add)

@@ -13,11 +13,11 @@ from slurm_resolver.slurm import scontrol
 
 DESCRIPTION = """\
 For a batch file, after the training: requeues the job if the training's exit status is 75, or if it
-failed while Slurm preempts the job. `slurm-resolver sbatch --requeue` prints such a file."""
+failed while Slurm was preempting the job. `slurm-resolver sbatch --requeue` prints such a file."""
 
 EPILOG = """\
-exit status, for the batch file: STATUS; 1 if the job was restarted --max-restarts times already;
-143 if it was cancelled; 75 if Slurm does not answer.
+exit status, for the batch file: STATUS; 1 if the job has already been restarted --max-restarts
+times; 143 if it was cancelled; 75 if Slurm does not answer.
 
 examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""

@@ -20,11 +20,11 @@ from slurm_resolver.local import IMITATED_SLURM
 
 DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node. The options are some of srun's, with the meaning of Slurm {IMITATED_SLURM}."""
+node. The options are some of srun's, with their meaning in Slurm {IMITATED_SLURM}."""
 
 EPILOG = """\
 exit status: the highest of the tasks', 128 plus the signal's number for a signal; 2 if usage or
-environment are wrong.
+environment is wrong.
 
 examples:
   slurm-resolver run -n 4 --gpus-per-task 1 -- python train.py
@@ -143,5 +143,5 @@ def _failure(text: str) -> tuple[float, int | None]:
     if not colon:
         return seconds(after), None
     if not rank.isdecimal():
-        raise ArgumentTypeError(f"{text!r}: expected seconds and a rank, as 20:1")
+        raise ArgumentTypeError(f"{text!r}: expected seconds and a rank, such as 20:1")
     return seconds(after), int(rank)

@@ -58,7 +58,7 @@ def add_arguments(add: OptionAdder) -> None:
     add("--spare-nodes K", "ask for K more nodes, to replace failed ones", type=number)
     add(
         "--min-nodes M",
-        "without spare nodes, continue with at least M nodes and fewer tasks",
+        "if no spare node is left, continue with at least M nodes and fewer tasks",
         type=number,
     )
     add("--requeue", "continue the job after preemption or time limit")

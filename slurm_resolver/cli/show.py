@@ -28,7 +28,7 @@ Shows the cluster of this Slurm step: rank, node, job, index, GPUs and address o
 prints the text; with --json every task prints its view. Outside a step, options describe one."""
 
 EPILOG = """\
-exit status: 0; 2 if usage or environment are wrong.
+exit status: 0; 2 if usage or environment is wrong.
 
 examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1
@@ -79,8 +79,8 @@ def main(args: Namespace) -> int:
         )
     elif step.where == "none" and not step.is_launched:
         raise NotInStepError(
-            "this process is not in a step of Slurm. Start it with srun -N 2 slurm-resolver show; "
-            "without Slurm with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "
+            "this process is not in a Slurm step. Start it with srun -N 2 slurm-resolver show; "
+            "without Slurm, with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "
             "step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
         )
     else:

@@ -40,7 +40,7 @@ shares of time spent waiting for data and between steps. Below, it says where th
 goes. Run it on a node of the job. For a job without such a step, it says what Slurm knows."""
 
 EPILOG = """\
-exit status: 0; 1 if no coordination service answers; 2 if usage or environment are wrong.
+exit status: 0; 1 if no coordination service answers; 2 if usage or environment is wrong.
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
@@ -67,7 +67,7 @@ _STATES = {
     "JobHeldAdmin": "an administrator holds it",
     "Dependency": "it waits for another job; squeue -o %E -j {0} shows which",
     "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
-    "BeginTime": "it may start at {StartTime}, as jobs do that ask for it, or that were requeued",
+    "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
 }
 
 

@@ -26,7 +26,7 @@ there after a task or a node has failed. `slurm-resolver sbatch --restarts 3` pr
 
 EPILOG = """\
 exit status: 0; else that of the task that failed first, 128 plus the signal's number if a signal
-ended it; 75 with --requeue if nodes or time do not suffice; 2 if usage or environment are wrong.
+ended it; 75 with --requeue if nodes or time run short; 2 if usage or environment is wrong.
 
 examples:
   slurm-resolver supervise --nodes 4 -- srun --label --kill-on-bad-exit=1 python train.py
@@ -43,7 +43,7 @@ def add_arguments(add: OptionAdder) -> None:
         type=number_type(1),
     )
     add_tasks_per_node(add)
-    add("--requeue", "end with status 75, for a requeue, if nodes or time do not suffice")
+    add("--requeue", "end with status 75, for a requeue, if nodes or time run short")
     add(
         "--pause SECONDS",
         "seconds to wait before restarting (default 2)",

@@ -129,7 +129,7 @@ def _is_local(family: int, address: object) -> bool:
 
 
 def advise_on_lonely_step(step: SlurmStep) -> str:
-    """Returns what to write instead if a step has one task, and its job place for more; or ''."""
+    """Returns what to write instead if a step has one task, and its job room for more; or ''."""
     if step.where != "step" or step.num_tasks != 1 or step.simulated:
         return ""
     nodes = step.job_num_nodes or "1"
@@ -138,6 +138,6 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
     if tasks < 2 or not step.step_id:
         return ""
     return (
-        f"step {step.name} has one task, which trains alone, and its job has place for {tasks}. "
+        f"step {step.name} has one task, which trains alone, and its job has room for {tasks}. "
         f"For one training, start one step of all tasks: srun -n {tasks} …"
     )

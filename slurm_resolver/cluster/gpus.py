@@ -125,7 +125,7 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     else:
         gpus = _choose(node, visible)._replace(conflict=_find_conflict(node, visible))
-    source = f"{visible.name}, which Slurm has not set so" if gpus.conflict else gpus.source
+    source = f"{visible.name}, which Slurm did not set this way" if gpus.conflict else gpus.source
     settings = gpus.settings
     if gpus.devices and not settings and visible.is_misread:
         settings = visible.settings_for(gpus.devices)
@@ -233,7 +233,7 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
     if tasks > number:
         warn_once(
             f"{tasks} tasks share the node's {number} GPU{'s' * (number > 1)}; start fewer "
-            "tasks on each node, unless its memory is enough for all of them"
+            "tasks on each node, unless the GPUs' memory is enough for all of them"
         )
     parts = _parts(number, tasks)
     part = parts[node.users.index(node.local_rank)]
@@ -343,9 +343,9 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
     if gpus.shared:
         environ[SlurmStep.allow_growth.name] = "true"
         warn_once(
-            f"{SlurmStep.allow_growth.name}=true is set, as this task shares its GPU: TensorFlow "
-            "would take all of the memory at once, and the next task would find none; set it "
-            "yourself to choose"
+            f"{SlurmStep.allow_growth.name}=true is set, as this task shares its GPU: otherwise "
+            "TensorFlow would take all of the memory at once, and the next task would find none; "
+            "set the variable yourself to choose"
         )
     if gpus.settings:
         environ.update(gpus.settings)

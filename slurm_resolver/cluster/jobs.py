@@ -98,7 +98,7 @@ def _misspelt(jobs: Iterable[str]) -> Iterator[str]:
         for meant in get_close_matches(name.lower(), JOB_NAMES, n=1, cutoff=0.78):
             yield (
                 f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not "
-                f"know it. Write {meant!r} if that is meant"
+                f"know it. Write {meant!r} if that is what you mean"
             )
 
 

@@ -291,7 +291,7 @@ class Client:
         self._lost_at = None
         self._has_ended = True
         for gather in pending:
-            part = f"takes no part in {gather.purpose}: {why}"
+            part = f"cannot take part in {gather.purpose}: {why}"
             self._answers[gather] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 

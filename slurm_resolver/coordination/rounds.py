@@ -180,8 +180,8 @@ class Rounds:
         """Ends a round because this task has ended."""
         self._end(
             current,
-            error=f"{self._name_of(rank)} is gone, and takes no part in {current.gather.purpose}: "
-            f"{self._endings[rank]}.",
+            error=f"{self._name_of(rank)} is gone, and cannot take part in "
+            f"{current.gather.purpose}: {self._endings[rank]}.",
         )
 
     def _end(self, current: Round, **answer: str) -> None:

@@ -13,7 +13,7 @@ leader is the chief, or worker 0 without a chief.
 | the last worker that only serves is lost | the training is over, status 1 |
 | a ps, or the process of the coordination service, is lost | the training is over, status 1 |
 | the leader or a ps does not come in time | the training is over, status 1 |
-| tasks make different clusters | the training is over, status 1 |
+| tasks define different clusters | the training is over, status 1 |
 
 A launcher decides for its task: its program may leave, be lost, and be followed by another one.
 `ServedTraining` is the service's part, and `member.Member` the part of a task's process.
@@ -135,7 +135,7 @@ class ServedTraining:
             self._present[rank] = process.role
         if message["cluster"] != self._cluster:
             names = self._names([next(iter(self._numbers)), rank])
-            self._end(f"{names} make different clusters: all tasks need the same arguments")
+            self._end(f"{names} define different clusters: all tasks need the same arguments")
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
@@ -178,7 +178,7 @@ class ServedTraining:
         elif failure and workers <= ended:
             self._end(f"{name} is lost, and no other worker is left: {failure}")
         elif not is_ps:
-            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
+            print_line(f"{name} is lost; the others continue: {failure or 'its process ended'}")
 
     def _take_end_of_trainer(self, rank: int, failure: str, said_goodbye: bool) -> None:
         """Ends the training if its leader has failed; the other tasks' ends only count later."""
@@ -190,7 +190,7 @@ class ServedTraining:
         elif rank == self._leader:
             _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
         elif failure:
-            print_line(f"{name} has failed, the others continue: {failure}")
+            print_line(f"{name} has failed; the others continue: {failure}")
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
@@ -209,7 +209,7 @@ class ServedTraining:
         still = [rank for rank, end in self._ends.items() if end is None]
         if still and not self._outcome:
             print_line(
-                f"{self._name_of(self._leader)} has ended; {self._names(still)} still runs. A "
+                f"{self._name_of(self._leader)} has ended; still running: {self._names(still)}. A "
                 "TensorFlow 1 session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )

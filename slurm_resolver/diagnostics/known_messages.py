@@ -82,9 +82,9 @@ kind = effect
 
 [second-strategy]
 cues = this process has a strategy already|, the only task of its step, cannot listen
-cause = TensorFlow starts one server in a process and on a port: a second strategy in the program,
+cause = TensorFlow starts only one server per process and port: a second strategy in the program,
     or a second program in the task, such as a notebook, cannot start its own.
-remedy = Make the strategy once, before any loop, and each new model in its scope. A second program
+remedy = Create the strategy once, before any loop, and each model in its scope. A second program
     trains alone with SLURM_RESOLVER=off, or takes another port_base.
 
 [rendezvous-error]
@@ -177,7 +177,7 @@ kind = effect
 
 [worker-lost]
 cues = Remote function on worker
-cause = ParameterServerStrategy waits for this worker or for a parameter server it reads from.
+cause = ParameterServerStrategy waits for this worker, or for a parameter server it reads from.
 remedy = A worker may return. If a parameter server has ended, restart from a checkpoint.
 pattern = Remote function on worker \S{1,80} failed with Unavailable
 kind = effect
@@ -286,15 +286,15 @@ pattern = enough elements in this dataset for each shard
 cues = Found an unshardable source dataset|Did not find a shardable source
     |AUTO sharding policy will apply DATA
 cause = The dataset does not read files. TensorFlow divides its elements instead, so that every
-    worker reads all of them. That is no error; the dump below it describes the dataset.
-remedy = AutoShardPolicy.DATA in the dataset's options says the same without the message.
+    worker reads all of them. This is not an error; the dump below it describes the dataset.
+remedy = AutoShardPolicy.DATA in the dataset's options has the same effect, without the message.
     fit of slurm_resolver.MultiWorkerMirroredStrategy divides the data before it is read.
 kind = note
 
 [module-missing]
 cues = No module named '
-cause = The Python of this task does not have the package: it is another Python, or the package is
-    not installed on that node.
+cause = The Python of this task does not have the package: it is a different Python, or the package
+    is not installed on that node.
 remedy = Activate the environment in the batch file, before srun, and install the package there.
     srun python -c 'import sys; print(sys.prefix)' shows which Python each task runs.
 pattern = (?:ModuleNotFound|Import)Error: No module named '(?P<address>[\w.]{1,100})'
@@ -302,7 +302,7 @@ pattern = (?:ModuleNotFound|Import)Error: No module named '(?P<address>[\w.]{1,1
 [library-missing]
 cues = cannot open shared object file|GLIBCXX_|GLIBC_
 cause = A library on this node is missing, or older than the one that the package was built with.
-remedy = Load in the batch file the modules with which the environment was made. If only some nodes
+remedy = In the batch file, load the modules with which the environment was made. If only some nodes
     lack it, leave them out (--exclude) and tell the site.
 pattern = ImportError: .{0,200}(?:cannot open shared object file|version .GLIBC)
     |version .GLIBC(?:XX)?_[\d.]{1,20}. not found
@@ -343,8 +343,8 @@ hides = task-crashed
 cues = CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_MISALIGNED
     |illegal memory access was encountered|unspecified launch failure
 cause = A computation on the GPU crashed: a fault of an operation, or of the GPU.
-remedy = If it is the same node each time, leave it out (--exclude=NODE). Else find the operation:
-    CUDA_LAUNCH_BLOCKING=1, and without jit_compile.
+remedy = If it is the same node each time, leave it out (--exclude=NODE). Otherwise, find the
+    operation with CUDA_LAUNCH_BLOCKING=1, and without jit_compile.
 hides = task-crashed
 
 [gpu-too-new]
@@ -355,7 +355,7 @@ hides = task-crashed
 
 [cudnn-version]
 cues = Loaded runtime CuDNN library|CUDNN_STATUS_VERSION_MISMATCH|CUDNN_STATUS_SUBLIBRARY
-cause = TensorFlow loads another cuDNN than the one it was built with: LD_LIBRARY_PATH, set by a
+cause = TensorFlow loads a cuDNN other than the one it was built with: LD_LIBRARY_PATH, set by a
     module or conda, finds it first.
 remedy = Use one cuDNN. With tensorflow[and-cuda]: unload the site's CUDA and cuDNN modules, and
     unset LD_LIBRARY_PATH before srun. Else load the version that the message names.
@@ -395,7 +395,7 @@ pattern = (?:creating|attaching to|extend) shared memory segment|/dev/shm/nccl.{
 
 [nccl-network]
 cues = no socket interface found|No route to host|NCCL WARN
-cause = NCCL does not reach the other nodes by the network that it has chosen.
+cause = NCCL does not reach the other nodes over the network that it has chosen.
 remedy = NCCL_DEBUG=INFO shows the interface; NCCL_SOCKET_IFNAME chooses another, such as ib0.
 pattern = no socket interface found
     |NCCL WARN .{0,200}(?:No route to host|Connection (?:timed out|refused)|retries exceeded)
@@ -426,7 +426,7 @@ remedy = Ask Slurm for GPUs (srun --gpus-per-node=N). See who has them: srun slu
 
 [host-out-of-memory]
 cues = OOM when allocating|MemoryError|std::bad_alloc|Unable to allocate |annot allocate memory
-cause = The program asked for more of the node's memory than Slurm granted, or than there is.
+cause = The program asked for more of the node's memory than Slurm granted, or than the node has.
 remedy = ${memory}. Smaller batches, prefetch and shuffle buffers need less.
 pattern = OOM when allocating.{1,400}device:CPU|(?:^|[\s.])_?(?:Array)?MemoryError(?::|\Z)
     |std::bad_alloc|Unable to allocate [\d.]{1,10} [KMGTP]?i?B|[Cc]annot allocate memory
@@ -456,7 +456,7 @@ remedy = pip install 'tensorflow[and-cuda]', or load the site's CUDA module befo
 
 [cpu-instructions]
 cues = TensorFlow library was compiled to use|Illegal instruction
-cause = TensorFlow, or another library, was compiled for other CPUs than this node's.
+cause = TensorFlow, or another library, was compiled for CPUs other than this node's.
 remedy = Ask for nodes like those on which it runs (--constraint), or install TensorFlow from pip.
 pattern = TensorFlow library was compiled to use \w{1,20} instructions.{1,10}these aren't available
     |${srun} Illegal instruction
@@ -507,7 +507,7 @@ settled = Step created for
 
 [allocation-refused]
 cues = Unable to allocate resources|Batch job submission failed
-cause = Slurm refused the job: it asks for what its partition, account or limits do not have.
+cause = Slurm refused the job: it asks for more than its partition, account or limits allow.
 remedy = The end of the line says what. sinfo -o '%P %l %D %c %m %G' shows what partitions have.
 pattern = (?:srun|salloc|sbatch): error: (?!.*(?:timed out|contact))
     (?:Unable to allocate resources|Batch job submission failed)
@@ -528,8 +528,8 @@ hides = step-waits
 
 [options-exclusive]
 cues = mutually exclusive|set by two different environment variables
-cause = srun was told the same twice, in ways that exclude each other. Most often one comes from the
-    variables of the job or step in which srun or sbatch was called.
+cause = srun got two options that exclude each other. Most often one comes from the variables of the
+    job or step in which srun or sbatch was called.
 remedy = Unset those that you did not mean before srun, such as: unset SLURM_MEM_PER_CPU
     SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_TRES_PER_TASK; or give srun one of the options.
 pattern = (?:srun|sbatch|salloc): (?:fatal|error): .{0,300}(?:mutually exclusive
@@ -553,14 +553,14 @@ pattern = srun: error: (?:Task launch for \S{1,60} failed on node (?P<address>[\
 [mpi-plugin]
 cues = plugin name for mpi/|nvalid MPI type|cannot find mpi plugin
 cause = This Slurm does not have the MPI plugin that srun or the site's default asks for.
-remedy = TensorFlow needs none: srun --mpi=none. srun --mpi=list shows those that there are.
+remedy = TensorFlow needs none: srun --mpi=none. srun --mpi=list shows which ones exist.
 pattern = srun: (?:error|fatal): .{0,100}(?:plugin name for mpi/|nvalid MPI type|find mpi plugin)
 
 [slurm-unreachable]
 cues = Socket timed out on send/recv|Unable to contact slurm controller|Job credential expired
     |nvalid job credential|Zero Bytes were transmitted
 cause = Slurm's daemons did not answer each other in time, or their clocks differ.
-remedy = Submit the job again. If it comes again, tell the site, with the time and the node.
+remedy = Submit the job again. If it happens again, tell the site, with the time and the node.
 pattern = (?:srun|slurmstepd\S{0,80}|sbatch): (?:error|fatal): .{0,200}(?:Socket timed out
     |Unable to contact slurm|Job credential expired|nvalid job credential|Zero Bytes were)
 

@@ -151,7 +151,7 @@ def requeue_job(
     try:  # ends the shell of the batch file; the status does not ask it for another requeue
         scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
     except OSError as error:
-        message += f", when its batch file ends, which has to be now ({error})"
+        message += f"; for that, its batch file has to end now ({error})"
         wait = 0.0
     return ExitPlan(TERMINATED_STATUS, message, wait)
 

@@ -164,7 +164,7 @@ def _check_memlock() -> list[Result]:
     problem = ""
     if 0 <= limit < _LEAST_LOCKED:
         problem = (
-            f"RLIMIT_MEMLOCK is {limit >> 10} KiB (ulimit -l), too few for InfiniBand: srun "
+            f"RLIMIT_MEMLOCK is {limit >> 10} KiB (ulimit -l), too little for InfiniBand: srun "
             "--propagate=NONE, if the shell's limit is the cause; else ask for LimitMEMLOCK="
             "infinity of slurmd"
         )

@@ -83,7 +83,7 @@ def batch_file(settings: BatchSettings) -> str:
 
 _ENVIRONMENT = r"""set -eo pipefail
 
-# Replace this by what puts the right python and slurm-resolver first in PATH:
+# Replace this with the line that puts the right python and slurm-resolver first in PATH:
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
 set -u  # only here: such scripts may use variables that are not set
@@ -124,20 +124,20 @@ again  |#SBATCH --no-kill
 gpus   |# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
 gpus   |#SBATCH --gpus-per-node=<gpus>
 cpus   |#SBATCH --cpus-per-task=<cpus>
-       |# Slurm ends the job after this time. The shorter it is, the sooner it may start.
+       |# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
        |#SBATCH --time=<time>
        |
        |<environment>
        |
        |# The options of all steps. --label: the rank before each line of output.
 plane  |# --distribution: ranks in the order of the nodes, whatever the topology is.
-cpus   |# --cpus-per-task: srun does not get it from the batch job.
+cpus   |# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.
        |step=(srun --label<plane: --distribution=plane=<each>><cpus: --cpus-per-task=<cpus>>)
 script |
 script |# Under ParameterServerStrategy nothing saves at the signal: the training continues from
 script |# the last save of BackupAndResume. So only this script gets it, and requeues the job.
 script |end_job() {  # with the exit status of a step
-script |    trap : <signal_name>  # another one changes nothing from now on
+script |    trap : <signal_name>  # from now on, another one has no effect
 script |    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
 script |    exit "$?"
 script |}
@@ -151,8 +151,8 @@ may_fail|    --nodes <all_nodes> --min-nodes <least> --ntasks-per-node <each> --
 check  |<may_fail:    >"${step[@]}" --kill-on-bad-exit=1 \\
 check  |    slurm-resolver check --timeout 120<fit: --jobs <counts>><script: || end_job "$?">
        |
-at_once|# --kill-on-bad-exit: else the other tasks wait for one that has failed.
-script |# In the background, as bash heeds a signal at once only while it waits.
+at_once|# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.
+script |# In the background, because bash handles a signal at once only while it waits.
 tasks  |status=0
 tasks  |# A task that gets the signal saves, and requeues the job with scontrol. Where there is none
 tasks  |# (in a container) it ends with exit status <status>, and the lines below requeue the job.
@@ -174,6 +174,6 @@ script |status=0
 script |wait $! || status=$?
 script |end_job "$status"
 tasks  |
-tasks  |# Requeues the job after exit status <status>.
+tasks  |# Requeues the job after exit status <status>, or if it failed while Slurm preempted it.
 tasks  |slurm-resolver requeue --max-restarts 10 "$status"
 """

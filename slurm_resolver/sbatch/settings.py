@@ -64,8 +64,8 @@ def check_settings(settings: BatchSettings) -> None:
         if word == ":" or re.search("[\r\ud800-\udfff]", word):
             raise LaunchError(
                 f"the word {word!r} of the command: srun reads ':' as the start of another "
-                "component, and sbatch no carriage return and no bytes that are not UTF-8; put "
-                "the command into a script."
+                "component, and sbatch accepts neither carriage returns nor bytes that are not "
+                "UTF-8; put the command into a script."
             )
     for option, number in (
         ("spare-nodes", settings.spare_nodes),

@@ -142,7 +142,7 @@ def count_driver_gpus() -> int | None:
     """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
 
     It asks NVML, the driver's library, through nvidia-ml-py (the extra ``nvidia``), and does not
-    initialise CUDA. A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not.
+    initialize CUDA. A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not.
     """
     try:
         import pynvml

@@ -137,8 +137,8 @@ class SlurmStep:
         0,
         604_800,
         "whole seconds from 0 to 604800",
-        remedy="Set it to how long no step may end before it is reported, 0 for never, or unset it "
-        "for 300 s",
+        remedy="Set it to the time without a finished step that is reported as a stall, 0 for "
+        "never, or unset it for 300 s",
     )
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = text_variable("SLURM_RESOLVER_JOB")

@@ -32,14 +32,14 @@ def keras_problem(version: str) -> str:
     if not (3, 0) <= _minor(version) < _minor(_FIRST_RIGHT):
         return ""
     return (
-        f"Keras {version} trains wrongly on several workers: its metrics, and up to 3.7 its "
+        f"Keras {version} trains incorrectly on several workers: its metrics, and up to 3.7 its "
         f"weights, are not those of one process. Expected Keras {_FIRST_RIGHT} or later: "
         f"pip install 'keras>={_FIRST_RIGHT}'; or use tf_keras, or write the training loop."
     )
 
 
 def check_keras() -> None:
-    """Raises KerasError if the Keras of this process would train wrongly; warns of a newer one."""
+    """Raises KerasError if this process's Keras would train incorrectly; warns of newer ones."""
     version = getattr(sys.modules.get("keras"), "__version__", None)
     if version is None:
         return

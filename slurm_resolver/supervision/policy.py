@@ -82,7 +82,7 @@ def job_is_ending(
         return NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
     end = scontrol.end_time(slurm_job)
     if end is not None and end - now < least_time:
-        return NoRestartError(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
+        return NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
     return None
 
 

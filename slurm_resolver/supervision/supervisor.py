@@ -184,7 +184,7 @@ class Supervisor:
             )
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
-            again = ", and it was the same each time" if same else ""
+            again = ", and the failure was the same each time" if same else ""
             raise NoRestartError(f"--restarts {self._options.restarts} is used up{again}")
         node = failure.node
         if node and failure.kind == "node":
@@ -192,7 +192,9 @@ class Supervisor:
         elif same:
             is_other = node != self._failures[-2].node
             if node is None or node in self._suspects or is_other or not spare:
-                raise NoRestartError("it was the same each time, without any progress in between")
+                raise NoRestartError(
+                    "the failure was the same each time, without any progress in between"
+                )
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
 

@@ -26,7 +26,7 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
         return gpus.visible_devices(applied=True)
     warn(
         "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
-        "the GPUs that it saw then (%d); make the resolver before anything lists or uses devices",
+        "the GPUs that it saw then (%d); create the resolver before anything lists or uses devices",
         ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
         known,
     )

@@ -122,7 +122,7 @@ class Peers:
         left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
             name = self._name_of(left[0])
-            self.loss = self.loss or f"{name} has ended, and takes no part in a step. {IN_ALL}"
+            self.loss = self.loss or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
             if self.is_in_step:
                 abort_collectives(self.loss)
 

@@ -1,4 +1,4 @@
-"""Replaces TensorFlow's classes by this package's in unmodified programs."""
+"""Replaces TensorFlow's classes with this package's in unmodified programs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def replace_strategy() -> None:
 
 
 def install() -> None:
-    """Replaces TensorFlow's resolver by this package's for the rest of the process.
+    """Replaces TensorFlow's resolver with this package's for the rest of the process.
 
     For libraries that make TensorFlow's resolver themselves: call it before they import the class.
-    ``srun slurm-resolver exec --replace-resolver -- python …`` does it without a change of the
+    ``srun slurm-resolver exec --replace-resolver -- python …`` does it without changing the
     program. This package's resolvers then pass `isinstance` against TensorFlow's class.
     """
     theirs = tf.distribute.cluster_resolver.SlurmClusterResolver

@@ -49,7 +49,7 @@ class SlurmClusterResolver(
 
     - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
       (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
-      TF_FORCE_GPU_ALLOW_GROWTH. Make the resolver before TensorFlow looks at the devices.
+      TF_FORCE_GPU_ALLOW_GROWTH. Create the resolver before TensorFlow looks at the devices.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
     - With a ps job, a thread holds a connection to the step's coordination service until the
       process ends. It sets GRPC_FAIL_FAST unless that is set, and in a chief it changes
@@ -92,7 +92,8 @@ class SlurmClusterResolver(
             placement: "spread" puts parameter servers on different nodes, evenly and away from the
                 chief's; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
             worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives
-                leaves every node once; "rank" numbers them by rank, as TensorFlow's resolver does.
+                enters and leaves each node only once; "rank" numbers them by rank, as TensorFlow's
+                resolver does.
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
             node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
                 such as "-ib0". "slurm" asks Slurm for the addresses, once in each task: use it if
@@ -209,9 +210,9 @@ class SlurmClusterResolver(
     def wait_until_ready(self, timeout: float = 300.0) -> None:
         """Returns when all tasks of the step have called it, agree, and have free ports.
 
-        Call it in every task before you make a strategy or server of TensorFlow's, which would wait
-        without a message. This package's strategies do so themselves. Without Slurm it returns at
-        once.
+        Call it in every task before you create a strategy or server of TensorFlow's, which would
+        wait without a message. This package's strategies do so themselves. Without Slurm it returns
+        at once.
 
         Raises:
             RendezvousError: in every task, within `timeout` seconds and a few more. It names the
@@ -235,8 +236,8 @@ class SlurmClusterResolver(
         Args:
             server: this task's server: a tf.distribute.Server or tf.compat.v1.train.Server. None
                 makes one.
-            start_timeout: seconds in which the chief (without one worker 0) and all parameter
-                servers have to come.
+            start_timeout: the seconds to wait for the chief (without one, worker 0) and for all
+                parameter servers.
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.

@@ -80,9 +80,9 @@ def _refuse_second(cluster: Cluster) -> None:
     if own.address in _served:
         raise RendezvousError(
             f"this process has a strategy already, whose server listens at {own.address}, and "
-            "TensorFlow starts only one in a process. Make the strategy once, before any loop, and "
-            "each new model in its scope; or train each model in its own process, one after the "
-            "other."
+            "TensorFlow starts only one in a process. Create the strategy once, before any loop, "
+            "and each new model in its scope; or train each model in its own process, one after "
+            "the other."
         )
     if len(cluster.tasks) == 1:
         with listening(own) as problem:

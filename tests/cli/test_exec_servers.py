@@ -68,7 +68,7 @@ CASES = {
             "worker 1": "exit 3",
         },
         3,
-        "worker 1 (rank 3 on localhost) has failed, the others continue: exit status 3",
+        "worker 1 (rank 3 on localhost) has failed; the others continue: exit status 3",
         ("worker 0",),
     ),
     "a server fails": Case(
@@ -103,7 +103,7 @@ CASES = {
             "worker 1": JOINS,
         },
         137,
-        "worker 0 (rank 2 on localhost) is lost, the others continue: SIGKILL",
+        "worker 0 (rank 2 on localhost) is lost; the others continue: SIGKILL",
         ("chief 0",),
     ),
     # The service is in rank 0, which comes later than the others.

@@ -98,7 +98,7 @@ def test_errors(arguments: str, message: str, capsys: Captured) -> None:
 
 
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
-    told = "is not in a step of Slurm. Start it with srun -N 2 "
+    told = "is not in a Slurm step. Start it with srun -N 2 "
     assert told in refused(capsys, "show")
 
 

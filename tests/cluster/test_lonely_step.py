@@ -25,5 +25,5 @@ JOBS = [
 def test_a_step_of_one_task(job: Texts, tasks: str) -> None:
     advice = advise_on_lonely_step(SlurmStep.read({**ALONE, **job}))
     assert bool(advice) == bool(tasks)
-    assert not tasks or f"place for {tasks}. " in advice
+    assert not tasks or f"room for {tasks}. " in advice
     assert not tasks or advice.endswith(f"srun -n {tasks} …")

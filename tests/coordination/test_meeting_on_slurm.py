@@ -27,7 +27,7 @@ TASK = shlex.join(helper("slurm_ready.py"))
 STEP = "-w n9,n10 -N2 --ntasks-per-node=2 -m plane=2"
 NAMES = [f"worker {r} (rank {r} on {node})" for r, node in enumerate(["n9"] * 2 + ["n10"] * 2)]
 UNREACHED = "the coordination service at n9:"
-KILLED = "is gone, and takes no part in the start: its process has ended"
+KILLED = "is gone, and cannot take part in the start: its process has ended"
 
 
 class Events:
@@ -86,7 +86,7 @@ class Case(NamedTuple):
 
 
 WAITS = {1: None}
-SERVICE_GONE = "(local rank 0 on n9) is gone, and takes no part in the start"
+SERVICE_GONE = "(local rank 0 on n9) is gone, and cannot take part in the start"
 GAP = STEP.replace("n9,n10", "n11,n12")
 # Stragglers of a requeued job have the same ids and ports.
 OTHER_START = shlex.quote('[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec "$@"')

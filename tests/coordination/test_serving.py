@@ -114,17 +114,17 @@ CASES: dict[str, tuple[Strings, str, Outcome | None, str]] = {
         Outcome(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "another training worker is lost": (W, "all come, worker 1 dies, worker 0 leaves",
         Outcome(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
-        f"worker 1 (rank 3 on n3) has failed, the others continue: {ENDED}"),
+        f"worker 1 (rank 3 on n3) has failed; the others continue: {ENDED}"),
     "a worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 1 dies", None,
-        f"worker 1 (rank 4 on n4) is lost, the others continue: {ENDED}"),
+        f"worker 1 (rank 4 on n4) is lost; the others continue: {ENDED}"),
     "the last worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 0 dies, worker 1 dies",
         Outcome(1, f"worker 1 (rank 4 on n4) is lost, and no other worker is left: {ENDED}"),
-        f"worker 0 (rank 3 on n3) is lost, the others continue: {ENDED}"),
+        f"worker 0 (rank 3 on n3) is lost; the others continue: {ENDED}"),
     "the last worker is lost before another has come": (
         C, "chief 0 comes, ps 0 comes, worker 1 comes, worker 1 serves, worker 1 dies", None,
-        f"worker 1 (rank 4 on n4) is lost, the others continue: {ENDED}"),
+        f"worker 1 (rank 4 on n4) is lost; the others continue: {ENDED}"),
     "a server is lost": (P, "all come, ps 1 dies", Outcome(1, PS_LOST + ENDED), ""),
     "a server ends too early": (P, "all come, ps 1 leaves",
         Outcome(1, PS_LOST + "its process ended before those that it serves"), ""),
@@ -174,7 +174,7 @@ def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
     while "device_filters" not in told and time.monotonic() < until:
         told += capfd.readouterr().err
         time.sleep(0.05)
-    ended = "worker 0 (rank 1 on n1) has ended; worker 1 (rank 3 on n3) still runs."
+    ended = "worker 0 (rank 1 on n1) has ended; still running: worker 1 (rank 3 on n3)."
     assert told.startswith(f"slurm_resolver: {ended}")
 
 
@@ -187,8 +187,8 @@ def test_tasks_with_different_clusters_are_told(job: Job) -> None:
         == other.await_over()
         == Outcome(
             1,
-            "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) make different clusters: all tasks need "
-            "the same arguments",
+            "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) define different clusters: all tasks "
+            "need the same arguments",
         )
     )
 

@@ -150,7 +150,7 @@ CASES = {
         refuses="requeue",
     ),
     "no end of the batch file": Case(
-        PREEMPTED, 143, "when its batch file ends, which has to be now (scancel --batch",
+        PREEMPTED, 143, "for that, its batch file has to end now (scancel --batch",
         BY_SLURM[2], refuses="--batch",
     ),
     # options and variables

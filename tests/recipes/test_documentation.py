@@ -133,7 +133,7 @@ def batch_files() -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "text"), batch_files().items())
 def test_batch_files_pass_their_cpus_on_to_every_step(name: str, text: str) -> None:
-    """Slurm from 22.05 on does not do so by itself, and a task may then get one CPU."""
+    """Slurm 22.05 to 23.02 does not do so by itself, and a task may then get one CPU."""
     assert "#SBATCH --cpus-per-task=" in text
     for step in re.findall(r"^(?:quiet |step=\()?srun .*$", text, re.M):
         assert " --cpus-per-task=" in step, step

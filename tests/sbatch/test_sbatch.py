@@ -174,8 +174,8 @@ def test_what_is_refused(options: str, capsys: Captured) -> None:
         ([], "no command"),
         (["-x"], "srun would read it as an option"),
         (["python", "train.py", ":", "b"], "the word ':' of the command"),
-        (["python", "-c", "1\r\n"], "no carriage return and no bytes that are not UTF-8"),
-        (["python", "\udcff"], "no carriage return and no bytes that are not UTF-8"),
+        (["python", "-c", "1\r\n"], "neither carriage returns nor bytes that are not UTF-8"),
+        (["python", "\udcff"], "neither carriage returns nor bytes that are not UTF-8"),
     ],
 )
 def test_commands_that_srun_would_misread(command: Strings, message: str, capsys: Captured) -> None:

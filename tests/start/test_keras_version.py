@@ -40,11 +40,13 @@ def test_a_version_that_nobody_has_tried_is_a_warning(
 
 def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.9.2"))
-    with pytest.raises(KerasError, match=r"Keras 3\.9\.2 trains wrongly .* pip install 'keras>=3"):
+    with pytest.raises(
+        KerasError, match=r"Keras 3\.9\.2 trains incorrectly .* pip install 'keras>=3"
+    ):
         keras_version.check_keras()
 
 
-OLD = "Keras 3.9.2 trains wrongly on several workers"
+OLD = "Keras 3.9.2 trains incorrectly on several workers"
 # By what is installed, and GPUs: what `check` says of TensorFlow and Keras.
 INSTALLED: dict[str, tuple[str, ...]] = {
     "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),

@@ -195,7 +195,7 @@ RUNNING = {
         ({"Restarts": "2"}, "requeued", False),
         ({"PreemptTime": "2026-01-01T00:00:00"}, "preempts", True),
         ({"EndTime": "1999-12-31T00:02:00"}, None, False),
-        ({"EndTime": "1999-12-31T00:00:59"}, "the time limit comes in 59 s", True),
+        ({"EndTime": "1999-12-31T00:00:59"}, "the time limit is 59 s away", True),
         ({"NodeList": "n[2-3]"}, "the job has lost n1", True),
         ({"NodeList": "n[2-3]", "BatchHost": ""}, None, False),  # salloc has no batch file
     ],

@@ -99,7 +99,9 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
         "n[1,3]",
     ]
     assert "n[1,3], without n2 (the same failure twice); first failure: rank 1 on" in said[1]
-    assert said[2].startswith("not started again after 2 restarts: it was the same each time")
+    assert said[2].startswith(
+        "not started again after 2 restarts: the failure was the same each time"
+    )
 
 
 # The nodes of the training after a check that prints this line.

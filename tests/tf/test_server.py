@@ -60,7 +60,7 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
         2: 0,
         3: 128 + signal.SIGKILL,
     }
-    assert "worker 1 (rank 3 on n11) is lost, the others continue" in errors
+    assert "worker 1 (rank 3 on n11) is lost; the others continue" in errors
 
 
 LOST = "is lost, and its variables with it: its process has ended"

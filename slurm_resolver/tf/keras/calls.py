@@ -34,7 +34,7 @@ from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weigh
 from slurm_resolver.tf.progress import reporter
 
 SCOPE = (
-    "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
+    "Build and compile the model in `with strategy.scope():`, and create its optimizer there too."
 )
 
 
@@ -49,7 +49,7 @@ def call_together(
     Raises:
         FitError: in every worker, if the calls differ, or if one worker fails; or if each of them
             would compute a batch alone.
-        KerasError: for a version of Keras that would train wrongly.
+        KerasError: for a version of Keras that would train incorrectly.
     """
     call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
@@ -91,7 +91,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 
     Raises:
         FitError: if a method would train a model that is in the scope of no strategy.
-        KerasError: for a version of Keras that would train wrongly on several replicas.
+        KerasError: for a version of Keras that would train incorrectly on several replicas.
     """
     strategy = model.distribute_strategy
     if is_ours(strategy):
@@ -140,7 +140,7 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise FitError(
                     f"fit of {model.name!r}: the variable {variable.path!r} of its {owner} was "
-                    f"made outside strategy.scope(). {SCOPE}"
+                    f"created outside strategy.scope(). {SCOPE}"
                 )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)

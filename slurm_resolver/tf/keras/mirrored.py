@@ -64,16 +64,17 @@ class MultiWorkerMirroredStrategy(
         on_stall: Literal["report", "exit"] = "report",
         custom_losses: Literal["whole", "mean"] = "whole",
     ) -> None:
-        """Waits until all workers have come, and starts this worker's server.
+        """Waits until all workers are present, and starts this worker's server.
 
-        Make the strategy before TensorFlow does anything else, such as making a dataset. Otherwise
-        TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
+        Create the strategy before you use TensorFlow in any other way, such as for a dataset.
+        Otherwise TensorFlow raises RuntimeError ("Collective ops must be configured at program
+        startup").
 
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`. None
                 requests NCCL if every task has GPUs that no other task uses, else gRPC.
-            start_timeout: seconds in which all workers have to come; None is
+            start_timeout: the seconds to wait for all workers; None is
                 SLURM_RESOLVER_START_TIMEOUT, or 600. Missing workers are named after 30 s, and then
                 every minute.
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
@@ -86,8 +87,8 @@ class MultiWorkerMirroredStrategy(
 
         Raises:
             ValueError: for another `on_stall` or `custom_losses`.
-            RendezvousError: in every worker that came, if others did not, naming them; if they
-                disagree on the cluster, or a port is taken.
+            RendezvousError: in every worker that is present, if others are missing, naming them; or
+                if they disagree on the cluster, or a port is taken.
             JobsError: in an evaluator, which does not train. In a cluster with parameter servers,
                 in every task.
         """
@@ -187,7 +188,7 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     seed = zlib.crc32((job_id or "").encode())
     global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
     own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
-    python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
+    python, numpy, tensorflow = zip(*workers.exchange("creates the strategy", [*own, global_seed]))
     if len(set(python)) > 1:
         random.seed(seed)
     if len(set(numpy)) > 1:

@@ -76,7 +76,7 @@ class ParameterServerStrategy(
 
         Raises:
             RendezvousError: if some do not serve in time, with their names.
-            JobsError: in any other task than the chief.
+            JobsError: in a parameter server or a worker.
         """
         task = getattr(cluster_resolver, "task_type", None)
         if task in ("ps", "worker"):

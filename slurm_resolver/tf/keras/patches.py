@@ -276,7 +276,7 @@ def _as_given(step: Step, original: Method, *args: Any) -> Any:
 def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if private_names.STRATEGY_OF_OPTIMIZER.of(optimizer) is not tf.distribute.get_strategy():
         raise FitError(
-            f"a step of {step.model.name!r}: its optimizer {optimizer.name!r} was made outside "
+            f"a step of {step.model.name!r}: its optimizer {optimizer.name!r} was created outside "
             f"strategy.scope(). {SCOPE}"
         )
     return original(optimizer, *args, **kwargs)

@@ -66,7 +66,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     random generators outside the model is not kept.
 
     If the batches have another size than before, as with another number of workers, the position in
-    the epoch is converted by the count of samples, rounded down to a batch.
+    the epoch is converted by the number of samples, rounded down to a batch.
     """
 
     async_safe = True  # lets other callbacks run in parallel
@@ -226,8 +226,8 @@ class _Fit:
                     variable.assign(value)
             else:
                 warn(
-                    "the metrics of this epoch start from zero: the model has other metrics or "
-                    "replicas now"
+                    "the metrics of this epoch start from zero: the model now has different "
+                    "metrics, or a different number of replicas"
                 )
             self._logs = dict(self._model.get_metrics_result())
         for _ in range(self._backup.drawn):

@@ -58,8 +58,8 @@ def termination_config(
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
     no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor, and the
     PreemptionCheckpointHandler installs it again. A child process of the task installs none.
-    SIGTERM ends a child that the task forks later, and it ignores the other signals: if children
-    read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
+    SIGTERM ends a child that the task forks later; such a child ignores the other signals: if
+    children read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
 
     Training ends with the save, as Slurm gives a task little time after SIGTERM: KillWait, or the
     partition's GraceTime.

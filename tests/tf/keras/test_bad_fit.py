@@ -19,8 +19,8 @@ SECONDS = 240
 
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
-    "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
-    "own_optimizer_outside": "was made outside strategy.scope(). Build and compile the model in",
+    "optimizer_outside": "iteration' of its optimizer was created outside strategy.scope()",
+    "own_optimizer_outside": "was created outside strategy.scope(). Build and compile the model in",
     "batch_outside": "train_on_batch of 'sequential",
     "own_function": "its own make_train_function() would take the steps in each worker alone. ",
     "own_function_on_batch": "the model 'own_function_1': its own make_train_function() would",
@@ -111,7 +111,7 @@ def test_a_stop_of_one_worker_within_an_epoch_is_an_error_in_all(
 @pytest.mark.parametrize(
     ("when", "failing", "message"),
     [
-        ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and takes no"),
+        ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and cannot"),
         ("batch", 1, "this worker compares its weights before step 1 of train_on_batch: worker 1"),
         ("within", 2, "worker 0 calls evaluate within fit, and worker 1 ends epoch 1."),
         (

@@ -103,7 +103,7 @@ def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
         found += [line for line in done.stdout.splitlines() if "told" in line]
     assert found[0].endswith("told ['loss']")
     assert len(found) == 3
-    assert all(f"told Keras {VERSION} trains wrongly" in line for line in found[1:])
+    assert all(f"told Keras {VERSION} trains incorrectly" in line for line in found[1:])
 
 
 @pytest.mark.skipif(OLDER, reason="this version trains wrongly")
