@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -53,38 +52,3 @@ def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster)
     assert sum(int(own) for _, own, _ in steps) >= int(steps[0][2])
     (accuracy,) = accuracies(output)
     assert accuracy > 0.9
-
-
-# What each worker does, and the exit status of the step.
-WORKERS = {
-    "true": 0,
-    'sleep "$SLURM_PROCID"': 0,  # the step waits for the slower worker
-    '[ "$SLURM_PROCID" = 3 ] || exec sleep 300; exit 7': 143,  # Slurm ends the tasks that wait
-}
-
-
-@pytest.mark.parametrize("worker", WORKERS)
-def test_how_a_step_of_endless_servers_ends(
-    real_slurm: SlurmCluster, tmp_path: Path, worker: str
-) -> None:
-    command = ["slurm-resolver", "exec", "--jobs", "ps=2,worker=-1", "--"]
-    command += [
-        "bash",
-        "-c",
-        f"""
-        touch {tmp_path}/started-$0$1
-        if [ "$0" = ps ]; then exec sleep 300; fi
-        {worker}
-        touch {tmp_path}/ended-$0$1""",
-        "{job}",
-        "{index}",
-    ]
-    step = "srun -w n9,n10 -N2 --ntasks-per-node=2 --kill-on-bad-exit=1"
-    done = real_slurm.run(
-        f"{step} {shlex.join(command)}",
-        env=ENVIRONMENT,
-        status=WORKERS[worker],
-    )
-    assert sorted(path.name for path in tmp_path.glob("ended-*")) == (
-        [] if done.returncode else ["ended-worker0", "ended-worker1"]
-    )
