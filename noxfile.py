@@ -23,8 +23,8 @@ VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 # the packages of the extra `test` that the tests without Slurm and TensorFlow import
 TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10", "wrapt"]
 QUICK = ["-m", "not slurm and not tensorflow"]
-# TensorFlow's contract for resolvers, the package without TensorFlow, the order of its ring
-CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
+# TensorFlow's contract for resolvers, and the package without TensorFlow
+CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package"]
 # one example for each strategy; those with TensorFlow's own strategies need no Keras 3
 THEIRS, OURS = "custom_loop or legacy_server", "quick_start or parameter_server"
 # the oldest and the newest supported versions
