@@ -29,6 +29,26 @@ CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package"]
 THEIRS, OURS = "custom_loop or legacy_server", "quick_start or parameter_server"
 # the oldest and the newest supported versions
 KERAS = ["3.10", "3.15"]
+# of tests/helpers/keras_programs, some of each kind, which every version runs
+PROGRAMS = [
+    "loss_dice",
+    "loss_masked_sequences",
+    "loss_function_sum",
+    "loss_two_outputs",
+    "optimizer_accumulated",
+    "optimizer_loss_scale",
+    "step_own",
+    "step_gan",
+    "step_five_per_execution",
+    "data_arrays_weighted_validation_split",
+    "data_py_dataset",
+    "data_dict_inputs",
+    "data_predictions",
+    "metric_auc",
+    "metric_own_vector",
+    "guide_saved_and_loaded",
+    "guide_unbuilt_sequential",
+]
 # the wheel of this one has Keras' tests, and that of a nightly build has none
 KERAS_WITH_TESTS = "3.15.1"
 
@@ -107,8 +127,9 @@ def tensorflow(session: nox.Session, tensorflow: str) -> None:
 
 def two_workers_with_keras(session: nox.Session, version: str, env: dict[str, str]) -> None:
     """Compares two workers with one process, with the first Keras on the path."""
-    env = {**env, "KERAS_VERSION": version}
+    env = {**env, "KERAS_VERSION": version, "KERAS_PROGRAMS": " ".join(PROGRAMS)}
     run_tests(session, "tests/tf/keras/test_versions.py", env=env)
+    run_tests(session, "tests/tf/keras/test_fit.py", "-k", "one_process", env=env)
 
 
 def keras_folder(session: nox.Session, requirement: str) -> Path:
