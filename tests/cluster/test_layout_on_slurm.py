@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import by_version
@@ -95,29 +93,6 @@ def test_what_no_variable_tells_the_tasks_tell_each_other(
 
 
 DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # a source of ports
-
-
-def test_jobs_are_taken_from_components_that_have_met(
-    real_slurm: SlurmCluster, tmp_path: Path
-) -> None:
-    """No variable shows the distribution of a batch job's component that sets none."""
-    show = f"{sys.executable} -m slurm_resolver show --json --jobs ps=1,worker=-1"
-    batch_file = tmp_path / "job.sbatch"
-    batch_file.write_text(
-        "#!/bin/bash\n#SBATCH -w n11,n12 --ntasks-per-node=2\n#SBATCH hetjob\n#SBATCH -w n10 -n2\n"
-        # from 25.11 on, %t counts within each component
-        f"srun --het-group=0,1 --output={tmp_path}/%N-%t {show} --het-groups ps=1\n"
-    )
-    real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", status=None)
-    batch_file.unlink()
-    log = (tmp_path / "log").read_text()
-    (tmp_path / "log").unlink()
-    assert log == ""
-    clusters = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
-    assert len(clusters) == 6
-    for cluster in clusters:
-        jobs = [(task["job"], task["node"]) for task in cluster["tasks"]]
-        assert jobs[:4] == [("worker", node) for node in ("n11", "n11", "n12", "n12")]
 
 
 @pytest.mark.parametrize("source", ["SLURM_STEP_RESV_PORTS", DERIVED])
