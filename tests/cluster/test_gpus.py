@@ -350,11 +350,6 @@ def test_a_process_uses_one_slice(name: str, caplog: Logged) -> None:
         assert environ["CUDA_VISIBLE_DEVICES"] == ",".join(one.devices or ())
 
 
-def test_without_the_settings_cuda_shows_the_first_slice() -> None:
-    assert decide(FOUR, 1, 2).visible_devices(applied=False) == ("MIG-a",)
-    assert decide("GPU-1,GPU-2", 1, 2).visible_devices(applied=False) == ("GPU-1", "GPU-2")
-
-
 # The devices shown to the tasks of a node, which tasks share their GPU, and further options.
 MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
     "one each": ("0,1", [False, False], {}),
