@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
+import pictures
 import pytest
 from bare_state import shell_commands
 from example_runs import ENVIRONMENT
@@ -198,18 +197,6 @@ def test_the_architecture_names_every_folder(page: str) -> None:
     } <= set(re.findall(r"[`>](\w+)/[`<]", text))
 
 
-def pictures() -> Any:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PICTURES = pictures()
-
-
 def masked(lines: Strings) -> dict[int, str]:
     """Returns the words of these lines, with every number replaced by 0.
 
@@ -224,17 +211,17 @@ def masked(lines: Strings) -> dict[int, str]:
 @pytest.mark.nightly
 @pytest.mark.newest
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", PICTURES.COMMANDS)
+@pytest.mark.parametrize("name", pictures.COMMANDS)
 def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -> None:
     done = real_slurm.run(
-        PICTURES.in_terminal(PICTURES.COMMANDS[name]),
-        env={**ENVIRONMENT, **PICTURES.ENVIRONMENT},
+        pictures.in_terminal(pictures.COMMANDS[name]),
+        env={**ENVIRONMENT, **pictures.ENVIRONMENT},
         cwd=ROOT,
         status=int(name == "explain"),
     )
-    current = PICTURES.text_of(PICTURES.draw(name, done.stdout))
-    drawn = PICTURES.text_of((PICTURES.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
-    assert drawn[0] == current[0] == f"$ {PICTURES.COMMANDS[name]}"
+    current = pictures.text_of(pictures.draw(name, done.stdout))
+    drawn = pictures.text_of((pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
+    assert drawn[0] == current[0] == f"$ {pictures.COMMANDS[name]}"
     assert masked(drawn) == masked(current)
 
 
