@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from example_runs import ENVIRONMENT, accuracies, batch_file
+from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
 
@@ -42,11 +43,22 @@ def test_a_tf_config_program_trains_to_equal_weights(
 
 @pytest.mark.newest
 @pytest.mark.tensorflow
-def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster) -> None:
-    """The batch file ends with status 0, although the parameter server never ends by itself."""
-    output = batch_file(
-        real_slurm, "-w n9,n10 -N2 -n3 --cpus-per-task=2", "train.sbatch", EXAMPLES / "flags"
-    )
+def test_a_program_with_flags_trains_and_its_step_ends(
+    real_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """The batch file ends with status 0, although the parameter server never ends by itself.
+
+    It leaves no files. `sbatch --wait` may notice the end half a minute late, so salloc runs it.
+    """
+    copy = shutil.copytree(EXAMPLES / "flags", tmp_path / "flags")
+    files = {path.name for path in copy.iterdir()}
+    output = real_slurm.run(
+        "salloc --quiet -w n9,n10 -N2 -n3 --cpus-per-task=2 bash train.sbatch",
+        cwd=copy,
+        env=ENVIRONMENT,
+        timeout=300,
+    ).stdout
+    assert {path.name for path in copy.iterdir()} <= {*files, "__pycache__"}
     steps = re.findall(r"^\d: worker (\d): (\d+) of (\d+) steps$", output, re.M)
     assert sorted(worker for worker, _, _ in steps) == list("01")
     assert sum(int(own) for _, own, _ in steps) >= int(steps[0][2])
