@@ -174,7 +174,7 @@ def keras_nightly(session: nox.Session) -> None:
 def jax(session: nox.Session) -> None:
     """Trains with two processes of Keras with JAX, as docs/unchanged_programs.md shows."""
     install(session, "jax", "keras")
-    run_tests(session, "tests/recipes/test_guide_programs.py", "-k", "jax")
+    run_tests(session, "tests/recipes/test_guide_snippets.py", "-k", "jax")
 
 
 KNOWN_CLASSIFIERS = """
