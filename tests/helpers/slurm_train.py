@@ -63,9 +63,7 @@ class Story:
             time.sleep(self.sleep)
 
     def happen(self, what: str) -> None:
-        if what == "SLOW":
-            self.sleep = 2.0
-        elif what == "SIGTERM in validation":
+        if what == "SIGTERM in validation":
             self.signals_in_validation = True
         elif what == "kill in save":
             threading.Thread(target=self.kill_in_save, daemon=True).start()

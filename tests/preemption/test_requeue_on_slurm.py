@@ -85,6 +85,9 @@ CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
     "saved": saving('["scontrol", null]'),
     "saved, with an exit status": saving('["exit-code", null]', ""),
+    "saved, before the time limit": saving(
+        '["scontrol", null]', action=LIMIT, options="--signal=USR1@120"
+    ),
     "saved, at the cap": saving(
         '["scontrol", 0]',
         restarts=0,

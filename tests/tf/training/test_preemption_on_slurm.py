@@ -171,25 +171,6 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
     job.assert_ended(whole["keras"], restarts=4)
 
 
-def test_the_time_limit_is_announced_and_the_job_requeued(
-    slurm: SlurmCluster, tmp_path: Path, whole: Whole
-) -> None:
-    """Every 30 s, Slurm sends signals that are due before its next check: here at 20 to 50 s."""
-    job = Job(
-        slurm,
-        tmp_path,
-        "loop",
-        options="--time=1 --signal=USR1@10",
-        faults=[[0, 3, "SLOW"]],
-    )
-    job.await_end()
-    lost = job.lost()
-    assert set(lost) == {0}
-    assert "because of SIGUSR1: job" in job.output()
-    # On a slow machine, the second start may reach its limit as well.
-    job.assert_ended(whole["loop"], restarts=len(lost))
-
-
 @pytest.mark.newest
 def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     slurm: SlurmCluster, tmp_path: Path, whole: Whole
