@@ -44,6 +44,7 @@ def decide(
     users: Sequence[int] | None = None,
     **more: Any,
 ) -> TaskGpus:
+    """Returns the GPUs of a task that sees these devices, with other values of its step."""
     return on_node(
         SlurmStep(
             rank=local_rank,
@@ -91,7 +92,11 @@ def _no_driver(monkeypatch: Patch) -> None:
     ],
 )
 def test_what_slurm_granted(
-    visible: str | None, local_rank: int, tasks: int, more: Fields, devices: Devices
+    visible: str | None,
+    local_rank: int,
+    tasks: int,
+    more: Fields,
+    devices: Devices,
 ) -> None:
     gpus = decide(visible, local_rank, tasks, **more)
     assert gpus.devices == devices
@@ -159,7 +164,10 @@ def test_explicit_counts_as_tensorflow(
     ],
 )
 def test_bad_input(
-    visible: str | None, explicit: tuple[Any, ...], on_node: int | None, message: str
+    visible: str | None,
+    explicit: tuple[Any, ...],
+    on_node: int | None,
+    message: str,
 ) -> None:
     with pytest.raises(sr.GpuError, match=message):
         decide(visible, 0, 2, *explicit, gpus_on_node=on_node)

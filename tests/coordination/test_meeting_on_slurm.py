@@ -28,7 +28,12 @@ from slurm_resolver.coordination.secret import MUNGE_SOCKET_VARIABLE
 
 TASK = shlex.join(helper("slurm_ready.py"))
 STEP = "-w n9,n10 -N2 --ntasks-per-node=2 -m plane=2"
-NAMES = [f"worker {r} (rank {r} on {node})" for r, node in enumerate(["n9"] * 2 + ["n10"] * 2)]
+NAMES = [
+    "worker 0 (rank 0 on n9)",
+    "worker 1 (rank 1 on n9)",
+    "worker 2 (rank 2 on n10)",
+    "worker 3 (rank 3 on n10)",
+]
 UNREACHED = "the coordination service at n9:"
 KILLED = "is gone, and takes no part in the start: its process has ended"
 

@@ -21,7 +21,10 @@ COMMAND = [
 
 
 def captured(
-    command: Sequence[str | Path], status: int | None = None, timeout: float = 600, **how: Any
+    command: Sequence[str | Path],
+    status: int | None = None,
+    timeout: float = 600,
+    **how: Any,
 ) -> Completed:
     """Runs a program, and captures its output as text. A given status must be its exit status."""
     done = subprocess.run(

@@ -80,7 +80,8 @@ def await_jobs(
         return not left()
 
     def explain() -> str:
-        return "\n".join([f"{found[ids[name]]}\n{read(folders[name] / 'out')}" for name in left()])
+        outputs = [read(folders[name] / "out") for name in left()]
+        return "\n".join([f"{left()} have not ended", *outputs])
 
     wait_for(have_ended, 400, explain)
     return {name: found[id] for name, id in ids.items()}

@@ -21,7 +21,12 @@ from slurm_resolver.start.transport import TaskDevices, find_transport
 TASK = shlex.join(helper("slurm_task.py"))
 
 
-def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> Records:
+def run(
+    slurm: SlurmCluster,
+    command: str,
+    output: Path,
+    timeout: float = 180.0,
+) -> Records:
     """Runs a command line with slurm_task.py as TASK; returns the tasks' records by rank."""
     command = command.replace("TASK", TASK)
     slurm.run(
@@ -75,12 +80,14 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> l
 
 
 def accounts(output: Path, job_id: str = "*") -> Records:
+    """Returns the records of all tasks, or of those of one job, by rank."""
     lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.*")]
     assert lines, "no task wrote a record"
     return sorted(lines, key=rank_of)
 
 
 def rank_of(line: Fields) -> int:
+    """Returns the rank of the task that wrote a record."""
     return int(line["rank"])
 
 
@@ -98,6 +105,7 @@ def truth(hosts: Strings) -> list[tuple[str, int]]:
 
 
 def assert_right(lines: Records) -> None:
+    """All tasks agree on the cluster, and every rank runs where the cluster says."""
     hosts = [line["host"] for line in lines]
     assert [line["rank"] for line in lines] == list(range(len(hosts)))
     for line in lines:

@@ -207,7 +207,8 @@ def in_letters(name: str, text: str) -> str:
     for i, letter in list(enumerate("ABC"))[: CASES[name].nodes]:
         text = re.sub(rf"\bn{FIRST[name] + i}\b", letter, text)
     low = FIRST[name]
-    return text.replace(f"n[{low}-{low + 1}]", "A,B").replace(f"n[{low},{low + 2}]", "A,C")
+    text = text.replace(f"n[{low}-{low + 1}]", "A,B")
+    return text.replace(f"n[{low},{low + 2}]", "A,C")
 
 
 def in_nodes(name: str, text: str) -> str:
