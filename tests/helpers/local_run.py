@@ -1,7 +1,8 @@
-"""Helpers for the tests of the local launcher."""
+"""Runs the commands of the package, and other programs, as a user does."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -68,6 +69,12 @@ def refused(capsys: Captured, *arguments: str) -> str:
     output, errors = capsys.readouterr()
     assert output == ""
     return errors
+
+
+def printed_batch_file(options: str, command: str, capsys: Captured) -> str:
+    """Returns the batch file that `sbatch` prints for these options and this program."""
+    assert main(["sbatch", *shlex.split(options), "--", *shlex.split(command)]) == 0
+    return capsys.readouterr().out
 
 
 def has_ended(pid: int) -> bool:
