@@ -13,8 +13,12 @@ from typing import Callable
 from kinds import Strings, Texts
 from slurm_cluster import SlurmCluster
 
-# The tasks find the commands of this environment.
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+# The tasks find the commands of this environment. TensorFlow does not log what it was built for.
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
 ENDS = (
     "COMPLETED",
     "FAILED",
@@ -28,6 +32,11 @@ ENDS = (
 def read(path: Path) -> str:
     """Returns the text of a file, or '' if it does not exist yet."""
     return path.read_text() if path.exists() else ""
+
+
+def accuracies(output: str) -> list[float]:
+    """Returns the accuracies that an example prints."""
+    return [float(number) for number in re.findall(r"test accuracy ([\d.]+)", output)]
 
 
 def wait_for(

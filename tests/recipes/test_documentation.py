@@ -11,12 +11,12 @@ from pathlib import Path
 import pictures
 import pytest
 from bare_state import shell_commands
-from example_runs import ENVIRONMENT
 from folders import ROOT
 from kinds import Strings
 from local_run import captured
 from page_blocks import GUIDES, PAGES, blocks_of, name_of, texts_of
 from slurm_cluster import SlurmCluster
+from slurm_jobs import ENVIRONMENT
 
 from slurm_resolver.cli import COMMANDS
 

@@ -9,11 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from example_runs import ENVIRONMENT
 from folders import ROOT
 from local_run import COMMAND, captured, in_step
 from page_blocks import PAGES, name_of, texts_of
 from slurm_cluster import SlurmCluster
+from slurm_jobs import ENVIRONMENT
 
 IMPORTS = """\
 import json

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
+from slurm_jobs import ENVIRONMENT, accuracies
 
 TF_CONFIG_PROGRAM = EXAMPLES / "tf_config" / "train.py"
 FLAGS_PROGRAM = EXAMPLES / "flags" / "train.py"

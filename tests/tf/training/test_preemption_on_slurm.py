@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
-from slurm_jobs import read, shown_jobs, wait_for
+from slurm_jobs import ENVIRONMENT, read, shown_jobs, wait_for
 
 PROGRAM = HELPERS / "slurm_train.py"
 FAILURES = ("FAILED", "CANCELLED")
