@@ -49,6 +49,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> str:
+    """Runs a command line of a guide in a folder, and returns its output."""
     return captured(
         command,
         status=int("slurm-resolver explain" in command),
@@ -94,6 +95,7 @@ def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout:
 
 
 def without_blocks(page: Path) -> str:
+    """Returns the text of a page without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
