@@ -166,7 +166,7 @@ def test_parts_of_programs(tmp_path: Path, name: str) -> None:
         in_step(f"-n {tasks}", sys.executable, "train.py"),
         status=int(shown == NOT_FED),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert shown in done.stdout + done.stderr
 
@@ -192,7 +192,7 @@ def test_batch_files(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> Non
     real_slurm.run(
         f"sbatch --wait --output={tmp_path / 'job.out'} train.sbatch",
         cwd=tmp_path,
-        env={**ENVIRONMENT, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={**ENVIRONMENT, "HOME": str(tmp_path)},
     )
     printed = [tmp_path / "job.out", *tmp_path.glob("logs/*")]
     ranks = re.findall(r"rank (\d+) trains", "".join(path.read_text() for path in printed))
@@ -213,11 +213,7 @@ def run(folder: Path, *command: str, **variables: str) -> str:
         command,
         status=0,
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            **variables,
-        },
+        env={**os.environ, **variables},
     ).stdout
 
 
