@@ -23,12 +23,32 @@ VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 # the packages of the extra `test` that the tests without Slurm and TensorFlow import
 TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10", "wrapt"]
 QUICK = ["-m", "not slurm and not tensorflow"]
-# TensorFlow's contract for resolvers, the package without TensorFlow, the order of its ring
-CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
+# TensorFlow's contract for resolvers, and the package without TensorFlow
+CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package"]
 # one example for each strategy; those with TensorFlow's own strategies need no Keras 3
 THEIRS, OURS = "custom_loop or legacy_server", "quick_start or parameter_server"
 # the oldest and the newest supported versions
 KERAS = ["3.10", "3.15"]
+# of tests/helpers/keras_programs, some of each kind, which every version runs
+PROGRAMS = [
+    "loss_dice",
+    "loss_masked_sequences",
+    "loss_function_sum",
+    "loss_two_outputs",
+    "optimizer_accumulated",
+    "optimizer_loss_scale",
+    "step_own",
+    "step_gan",
+    "step_five_per_execution",
+    "data_arrays_weighted_validation_split",
+    "data_py_dataset",
+    "data_dict_inputs",
+    "data_predictions",
+    "metric_auc",
+    "metric_own_vector",
+    "guide_saved_and_loaded",
+    "guide_unbuilt_sequential",
+]
 # the wheel of this one has Keras' tests, and that of a nightly build has none
 KERAS_WITH_TESTS = "3.15.1"
 
@@ -107,8 +127,9 @@ def tensorflow(session: nox.Session, tensorflow: str) -> None:
 
 def two_workers_with_keras(session: nox.Session, version: str, env: dict[str, str]) -> None:
     """Compares two workers with one process, with the first Keras on the path."""
-    env = {**env, "KERAS_VERSION": version}
+    env = {**env, "KERAS_VERSION": version, "KERAS_PROGRAMS": " ".join(PROGRAMS)}
     run_tests(session, "tests/tf/keras/test_versions.py", env=env)
+    run_tests(session, "tests/tf/keras/test_fit.py", "-k", "one_process", env=env)
 
 
 def keras_folder(session: nox.Session, requirement: str) -> Path:
@@ -153,7 +174,7 @@ def keras_nightly(session: nox.Session) -> None:
 def jax(session: nox.Session) -> None:
     """Trains with two processes of Keras with JAX, as docs/unchanged_programs.md shows."""
     install(session, "jax", "keras")
-    run_tests(session, "tests/recipes/test_guide_programs.py", "-k", "jax")
+    run_tests(session, "tests/recipes/test_guide_snippets.py", "-k", "jax")
 
 
 KNOWN_CLASSIFIERS = """

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from free_ports import free_ports
 from hypothesis import HealthCheck, settings
 from kinds import Strings
 from slurm_conf import numbered
@@ -16,6 +15,7 @@ from slurm_fixture import slurm_of
 from slurm_installation import PATH, Installation, installations, slurm_or_skip
 
 from slurm_resolver import log
+from slurm_resolver.local.environment import free_ports
 from slurm_resolver.slurm.ancestors import Ancestors
 
 # A busy machine may take long to generate and run an example. That is no fault of the code.
@@ -116,7 +116,8 @@ def output(tmp_path: Path) -> Path:
 @pytest.fixture
 def port() -> int:
     """A free port of this machine."""
-    return free_ports(1)
+    (found,) = free_ports(1)
+    return found
 
 
 # A real Slurm of five nodes, n8 to n12, whose names sort differently as strings.

@@ -95,6 +95,12 @@ def test_an_example_can_be_pasted() -> None:
             )
 
 
+# What a shell does to the streams of a command, which lead to a pipe that nobody reads.
+OUTPUTS = {
+    "nobody reads": "",
+    "full": ">/dev/full 2>&1",
+    "closed": ">&- 2>&-",
+}
 LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")
 PLANNED = [
     "show",
@@ -112,7 +118,7 @@ PLANNED = [
     ],
     ids=["unbuffered", "buffered"],
 )
-@pytest.mark.parametrize("output", ["nobody reads", "full", "closed"])
+@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -134,18 +140,14 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_status(
     """Both streams fail at once. A status of 0 also says that the output is on the disk."""
     if output == "full" and status == 0:
         status = 2
-    command = [*COMMAND, *words]
-    if output == "closed":
-        command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
+    outer = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
-    with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
-        target = full if output == "full" else broken
-        outer = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with open(writer, "wb") as broken:
         done = subprocess.run(
-            command,
-            stdout=target,
-            stderr=target,
+            ["sh", "-c", f'exec "$@" {OUTPUTS[output]}', "sh", *COMMAND, *words],
+            stdout=broken,
+            stderr=broken,
             env={**outer, **env},
         )
     assert done.returncode == status

@@ -14,6 +14,7 @@ JOBS = "--jobs ps=1,worker=-1"
 TOLD = "echo {rank} {job} {index}"
 FOUR = "-w n9,n10 -N2 --ntasks-per-node=2"
 HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
+MET = "--jobs ps=1,worker=-1 --het-groups ps=1 --wait 30"
 
 # The command, which runs in a temporary folder, and its sorted output.
 STEPS = {
@@ -27,6 +28,13 @@ STEPS = {
     "a heterogeneous step": (
         f"srun -w n9 -n2 {EXEC} {HET} -- {TOLD} a : -w n10,n11 -N2 -n2 {EXEC} {HET} -- {TOLD} b",
         ["0 ps 0 a", "1 ps 1 a", "2 worker 0 b", "3 worker 1 b"],
+    ),
+    "a heterogeneous step whose layout no variable shows": (
+        (
+            f"salloc -w n12 : -w n10,n11 -N2 -n3 srun --het-group=0 {EXEC} {MET} -- {TOLD} : "
+            f"--het-group=1 -m cyclic {EXEC} {MET} -- {TOLD}"
+        ),
+        ["0 worker 0", "1 ps 0", "2 worker 1", "3 worker 2"],
     ),
     "the variables of torch": (
         (

@@ -16,6 +16,7 @@ from captured import Captured
 from kinds import Strings
 from local_run import refused
 from programs_on_path import stand_ins
+from slurm_jobs import read
 
 SCONTROL = """\
 #!/bin/bash
@@ -60,9 +61,8 @@ def test_when_the_job_is_requeued(
         stderr=subprocess.DEVNULL,
         timeout=60,
     )
-    calls = tmp_path / "calls"
     assert done.returncode == ends_with
-    assert (calls.read_text().splitlines() if calls.exists() else []) == called
+    assert read(tmp_path / "calls").splitlines() == called
 
 
 def test_it_is_for_batch_files(capsys: Captured) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from captured import Patch
-from kinds import Counts, Fields
+from kinds import Counts, Fields, Texts
+from task_variables import ALONE
 from task_variables import TASK as VARIABLES
 
 from slurm_resolver.cluster import alone
-from slurm_resolver.cluster.alone import is_this_machine, why_alone
+from slurm_resolver.cluster.alone import advise_on_lonely_step, is_this_machine, why_alone
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
@@ -139,3 +140,23 @@ def test_a_machine_is_known_by_its_name_and_its_addresses(
     monkeypatch.setattr(socket, "gethostname", lambda: "n9")
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     assert is_this_machine(node) is expected
+
+
+# The variables of the job, and the number of tasks that fit into it ("" if there is no advice).
+JOBS = [
+    ({}, ""),
+    ({"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1"}, ""),
+    ({"SLURM_JOB_NUM_NODES": "3"}, "3"),
+    ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"}, "8"),
+    ({"SLURM_JOB_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}, ""),
+    ({"SLURM_JOB_NUM_NODES": "3", "SLURM_STEP_ID": "-5"}, ""),  # a batch script
+    ({"SLURM_JOB_NUM_NODES": "3", "SLURM_RESOLVER_JOB": "42"}, ""),  # slurm-resolver run
+]
+
+
+@pytest.mark.parametrize(("job", "tasks"), JOBS)
+def test_a_step_of_one_task(job: Texts, tasks: str) -> None:
+    advice = advise_on_lonely_step(SlurmStep.read({**ALONE, **job}))
+    assert bool(advice) == bool(tasks)
+    assert not tasks or f"room for {tasks}. " in advice
+    assert not tasks or advice.endswith(f"srun -n {tasks} …")

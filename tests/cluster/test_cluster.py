@@ -170,17 +170,9 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
         clusters = [sr.resolve(jobs, environ=task) for task in recording.tasks]
         assert len({cluster.tasks for cluster in clusters}) == 1
         assert len({task.address for task in clusters[0].tasks}) == num_tasks
-        for cluster, environ in zip(clusters, recording.tasks):
-            task = cluster.task
-            assert task is not None
-            assert task == cluster.tasks[task.rank]
-            reserved = environ.get("SLURM_STEP_RESV_PORTS")
-            if reserved and " : " in cluster.to_dict()["distribution"]:
-                # each component has its own ports
-                assert cluster.to_dict()["ports_source"] == "SLURM_JOB_ID and SLURM_STEP_ID"
-            elif reserved:
-                ports = sr.expand_hostlist(f"[{reserved}]")
-                assert task.address.endswith(f":{ports[task.local_rank]}")
+        for cluster in clusters:
+            assert cluster.task is not None
+            assert cluster.task == cluster.tasks[cluster.task.rank]
 
 
 def test_tf_config_from_slurm() -> None:

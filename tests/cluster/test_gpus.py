@@ -19,8 +19,6 @@ import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
 from slurm_resolver.cluster.gpus import NodeGpus, TaskGpus, apply_gpus, gpus_on_node
 from slurm_resolver.cluster.jobs import jobs_with_gpus
-from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.resolve import build_cluster
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -46,6 +44,7 @@ def decide(
     users: Sequence[int] | None = None,
     **more: Any,
 ) -> TaskGpus:
+    """Returns the GPUs of a task that sees these devices, with other values of its step."""
     return on_node(
         SlurmStep(
             rank=local_rank,
@@ -93,7 +92,11 @@ def _no_driver(monkeypatch: Patch) -> None:
     ],
 )
 def test_what_slurm_granted(
-    visible: str | None, local_rank: int, tasks: int, more: Fields, devices: Devices
+    visible: str | None,
+    local_rank: int,
+    tasks: int,
+    more: Fields,
+    devices: Devices,
 ) -> None:
     gpus = decide(visible, local_rank, tasks, **more)
     assert gpus.devices == devices
@@ -161,7 +164,10 @@ def test_explicit_counts_as_tensorflow(
     ],
 )
 def test_bad_input(
-    visible: str | None, explicit: tuple[Any, ...], on_node: int | None, message: str
+    visible: str | None,
+    explicit: tuple[Any, ...],
+    on_node: int | None,
+    message: str,
 ) -> None:
     with pytest.raises(sr.GpuError, match=message):
         decide(visible, 0, 2, *explicit, gpus_on_node=on_node)
@@ -305,32 +311,25 @@ WITH_GPUS = [
 @pytest.mark.parametrize("recording", WITH_GPUS, ids=lambda recording: recording.name)
 def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Recording) -> None:
     """Each node uses all granted GPUs, and tasks share a GPU only if they must."""
-    layout = recording.layout()
-    nodes: dict[str, list[tuple[Texts, Devices]]] = {}
+    nodes: dict[str, list[Texts]] = {}
     for task in recording.tasks:
-        nodes.setdefault(task["SLURMD_NODENAME"], []).append(
-            (
-                task,
-                build_cluster(
-                    SlurmStep.read(task),
-                    layout,
-                    {"worker": layout.num_tasks},
-                    ClusterOptions(),
-                ).gpus,
-            )
-        )
+        nodes.setdefault(task["SLURMD_NODENAME"], []).append(task)
     for tasks in nodes.values():
-        shown = {task.get("CUDA_VISIBLE_DEVICES") for task, _ in tasks}
+        shown = {task.get("CUDA_VISIBLE_DEVICES") for task in tasks}
+        found = [
+            on_node(SlurmStep.read(task), int(task["SLURM_LOCALID"]), len(tasks)).devices
+            for task in tasks
+        ]
         if None in shown:  # unset before 26.05 with --gpu-bind=none, or without a grant
             assert shown == {None}
-            assert [gpus for _, gpus in tasks] == [None] * len(tasks)
+            assert found == [None] * len(tasks)
             continue
-        for task, gpus in tasks:
+        for task, gpus in zip(tasks, found):
             assert gpus
             assert set(gpus) <= set(task["CUDA_VISIBLE_DEVICES"].split(","))
             if re.search("single|per_task|map|mask", task.get("SLURMD_TRES_BIND", "")):
                 assert gpus == tuple(task["CUDA_VISIBLE_DEVICES"].split(","))
-        taken = [device for _, gpus in tasks for device in gpus or ()]
+        taken = [device for gpus in found for device in gpus or ()]
         granted = {device for value in shown for device in (value or "").split(",")}
         assert set(taken) == granted
         if len(shown) == 1 and len(granted) >= len(tasks) and "map" not in recording.command:
@@ -357,11 +356,6 @@ def test_a_process_uses_one_slice(name: str, caplog: Logged) -> None:
         environ = {"CUDA_VISIBLE_DEVICES": visible}
         apply_gpus(one, SlurmStep(rank=0), environ)
         assert environ["CUDA_VISIBLE_DEVICES"] == ",".join(one.devices or ())
-
-
-def test_without_the_settings_cuda_shows_the_first_slice() -> None:
-    assert decide(FOUR, 1, 2).visible_devices(applied=False) == ("MIG-a",)
-    assert decide("GPU-1,GPU-2", 1, 2).visible_devices(applied=False) == ("GPU-1", "GPU-2")
 
 
 # The devices shown to the tasks of a node, which tasks share their GPU, and further options.

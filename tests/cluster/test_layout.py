@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Strings, Texts
-from recorded_steps import NEVER_TOLD, Recording, recordings, unknowable
+from recorded_steps import Recording, recordings, unknowable
 
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.errors import (
@@ -17,9 +17,7 @@ from slurm_resolver.errors import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 
-
-def steps() -> list[Recording]:
-    return [r for r in recordings() if r.is_step]
+STEPS = [r for r in recordings() if r.is_step]
 
 
 def resolved(task: Texts) -> Layout:
@@ -29,7 +27,7 @@ def resolved(task: Texts) -> Layout:
     return layout
 
 
-@pytest.mark.parametrize("recording", steps(), ids=lambda recording: recording.name)
+@pytest.mark.parametrize("recording", STEPS, ids=lambda recording: recording.name)
 def test_every_recorded_step_is_right_or_an_error_in_every_task_that_can_see_it(
     recording: Recording,
 ) -> None:
@@ -57,10 +55,6 @@ def places(layout: Layout) -> dict[int, tuple[str, int]]:
     """Returns the node and the local rank of each rank."""
     nodes = (layout.nodes[node] for node in layout.node_of)
     return dict(enumerate(zip(nodes, layout.local_rank_of)))
-
-
-def test_the_table_of_unknowable_steps_has_no_stale_entry() -> None:
-    assert set(NEVER_TOLD) <= {recording.name for recording in steps()}
 
 
 HET = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -97,29 +98,6 @@ def test_what_no_variable_tells_the_tasks_tell_each_other(
 DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # a source of ports
 
 
-def test_jobs_are_taken_from_components_that_have_met(
-    real_slurm: SlurmCluster, tmp_path: Path
-) -> None:
-    """No variable shows the distribution of a batch job's component that sets none."""
-    show = f"{sys.executable} -m slurm_resolver show --json --jobs ps=1,worker=-1"
-    batch_file = tmp_path / "job.sbatch"
-    batch_file.write_text(
-        "#!/bin/bash\n#SBATCH -w n11,n12 --ntasks-per-node=2\n#SBATCH hetjob\n#SBATCH -w n10 -n2\n"
-        # from 25.11 on, %t counts within each component
-        f"srun --het-group=0,1 --output={tmp_path}/%N-%t {show} --het-groups ps=1\n"
-    )
-    real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", status=None)
-    batch_file.unlink()
-    log = (tmp_path / "log").read_text()
-    (tmp_path / "log").unlink()
-    assert log == ""
-    clusters = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
-    assert len(clusters) == 6
-    for cluster in clusters:
-        jobs = [(task["job"], task["node"]) for task in cluster["tasks"]]
-        assert jobs[:4] == [("worker", node) for node in ("n11", "n11", "n12", "n12")]
-
-
 @pytest.mark.parametrize("source", ["SLURM_STEP_RESV_PORTS", DERIVED])
 def test_two_jobs_on_the_same_nodes_at_once(
     real_slurm: SlurmCluster, tmp_path: Path, output: Path, source: str
@@ -136,3 +114,53 @@ def test_two_jobs_on_the_same_nodes_at_once(
         output,
     ):
         assert {line["cluster"]["ports_source"] for line in lines} == {source}
+
+
+# A task, its child, and a child started before the rendezvous. Each writes its cluster to a file.
+PARENT = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+import slurm_resolver as sr
+
+def tell(who):
+    try:
+        told = [dict(vars(task)) for task in sr.resolve().tasks]
+    except sr.SlurmResolverError as error:
+        told = f"{type(error).__name__}: {error}"
+    Path(os.environ["TASK_OUTPUT"], f"{who}-{os.environ['SLURM_PROCID']}").write_text(
+        json.dumps(told)
+    )
+
+if sys.argv[1:] == ["child"]:
+    tell("child")
+elif sys.argv[1:] == ["early"]:
+    sys.stdin.readline()
+    tell("early")
+else:
+    again = [sys.executable, __file__]
+    early = subprocess.Popen([*again, "early"], stdin=subprocess.PIPE)
+    tell("task")
+    subprocess.run([*again, "child"], check=True)
+    early.communicate(b"\\n")
+    while len([*Path(os.environ["TASK_OUTPUT"]).glob("early-*")]) < 4:
+        time.sleep(0.1)  # one of the tasks serves the children of the others
+"""
+
+
+def test_children_get_the_layout_that_was_told(
+    real_slurm: SlurmCluster, tmp_path: Path, output: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PARENT)
+    task = shlex.join([sys.executable, str(program)])
+    real_slurm.run(
+        f"srun -n4 -m arbitrary -w n10,n8,n10,n9 {task}",
+        env={"TASK_OUTPUT": str(output)},
+    )
+    told = {path.name: json.loads(path.read_text()) for path in output.iterdir()}
+    assert [task["node"] for task in told["task-0"]] == ["n10", "n8", "n10", "n9"]
+    for rank in range(4):
+        assert told[f"task-{rank}"] == told[f"child-{rank}"] == told["task-0"]
+        # the early child did not get the layout
+        assert told[f"early-{rank}"].startswith("LayoutError: ")
+        assert f"rank {rank} is represented by process " in told[f"early-{rank}"]

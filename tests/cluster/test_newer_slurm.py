@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from by_version import expected
 from local_run import COMMAND
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
-from slurm_fixture import started
+from slurm_fixture import slurm_of
 from slurm_installation import Installation
 from task_accounts import TASK, assert_right, run, run_at_once
 
@@ -61,19 +59,8 @@ STEPS = {
 }
 
 
-@pytest.fixture(scope="module")
-def newer(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SlurmCluster]:
-    """A cluster with the new features of this version."""
-    slurm = SlurmCluster(
-        numbered(8, 10),
-        tmp_path_factory.mktemp("newer"),
-        extra_conf=expected(CONF, installation),
-        installation=installation,
-    )
-    with started(slurm):
-        yield slurm
+# A cluster with the new features of this version.
+newer = slurm_of(numbered(8, 10), CONF)
 
 
 def test_every_task_knows_the_true_cluster(
@@ -112,16 +99,5 @@ def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
 ) -> None:
     """Each manager reserves its own ports; all tasks of both jobs listen at the same time."""
     option = expected(MANAGED, installation)
-    assert (
-        len(
-            run_at_once(
-                newer,
-                [
-                    f"salloc {option} -w n8,n9 -N2 -n4 srun -m cyclic {TASK} --meet {tmp_path} 8",
-                ]
-                * 2,
-                output,
-            )
-        )
-        == 2
-    )
+    job = f"salloc {option} -w n8,n9 -N2 -n4 srun -m cyclic {TASK} --meet {tmp_path} 8"
+    run_at_once(newer, [job, job], output)

@@ -75,7 +75,10 @@ def test_a_port_base_that_leaves_a_task_without_a_port(port_base: Any) -> None:
         choose_ports(step(), 2, port_base)
 
 
-IDS = st.one_of(st.integers(0, 2**32).map(str), st.sampled_from(["", "batch", "é", "9" * 40]))
+IDS = st.one_of(
+    st.integers(0, 2**32).map(str),
+    st.sampled_from(["", "batch", "é", "9" * 40]),
+)
 
 
 @given(IDS, IDS, st.integers(1, 16_384))

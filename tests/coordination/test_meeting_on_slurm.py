@@ -18,14 +18,22 @@ from typing import Callable, NamedTuple, Optional
 
 import pytest
 from folders import helper
-from kinds import Fields
+from kinds import Fields, Texts
+from munged import running_munged
 from network_faults import packets_dropped
 from slurm_cluster import SlurmCluster
 from slurm_jobs import wait_for
 
+from slurm_resolver.coordination.secret import MUNGE_SOCKET_VARIABLE
+
 TASK = shlex.join(helper("slurm_ready.py"))
 STEP = "-w n9,n10 -N2 --ntasks-per-node=2 -m plane=2"
-NAMES = [f"worker {r} (rank {r} on {node})" for r, node in enumerate(["n9"] * 2 + ["n10"] * 2)]
+NAMES = [
+    "worker 0 (rank 0 on n9)",
+    "worker 1 (rank 1 on n9)",
+    "worker 2 (rank 2 on n10)",
+    "worker 3 (rank 3 on n10)",
+]
 UNREACHED = "the coordination service at n9:"
 KILLED = "is gone, and cannot take part in the start: its process has ended"
 
@@ -226,3 +234,35 @@ def test_nodes_that_have_ipv6_only(only_ipv6: SlurmCluster, tmp_path: Path) -> N
         )
         == ALL_READY
     )
+
+
+SECRET = {"SLURM_RESOLVER_SECRET": "a value that nobody guesses"}
+
+
+def meet(slurm: SlurmCluster, output: Path, env: Texts, before: str = "") -> Told:
+    """Returns the error of each of two tasks on two nodes."""
+    output.mkdir()
+    task = f"{before}exec {TASK} --timeout 5"
+    slurm.run(
+        f"srun -n2 -w n8,n9 -m cyclic bash -c {shlex.quote(task)}",
+        env={**env, "TASK_OUTPUT": str(output)},
+        status=None,
+    )
+    return read(output)
+
+
+def test_the_tasks_of_a_step_share_the_secret(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    with running_munged() as munged:
+        for means, env in {
+            "variable": SECRET,
+            "none": {MUNGE_SOCKET_VARIABLE: "/nowhere"},
+            "munge": {MUNGE_SOCKET_VARIABLE: munged.socket},
+        }.items():
+            assert meet(real_slurm, tmp_path / means, env) == {0: None, 1: None}, means
+
+
+def test_a_task_without_the_secret_is_told_why(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    without = "[ $SLURM_PROCID = 0 ] || unset SLURM_RESOLVER_SECRET; "
+    told = meet(real_slurm, tmp_path / "unset", SECRET, without)
+    assert "1 of 2 tasks did not reach the start" in str(told[0])
+    assert "uses SLURM_RESOLVER_SECRET as its secret, but this task has no secret" in str(told[1])

@@ -156,9 +156,7 @@ def test_when_it_is_over(
     job.do(acts)
     late = job.members.get("worker 1") if acts.endswith("worker 1 comes") else None
     observer = late or next(job.members[name] for name in job.members if name.startswith("ps 0"))
-    until = time.monotonic() + (3.0 if result is None else 10.0)
-    while observer.outcome is None and time.monotonic() < until:
-        time.sleep(0.05)
+    observer.client.wait_for(lambda: observer.outcome, 3.0 if result is None else 10.0)
     assert observer.outcome == result
     assert capfd.readouterr().err == (f"slurm_resolver: {said}\n" if said else "")
 

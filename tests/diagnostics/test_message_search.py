@@ -33,6 +33,7 @@ EXPECTED = expected()
 
 
 def short(findings: list[Finding]) -> Strings:
+    """Returns each message with its count and task, as expected.txt has them."""
     return [
         f"{one.id} x{one.count}" + (f" at {one.address}" if one.address else "") for one in findings
     ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinds import Strings
-
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.options import ClusterOptions
@@ -32,12 +30,6 @@ def assign(layout: Layout, jobs: Mapping[str, int] | None = None, **options: Any
         job_counts(jobs, layout.num_tasks),
         ClusterOptions(jobs, **options),
     )
-
-
-def job_of(roles: Roles) -> Strings:
-    """Returns the name of each rank's job, in rank order."""
-    jobs = {rank: job for job, ranks in roles.items() for rank in ranks}
-    return [jobs[rank] for rank in sorted(jobs)]
 
 
 def play(layout: Layout, jobs: Mapping[str, int] | None = None, **options: Any) -> str:

@@ -20,36 +20,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 from kinds import Action, Fields
-from labelled_rows import LOSS, data
+from labelled_rows import LOSS, BreakOff, BrokenOffError, data, raise_error
 
 import slurm_resolver as sr
 
 FOLDER = Path(os.environ["TASK_OUTPUT"])
 EPOCHS = 4
-
-
-class BrokenOffError(Exception):
-    pass
-
-
-def raise_error() -> None:
-    raise BrokenOffError
-
-
-class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
-    """Breaks a training off after the second batch of its third epoch."""
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        super().__init__()
-        self._end = end
-        self._epoch = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._epoch == 2 and batch == 1:
-            self._end()
+BREAK = (2, 2)  # before the third batch of the third epoch
 
 
 def model_with(optimizer: Action, built: bool = True) -> Any:
@@ -128,7 +105,7 @@ def told(name: str, strategy: Any, folder: Path) -> Fields:
             *others(),
         ]
         try:
-            epochs = fit(model, *callbacks, *([] if attempt else [BreakOff(raise_error)]))
+            epochs = fit(model, *callbacks, *([] if attempt else [BreakOff(BREAK, raise_error)]))
         except BrokenOffError:
             left = sorted(path.name for path in backup.glob("[!.]*"))
     return {
@@ -164,7 +141,7 @@ def main() -> None:
             model = model_with(adam)
         backup = keras.callbacks.BackupAndRestore(str(FOLDER / "backup"))
         if kind == "broken off":
-            fit(model, backup, BreakOff(end_worker_1(index)))
+            fit(model, backup, BreakOff(BREAK, end_worker_1(index)))
         found["epochs"] = fit(model, backup)
         found["weights"] = weights(model)
         with alone.scope():

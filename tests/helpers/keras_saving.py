@@ -48,10 +48,12 @@ def build(strategy: Any) -> Any:
 
 
 def predicted(model: Any) -> list[Any]:
+    """Returns the predictions for all rows."""
     return list(np.asarray(model.predict(data(), verbose=0)).tolist())
 
 
 def outcome(action: Action) -> Any:
+    """Returns the result of an action, or its error as a text."""
     try:
         return action()
     except Exception as error:

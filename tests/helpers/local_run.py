@@ -1,10 +1,10 @@
-"""Helpers for the tests of the local launcher."""
+"""Runs the commands of the package, and other programs, as a user does."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ COMMAND = [
 
 
 def captured(
-    command: Sequence[str | Path], status: int | None = None, timeout: float = 600, **how: Any
+    command: Sequence[str | Path],
+    status: int | None = None,
+    timeout: float = 600,
+    **how: Any,
 ) -> Completed:
     """Runs a program, and captures its output as text. A given status must be its exit status."""
     done = subprocess.run(
@@ -68,15 +71,16 @@ def refused(capsys: Captured, *arguments: str) -> str:
     return errors
 
 
-def ended(pid: int) -> bool:
-    """Waits until a process that is not our child has ended; returns False on a timeout."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":  # a container without an init never reaps it
-            return True
-        time.sleep(0.02)
-    return False
+def printed_batch_file(options: str, command: str, capsys: Captured) -> str:
+    """Returns the batch file that `sbatch` prints for these options and this program."""
+    assert main(["sbatch", *shlex.split(options), "--", *shlex.split(command)]) == 0
+    return capsys.readouterr().out
+
+
+def has_ended(pid: int) -> bool:
+    """Returns whether a process that is not our child has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"  # a container without an init never reaps it

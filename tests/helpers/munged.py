@@ -8,11 +8,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_installation import PATH, slurm_or_skip
+from slurm_jobs import wait_for
 
 START_SECONDS = 60.0
 
@@ -75,12 +75,7 @@ def running_munged() -> Iterator[Munged]:
             )
         try:
             munged = Munged(folder, process)
-            until = time.monotonic() + START_SECONDS
-            while not _listens(munged.socket):
-                said = (folder / "out").read_text()
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"munged does not start: {said}")
-                time.sleep(0.01)
+            wait_for(lambda: _listens(munged.socket), START_SECONDS, (folder / "out").read_text)
             yield munged
         finally:
             process.kill()  # also ends a stopped process

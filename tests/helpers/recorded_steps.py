@@ -11,8 +11,6 @@ from typing import NamedTuple
 from folders import DATA
 from kinds import Texts
 
-from slurm_resolver.cluster.layout import Layout, local_ranks
-
 
 class Recording(NamedTuple):
     """One recorded step: Slurm's version, the command, and each task's variables."""
@@ -38,13 +36,6 @@ class Recording(NamedTuple):
             int(task["SLURM_PROCID"]): (task["SLURMD_NODENAME"], int(task["SLURM_LOCALID"]))
             for task in self.tasks
         }
-
-    def layout(self) -> Layout:
-        """Returns the real layout, in the form that a rendezvous of the tasks would produce."""
-        hosts = [host for _, (host, _) in sorted(self.truth().items())]
-        nodes = tuple(dict.fromkeys(hosts))
-        node_of = [nodes.index(host) for host in hosts]
-        return Layout(nodes, node_of, local_ranks(node_of, len(nodes)), "block", "rendezvous")
 
 
 def recordings() -> list[Recording]:

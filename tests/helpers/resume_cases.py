@@ -22,6 +22,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 import keras
 import numpy as np
 import tensorflow as tf
+from labelled_rows import BreakOff, BrokenOffError, raise_error
 
 import slurm_resolver as sr
 
@@ -41,26 +42,6 @@ def case(function: Action) -> Action:
     """Registers a function that returns a new model and the arguments of `fit`."""
     CASES[function.__name__] = function
     return function
-
-
-class BrokenOffError(Exception):
-    pass
-
-
-def break_off(after: tuple[int, int]) -> Any:
-    """Returns a callback that interrupts the training when this step of this epoch begins."""
-
-    class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
-        epoch = -1
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.epoch = epoch
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if (self.epoch, batch) >= after:
-                raise BrokenOffError
-
-    return BreakOff()
 
 
 def perceptron(*layers: Any, **compiled: Any) -> Any:
@@ -239,7 +220,7 @@ def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
         }
         model = how.pop("model")
         how["callbacks"] = [
-            break_off(after),
+            BreakOff(after, raise_error),
             *how["callbacks"],
             sr.BackupAndResume(folder, TERMINATION, save_every=4),
         ]

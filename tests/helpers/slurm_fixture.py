@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pytest
+from by_version import expected
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node
 from slurm_installation import Installation, SlurmUnavailable, slurm_or_skip
@@ -27,10 +28,10 @@ def started(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 
 def slurm_of(
     nodes: Sequence[Node],
-    conf: Sequence[str] = (),
+    conf: Sequence[str] | Mapping[str, Sequence[str]] = (),
     scope: Literal["module", "session"] = "module",
 ) -> Any:
-    """Returns a fixture: a Slurm of these nodes, with these lines of slurm.conf."""
+    """Returns a fixture: a Slurm of these nodes, with these lines of slurm.conf, or by version."""
 
     @pytest.fixture(scope=scope)
     def slurm(
@@ -41,7 +42,7 @@ def slurm_of(
             SlurmCluster(
                 nodes,
                 folder,
-                extra_conf=conf,
+                extra_conf=expected(conf, installation) if isinstance(conf, Mapping) else conf,
                 installation=installation,
             )
         ) as cluster:

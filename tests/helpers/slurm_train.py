@@ -63,9 +63,7 @@ class Story:
             time.sleep(self.sleep)
 
     def happen(self, what: str) -> None:
-        if what == "SLOW":
-            self.sleep = 2.0
-        elif what == "SIGTERM in validation":
+        if what == "SIGTERM in validation":
             self.signals_in_validation = True
         elif what == "kill in save":
             threading.Thread(target=self.kill_in_save, daemon=True).start()
@@ -84,6 +82,7 @@ class Story:
 
 
 def arrays() -> tuple[Any, Any]:
+    """Returns the rows, the same in every process, and their sums as targets."""
     numbers = tf.random.stateless_normal([EXAMPLES, 4], seed=[1, 2])
     return numbers, tf.reduce_sum(
         numbers,
@@ -93,6 +92,7 @@ def arrays() -> tuple[Any, Any]:
 
 
 def shuffled(epoch: int = 0) -> tf.data.Dataset:
+    """Returns the rows in the order of an epoch, divided among the workers by row."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return (

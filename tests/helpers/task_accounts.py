@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from folders import helper
-from kinds import Records, Strings, Texts
+from kinds import Fields, Records, Strings
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
@@ -21,7 +21,12 @@ from slurm_resolver.start.transport import TaskDevices, find_transport
 TASK = shlex.join(helper("slurm_task.py"))
 
 
-def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> Records:
+def run(
+    slurm: SlurmCluster,
+    command: str,
+    output: Path,
+    timeout: float = 180.0,
+) -> Records:
     """Runs a command line with slurm_task.py as TASK; returns the tasks' records by rank."""
     command = command.replace("TASK", TASK)
     slurm.run(
@@ -33,40 +38,28 @@ def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0)
     return accounts(output)
 
 
-def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> dict[int, tuple[str, Texts]]:
-    """Runs a command line in which TASK only saves its variables, in a fraction of the time.
+def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> Records:
+    """Like `run`, but TASK only saves its variables, in a fraction of the time.
 
-    Returns the host and the variables of each rank.
+    This process resolves them, without a rendezvous.
     """
     save = f"bash -c {shlex.quote(f'env -0 > {output}/$(hostname).$SLURM_PROCID')}"
-    # A busy Slurm may need a minute for a step that otherwise takes half a second.
-    slurm.run(
-        command.replace("TASK", save),
-        cwd=output.parent,
-        timeout=180.0,
-    )
-    tasks = {}
+    slurm.run(command.replace("TASK", save), cwd=output.parent)
+    lines = []
     for path in output.iterdir():
         host, rank = path.name.split(".")
         pairs = path.read_text().rstrip("\0").split("\0")
-        tasks[int(rank)] = (host, dict(pair.split("=", 1) for pair in pairs))
-    assert tasks, "no task saved its variables"
-    return dict(sorted(tasks.items()))
-
-
-def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> Records:
-    """Resolves the tasks' variables in this process, without a rendezvous; otherwise like `run`."""
-    lines = []
-    for rank, (host, environ) in run_and_save(slurm, command, output).items():
+        environ = dict(pair.split("=", 1) for pair in pairs)
         lines.append(
             {
                 "host": host,
-                "rank": rank,
+                "rank": int(rank),
                 "cluster": sr.resolve(environ=environ, layout="environment").to_dict(),
                 "error": None,
             }
         )
-    return lines
+    assert lines, "no task saved its variables"
+    return sorted(lines, key=rank_of)
 
 
 def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> list[Records]:
@@ -87,9 +80,15 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> l
 
 
 def accounts(output: Path, job_id: str = "*") -> Records:
+    """Returns the records of all tasks, or of those of one job, by rank."""
     lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.*")]
     assert lines, "no task wrote a record"
-    return sorted(lines, key=lambda line: int(line["rank"]))
+    return sorted(lines, key=rank_of)
+
+
+def rank_of(line: Fields) -> int:
+    """Returns the rank of the task that wrote a record."""
+    return int(line["rank"])
 
 
 def use_nccl(lines: Records) -> bool:
@@ -106,6 +105,7 @@ def truth(hosts: Strings) -> list[tuple[str, int]]:
 
 
 def assert_right(lines: Records) -> None:
+    """All tasks agree on the cluster, and every rank runs where the cluster says."""
     hosts = [line["host"] for line in lines]
     assert [line["rank"] for line in lines] == list(range(len(hosts)))
     for line in lines:

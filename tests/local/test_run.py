@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from captured import Captured
-from local_run import captured, ended, in_step, piped, refused, run_script
+from local_run import captured, has_ended, in_step, piped, refused, run_script
+from slurm_jobs import wait_for
 from task_variables import TASK
 
 from slurm_resolver.local.environment import free_ports
@@ -83,8 +84,8 @@ def test_a_signal_ends_all_tasks_and_what_they_started(
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
         assert errors == f"slurm-resolver run: {number.name}: ending all tasks\n"
-    for path in tmp_path.iterdir():
-        assert ended(int(path.read_text())), path
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    wait_for(lambda: all(map(has_ended, pids)), 20)
 
 
 def test_reserved_ports_are_free_ones() -> None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 from captured import Patch
-from kinds import Strings
 from programs_on_path import stand_ins
+from slurm_jobs import read
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import requeue_job
@@ -47,11 +47,6 @@ def scontrol(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("PATH", stand_ins(tmp_path, PROGRAM, "scontrol", "scancel"))
     (tmp_path / "job").write_text(RUNNING)
     return tmp_path
-
-
-def calls(folder: Path) -> Strings:
-    path = folder / "calls"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def step(**more: str) -> SlurmStep:
@@ -206,7 +201,7 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
     )
     assert plan.status == case.status
     assert case.message in plan.message
-    assert calls(scontrol) == list(case.calls)
+    assert read(scontrol / "calls").splitlines() == list(case.calls)
     waits = not case.refuses and any("requeue" in call or "TERM" in call for call in case.calls)
     assert bool(plan.wait) == waits
 

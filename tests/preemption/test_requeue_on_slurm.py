@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ from folders import helper
 from kinds import Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
-from slurm_fixture import slurm_of, started
+from slurm_fixture import slurm_of
 from slurm_installation import Installation
-from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
+from slurm_jobs import ENDS, ENVIRONMENT, await_jobs, read, shown_jobs, wait_for
 
 # A task that saves on a signal and then requeues the job. Its argument sets the way and the limit.
 SAVES = helper("slurm_preempted.py")
@@ -85,6 +85,9 @@ CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
     "saved": saving('["scontrol", null]'),
     "saved, with an exit status": saving('["exit-code", null]', ""),
+    "saved, before the time limit": saving(
+        '["scontrol", null]', action=LIMIT, options="--signal=USR1@120"
+    ),
     "saved, at the cap": saving(
         '["scontrol", 0]',
         restarts=0,
@@ -135,11 +138,13 @@ CONF = [
 Ended = tuple[list[Texts], str]
 
 
+def nodes_of(name: str) -> str:
+    return f"n[{FIRST[name]}-{FIRST[name] + COUNTS[name] - 1}]"
+
+
 def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     """Submits the job of a case, and returns its id."""
     case = CASES[name]
-    first = FIRST[name]
-    count = COUNTS[name]
     folder.mkdir()
     (folder / "task").write_text(TASK + case.train)
     words = "bash task" if case.saves is None else shlex.join([*SAVES, case.saves])
@@ -147,10 +152,10 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     if case.printed is not None:
         command = f"slurm-resolver sbatch --no-check --requeue {case.printed} -- {words}"
         text = slurm.run(command, env=ENVIRONMENT).stdout
-    nodes = f"n[{first}-{first + count - 1}]"
+    nodes = nodes_of(name)
     if "components" in name:
-        nodes = f"n{first}"
-        text = text.replace("\n\n", SECOND.format(first + 1), 1)
+        nodes = f"n{FIRST[name]}"
+        text = text.replace("\n\n", SECOND.format(FIRST[name] + 1), 1)
         text = text.replace("step=(srun", 'step=(srun "--het-group=0,1"')
     text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes}\n", 1)
     (folder / "job").write_text(text)
@@ -163,39 +168,26 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     ).stdout.strip()
 
 
+many_nodes = slurm_of(NODES, CONF)
+
+
 @pytest.fixture(scope="module")
-def jobs(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Ended]]:
+def jobs(many_nodes: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("requeue")
     folders = {name: top / str(i) for i, name in enumerate(CASES)}
-    with started(
-        SlurmCluster(
-            NODES,
-            top / "slurm",
-            extra_conf=CONF,
-            installation=installation,
-        )
-    ) as slurm:
-        ids = {name: submit(slurm, folders[name], name) for name in CASES}
-        pending = dict(CASES)
-        found: dict[str, list[Texts]] = {}
+    ids = {name: submit(many_nodes, folders[name], name) for name in CASES}
 
-        def ended() -> bool:
-            for name, case in list(pending.items()):
-                if read(folders[name] / "out").count("start 0\n") == case.tasks:
-                    first = FIRST[name]
-                    count = COUNTS[name]
-                    action = pending.pop(name).action.replace("JOB", ids[name])
-                    action = action.replace("NODES", f"n[{first}-{first + count - 1}]")
-                    slurm.run(action.replace("COUNT", str(count)), cwd=folders[name])
-            found.update(shown_jobs(slurm))
-            left = [one for id in ids.values() for one in found[id] if one["JobState"] not in ENDS]
-            return not pending and not left
+    def has_started(name: str) -> bool:
+        return read(folders[name] / "out").count("start 0\n") == CASES[name].tasks
 
-        wait_for(ended, 400)
-        yield {name: (found[id], read(folders[name] / "out")) for name, id in ids.items()}
+    def act(name: str) -> None:
+        action = CASES[name].action.replace("JOB", ids[name])
+        action = action.replace("NODES", nodes_of(name))
+        many_nodes.run(action.replace("COUNT", str(COUNTS[name])), cwd=folders[name])
+
+    ended = await_jobs(many_nodes, ids, folders, has_started, act)
+    return {name: (components, read(folders[name] / "out")) for name, components in ended.items()}
 
 
 @pytest.mark.parametrize("name", CASES)

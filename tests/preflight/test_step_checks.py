@@ -6,12 +6,11 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from folders import HELPERS
 from kinds import Fields, Texts
-from local_run import COMMAND, captured
+from local_run import COMMAND
 from network_faults import packets_dropped
 from slurm_cluster import SlurmCluster
 
@@ -127,36 +126,6 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
         "worker 2 (rank 2 on n10): cannot reach worker 1 (rank 1 on n9) at n9:" in reach["detail"]
     )
     assert "timed out" in reach["detail"]
-
-
-# The first line of `check` in the batch job, by options of `slurm-resolver sbatch`.
-GENERATED = {
-    "--nodes 2 --tasks-per-node 2": r"0: check: 1[12] ok, [23] skipped .*",
-    "--nodes 2 --requeue": r"0: check: 1[12] ok, [23] skipped .*",
-    "--nodes 2 --signal USR1@60": "0: requeue     warning  a requeued job overwrites its .*",
-}
-
-
-def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """A generated batch file leads to no unnecessary warnings."""
-    pytest.importorskip("tensorflow")
-    command = [*COMMAND, "sbatch"]
-    for number, options in enumerate(GENERATED):
-        text = captured([*command, *options.split(), "--", "true"], status=0).stdout
-        # the job creates a file when it is over
-        text = text.replace("slurm-resolver check", CHECK)
-        text = text.replace("#SBATCH --output=", "##SBATCH --output=")
-        over = f"trap 'touch {tmp_path}/{number}.over' EXIT\n\nset -eo pipefail"
-        text = text.replace("set -eo pipefail", over, 1)
-        (tmp_path / f"{number}.sbatch").write_text(text)
-    submit = "for file in *.sbatch; do sbatch --output=${file%sbatch}out $file; done"
-    over = "until [ $(ls *.over | wc -l) = 3 ]; do sleep 0.1; done 2>/dev/null"
-    real_slurm.run(f"{submit}; {over}", cwd=tmp_path)
-    for number, (options, told) in enumerate(GENERATED.items()):
-        printed = (tmp_path / f"{number}.out").read_text()
-        lines = [line for line in printed.splitlines() if line.startswith("0: ")]
-        assert re.fullmatch(told, lines[0]), (options, printed)
-        assert len(lines) == (2 if "warning" in told else 1), (options, printed)
 
 
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
+import pictures
 import pytest
 from bare_state import shell_commands
-from example_runs import ENVIRONMENT
 from folders import ROOT
 from kinds import Strings
 from local_run import captured
 from page_blocks import GUIDES, PAGES, blocks_of, name_of, texts_of
 from slurm_cluster import SlurmCluster
+from slurm_jobs import ENVIRONMENT
 
 from slurm_resolver.cli import COMMANDS
 
@@ -50,6 +49,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> str:
+    """Runs a command line of a guide in a folder, and returns its output."""
     return captured(
         command,
         status=int("slurm-resolver explain" in command),
@@ -95,6 +95,7 @@ def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout:
 
 
 def without_blocks(page: Path) -> str:
+    """Returns the text of a page without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
@@ -198,18 +199,6 @@ def test_the_architecture_names_every_folder(page: str) -> None:
     } <= set(re.findall(r"[`>](\w+)/[`<]", text))
 
 
-def pictures() -> Any:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PICTURES = pictures()
-
-
 def masked(lines: Strings) -> dict[int, str]:
     """Returns the words of these lines, with every number replaced by 0.
 
@@ -224,17 +213,17 @@ def masked(lines: Strings) -> dict[int, str]:
 @pytest.mark.nightly
 @pytest.mark.newest
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", PICTURES.COMMANDS)
+@pytest.mark.parametrize("name", pictures.COMMANDS)
 def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -> None:
     done = real_slurm.run(
-        PICTURES.in_terminal(PICTURES.COMMANDS[name]),
-        env={**ENVIRONMENT, **PICTURES.ENVIRONMENT},
+        pictures.in_terminal(pictures.COMMANDS[name]),
+        env={**ENVIRONMENT, **pictures.ENVIRONMENT},
         cwd=ROOT,
         status=int(name == "explain"),
     )
-    current = PICTURES.text_of(PICTURES.draw(name, done.stdout))
-    drawn = PICTURES.text_of((PICTURES.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
-    assert drawn[0] == current[0] == f"$ {PICTURES.COMMANDS[name]}"
+    current = pictures.text_of(pictures.draw(name, done.stdout))
+    drawn = pictures.text_of((pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
+    assert drawn[0] == current[0] == f"$ {pictures.COMMANDS[name]}"
     assert masked(drawn) == masked(current)
 
 

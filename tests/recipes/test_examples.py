@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from bare_state import shell_commands
-from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES, ROOT
 from kinds import Strings
 from local_run import captured
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
+from slurm_jobs import ENVIRONMENT, accuracies
 
 pytestmark = pytest.mark.newest
 

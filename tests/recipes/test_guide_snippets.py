@@ -1,4 +1,4 @@
-"""Runs the blocks of the guides that are parts of a program, in such a program."""
+"""Runs the programs in the guides, and blocks that are parts of a program in such a program."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from example_runs import ENVIRONMENT
 from folders import ROOT
-from local_run import captured, in_step
+from local_run import COMMAND, captured, in_step
 from page_blocks import PAGES, name_of, texts_of
 from slurm_cluster import SlurmCluster
+from slurm_jobs import ENVIRONMENT
 
 IMPORTS = """\
 import json
@@ -124,8 +124,8 @@ BATCH_FILES = {
     "docs/gpus.md 1": 2,
     "docs/many_nodes.md 0": 8,
 }
-# test_guide_programs.py runs the programs of these pages as a whole, and test_sbatch_on_slurm.py
-# the guide of heterogeneous jobs. A test of the command covers `status` beside a training.
+# The tests below run the programs of these pages as a whole, and test_sbatch_on_slurm.py the guide
+# of heterogeneous jobs. A test of the command covers `status` beside a training.
 WHOLE = re.compile(r"README|index|many_nodes|data|heterogeneous|unchanged_programs.md 0")
 OTHER_BATCH_FILES = {"docs/data.md 2", "docs/heterogeneous.md 0"}
 
@@ -166,7 +166,7 @@ def test_parts_of_programs(tmp_path: Path, name: str) -> None:
         in_step(f"-n {tasks}", sys.executable, "train.py"),
         status=int(shown == NOT_FED),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert shown in done.stdout + done.stderr
 
@@ -192,8 +192,86 @@ def test_batch_files(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> Non
     real_slurm.run(
         f"sbatch --wait --output={tmp_path / 'job.out'} train.sbatch",
         cwd=tmp_path,
-        env={**ENVIRONMENT, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={**ENVIRONMENT, "HOME": str(tmp_path)},
     )
     printed = [tmp_path / "job.out", *tmp_path.glob("logs/*")]
     ranks = re.findall(r"rank (\d+) trains", "".join(path.read_text() for path in printed))
     assert len(set(ranks)) == BATCH_FILES[name]
+
+
+TWO_TASKS = in_step("-n 2")
+
+
+def program_of(page: str, start: str = "") -> str:
+    """Returns the Python blocks of a guide that start with this text, joined."""
+    texts = texts_of(ROOT / "docs" / page, "python")
+    return "".join(text for text in texts if text.startswith(start))
+
+
+def run(folder: Path, *command: str, **variables: str) -> str:
+    return captured(
+        command,
+        status=0,
+        cwd=folder,
+        env={**os.environ, **variables},
+    ).stdout
+
+
+@pytest.mark.tensorflow
+def test_first_block_of_readme(tmp_path: Path) -> None:
+    """It runs as it stands, and the index shows the same program."""
+    program = program_of("../README.md")
+    assert program == program_of("index.md")
+    (tmp_path / "train.py").write_text(program)
+    assert "loss" in run(tmp_path, *TWO_TASKS, "python", "train.py")
+
+
+@pytest.mark.tensorflow
+def test_many_nodes(tmp_path: Path) -> None:
+    """The first block of the page is one program; the other blocks form a second one."""
+    alone, first_change, others = program_of("many_nodes.md").partition(
+        "import keras\nimport numpy as np\nimport tensorflow"
+    )
+    (tmp_path / "alone.py").write_text(alone)
+    (tmp_path / "train.py").write_text(first_change + others)
+    assert "fit(" in alone
+    run(tmp_path, sys.executable, "alone.py")
+    printed = run(tmp_path, *TWO_TASKS, "python", "train.py")
+    # Only the first worker prints, and one worker saves for all.
+    assert re.findall(r"^(\d): Epoch", printed, re.M) == ["0", "0"]
+    assert (tmp_path / "best.keras").exists()
+    assert (tmp_path / "trained.keras").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.tensorflow
+def test_data(tmp_path: Path) -> None:
+    """Both workers say why the second dataset of the page is not divided; the first one is."""
+    (tmp_path / "train.py").write_text(program_of("data.md"))
+    printed = run(tmp_path, *TWO_TASKS, "sh", "-c", "python train.py 2>&1")
+    assert printed.count("each worker produces all rows") == 2
+
+
+@pytest.mark.nightly
+def test_keras_with_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    (tmp_path / "train.py").write_text(program_of("unchanged_programs.md", "import jax\n"))
+    losses = dict(
+        re.findall(
+            r"^(\d): (\[.*\])$",
+            run(
+                tmp_path,
+                *TWO_TASKS,
+                *COMMAND,
+                "exec",
+                "--env=keras-distribution",
+                "--",
+                sys.executable,
+                "train.py",
+                KERAS_BACKEND="jax",
+            ),
+            re.M,
+        )
+    )
+    assert set(losses) == {"0", "1"}
+    assert len(set(losses.values())) == 1

@@ -9,12 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from batch_files import printed
 from captured import Captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import Strings
-from local_run import captured, refused
+from local_run import captured, printed_batch_file, refused
 from programs_on_path import stand_ins
 
 from slurm_resolver.sbatch.script import batch_file
@@ -92,7 +91,7 @@ quiet slurm-resolver supervise --restarts 3 \\
 @pytest.mark.parametrize("options", PARTS)
 def test_parts_of_the_text(options: str, capsys: Captured) -> None:
     assert PARTS[options] in re.sub(
-        r"^# .*\n|  # .*", "", printed(options, "python train.py", capsys), flags=re.M
+        r"^# .*\n|  # .*", "", printed_batch_file(options, "python train.py", capsys), flags=re.M
     )
 
 
@@ -108,7 +107,7 @@ SIGNALS = [
 
 @pytest.mark.parametrize(("options", "whom", "signals"), SIGNALS)
 def test_who_gets_the_signal(options: str, whom: str, signals: Strings, capsys: Captured) -> None:
-    text = printed(f"-N 3 {options}", "python train.py", capsys)
+    text = printed_batch_file(f"-N 3 {options}", "python train.py", capsys)
     assert re.findall("# Sent to (.*) [0-9]+ s before", text) == [whom]
     assert re.findall("--signal=(.*)", text) == signals
     assert text.count("trap 'end_job 75' ") == text.count('" &\n') == (whom == "this script")
@@ -130,7 +129,7 @@ def test_tensorflows_notes_are_removed_from_standard_error(
     train = "echo out; echo 'x.cc:1] oneDNN custom operations are on' >&2; echo err >&2; exit 7"
     program = f'#!/bin/bash\n[ "$1" = requeue ] && exit "$4"\n{train}\n'
     path = stand_ins(tmp_path, program, "srun", "slurm-resolver")
-    text = printed(f"{options} --no-check", "train", capsys)
+    text = printed_batch_file(f"{options} --no-check", "train", capsys)
     for start, errors in (
         ("", "err\n"),
         ("TF_CPP_MIN_LOG_LEVEL=0\n", "x.cc:1] oneDNN custom operations are on\nerr\n"),

@@ -8,11 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from batch_files import printed
 from captured import Captured
 from folders import ROOT
 from kinds import Fields
-from local_run import captured
+from local_run import captured, printed_batch_file
 from page_blocks import texts_of
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
@@ -45,7 +44,9 @@ def test_sbatch_accepts(
     real_slurm: SlurmCluster, tmp_path: Path, name: str, capsys: Captured
 ) -> None:
     for command in ("python train.py", shlex.join(["python", "train.py", *ODD_WORDS])):
-        (tmp_path / "train.sbatch").write_text(printed(OPTION_SETS[name], command, capsys))
+        (tmp_path / "train.sbatch").write_text(
+            printed_batch_file(OPTION_SETS[name], command, capsys)
+        )
         real_slurm.run("sbatch --test-only train.sbatch", cwd=tmp_path)
 
 
@@ -58,7 +59,9 @@ def test_shellcheck_accepts(tmp_path: Path, capsys: Captured) -> None:
     for name, options in OPTION_SETS.items():
         for kind, words in (("plain", []), ("odd", ODD_WORDS)):
             files.append(tmp_path / f"{name}, {kind}.sbatch")
-            files[-1].write_text(printed(options, shlex.join(["python", "a.py", *words]), capsys))
+            files[-1].write_text(
+                printed_batch_file(options, shlex.join(["python", "a.py", *words]), capsys)
+            )
     done = captured(["shellcheck", *files])
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -102,7 +105,7 @@ def test_it_runs_the_preflight_and_then_the_program(
     output = submitted(
         real_slurm,
         tmp_path,
-        printed(
+        printed_batch_file(
             "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2",
             f"{command} {shlex.quote(SHOW)}",
             capsys,
@@ -128,6 +131,26 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert {host.partition(":")[0] for host in cluster["ps"]} == {"n9", "n10"}
     assert all(config["cluster"] == cluster for config in found.values())
     assert output.index("check: ") < output.index("cluster")
+
+
+# The first line of `check` in the batch job, by options of `slurm-resolver sbatch`.
+CHECKED = {
+    "--nodes 2 --tasks-per-node 2": r"0: check: 1[12] ok, [23] skipped .*",
+    "--nodes 2 --requeue": r"0: check: 1[12] ok, [23] skipped .*",
+    "--nodes 2 --signal USR1@60": "0: requeue     warning  a requeued job overwrites its .*",
+}
+
+
+@pytest.mark.parametrize("options", CHECKED)
+def test_what_slurm_says_of_a_batch_job(
+    real_slurm: SlurmCluster, tmp_path: Path, options: str, capsys: Captured
+) -> None:
+    """A generated batch file leads to no unnecessary warnings."""
+    pytest.importorskip("tensorflow")
+    output = submitted(real_slurm, tmp_path, printed_batch_file(options, "true", capsys))
+    lines = [line for line in output.splitlines() if line.startswith("0: ")]
+    assert re.fullmatch(CHECKED[options], lines[0]), output
+    assert len(lines) == (2 if "warning" in CHECKED[options] else 1), output
 
 
 def guide_of_heterogeneous_jobs() -> tuple[str, str]:
@@ -173,7 +196,7 @@ def test_status_75_is_a_requeue(
     output = submitted(
         small_slurm,
         tmp_path,
-        printed(
+        printed_batch_file(
             "-N 2 --requeue --no-check",
             shlex.join(["bash", "-c", TASK, "bash", "1"]),
             capsys,

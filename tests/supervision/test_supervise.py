@@ -11,6 +11,7 @@ import pytest
 from kinds import Strings, Texts
 from local_run import COMMAND, captured
 from programs_on_path import stand_ins
+from slurm_jobs import read
 
 from slurm_resolver.supervision import batch_host
 
@@ -82,8 +83,7 @@ def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> 
 
 def calls(folder: Path, name: str = "srun") -> Strings:
     """Returns the arguments of a program's calls, except those of the watcher's step."""
-    path = folder / f"{name}.calls"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = read(folder / f"{name}.calls").splitlines()
     return [line for line in lines if "batch-host" not in line]
 
 

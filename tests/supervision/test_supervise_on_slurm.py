@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from kinds import Strings, Texts
+from kinds import Strings
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
-from slurm_fixture import slurm_of, started
-from slurm_installation import Installation
-from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
+from slurm_fixture import slurm_of
+from slurm_jobs import ENDS, ENVIRONMENT, await_jobs, read, shown_jobs, wait_for
 
 # Every task creates a file for each of its starts, and by default ends with status 0. With `fail
 # RANK COMMAND`, this rank fails once, and all other tasks wait for that.
@@ -209,7 +207,8 @@ def in_letters(name: str, text: str) -> str:
     for i, letter in list(enumerate("ABC"))[: CASES[name].nodes]:
         text = re.sub(rf"\bn{FIRST[name] + i}\b", letter, text)
     low = FIRST[name]
-    return text.replace(f"n[{low}-{low + 1}]", "A,B").replace(f"n[{low},{low + 2}]", "A,C")
+    text = text.replace(f"n[{low}-{low + 1}]", "A,B")
+    return text.replace(f"n[{low},{low + 2}]", "A,C")
 
 
 def in_nodes(name: str, text: str) -> str:
@@ -241,47 +240,33 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     ).stdout.strip()
 
 
+many_nodes = slurm_of(NODES, CONF)
+
+
 @pytest.fixture(scope="module")
-def jobs(
-    installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Ended]]:
+def jobs(many_nodes: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("supervise")
-    with started(
-        SlurmCluster(
-            NODES,
-            top / "slurm",
-            extra_conf=CONF,
-            installation=installation,
+    folders = {name: top / str(i) for i, name in enumerate(CASES)}
+    ids = {name: submit(many_nodes, folders[name], name) for name in CASES}
+
+    def has_started(name: str) -> bool:
+        return len(list(folders[name].glob("start-*"))) >= 4
+
+    def act(name: str) -> None:
+        action = in_nodes(name, CASES[name].action.replace("JOB", ids[name]))
+        many_nodes.popen(f"{{ {action}\n}} && touch go", cwd=folders[name])
+
+    ended = await_jobs(many_nodes, ids, folders, has_started, act)
+    return {
+        name: Ended(
+            f"{job['JobState']} {job['ExitCode']}",
+            job["Restarts"],
+            in_letters(name, read(folders[name] / "out")),
+            [in_letters(name, path.name) for path in folders[name].glob("start-*")],
         )
-    ) as slurm:
-        folders = {name: top / str(i) for i, name in enumerate(CASES)}
-        ids = {name: submit(slurm, folders[name], name) for name in CASES}
-        pending = dict(CASES)
-        fields: dict[str, Texts] = {}
-
-        def ended() -> bool:
-            for name in [n for n in pending if len(list(folders[n].glob("start-*"))) >= 4]:
-                action = pending.pop(name).action.replace("JOB", ids[name])
-                slurm.popen(f"{{ {in_nodes(name, action)}\n}} && touch go", cwd=folders[name])
-            fields.update({id: found[0] for id, found in shown_jobs(slurm).items()})
-            return not pending and all(fields[id]["JobState"] in ENDS for id in ids.values())
-
-        def left() -> str:
-            states = {name: fields[id]["JobState"] for name, id in ids.items()}
-            outputs = [read(folders[name] / "out") for name in ids if states[name] not in ENDS]
-            return "\n".join([str(states), *outputs])
-
-        wait_for(ended, explain=left)
-        yield {
-            name: Ended(
-                f"{fields[ids[name]]['JobState']} {fields[ids[name]]['ExitCode']}",
-                fields[ids[name]]["Restarts"],
-                in_letters(name, read(folders[name] / "out")),
-                [in_letters(name, path.name) for path in folders[name].glob("start-*")],
-            )
-            for name in CASES
-        }
+        for name, (job,) in ended.items()
+    }
 
 
 def nodes_by_start(starts: Strings) -> Strings:

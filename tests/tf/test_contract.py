@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from local_run import captured
 
 import slurm_resolver as sr
 from slurm_resolver import SlurmClusterResolver
+from slurm_resolver.cluster.options import ClusterOptions
 
 
 def as_dict(resolver: Any) -> dict[str, Strings]:
@@ -24,6 +26,13 @@ def as_dict(resolver: Any) -> dict[str, Strings]:
     for again in (spec, spec.as_cluster_def(), spec.as_dict()):
         assert tf.train.ClusterSpec(again) == spec
     return dict(spec.as_dict())
+
+
+def test_the_options_are_those_of_the_resolver() -> None:
+    of_tensorflow = {"tasks_per_node", "auto_set_gpu", "rpc_layer"}  # not of the cluster
+    inside = {"until", "starts_program"}  # no caller of the package sets these
+    arguments = set(inspect.signature(SlurmClusterResolver).parameters)
+    assert set(ClusterOptions._fields) - inside == arguments - of_tensorflow
 
 
 def test_print_shows_the_cluster(slurm: Any) -> None:

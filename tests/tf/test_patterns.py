@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import ROOT
 from local_run import captured, in_step
 
 from slurm_resolver import SlurmClusterResolver
@@ -59,7 +58,6 @@ def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
         captured(
             in_step("-n 3 --no-label", sys.executable, "-c", EVALUATOR),
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
             status=0,
         ).stdout.splitlines()
     ) == ["evaluator 0", "worker 0", "worker 1"]
@@ -101,11 +99,7 @@ REFUSED = {
 def test_what_would_wait_without_end_is_an_error(program: str, error: str) -> None:
     done = captured(
         in_step("-n 2", sys.executable, "-c", program),
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "SLURM_RESOLVER_START_TIMEOUT": "8",
-        },
+        env={**os.environ, "SLURM_RESOLVER_START_TIMEOUT": "8"},
         status=1,
     )
     assert error in done.stdout + done.stderr

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import HELPERS, ROOT
+from folders import HELPERS
 from kinds import Strings
 from local_run import in_step
 from slurm_jobs import read, wait_for
@@ -26,7 +26,6 @@ def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess
         cwd=folder,
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
             "SLURM_RESOLVER_STALL_SECONDS": str(LIMIT),
             "STUCK_SECONDS": str(seconds),
             "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -22,6 +22,7 @@ FILES = ["latest.weights.h5", "training_metadata.json"]
 
 
 def start(folder: Path, count: int, kind: str) -> Records:
+    """Runs the program with several workers, and returns what each has written."""
     done = captured(
         in_step(f"-n {count}", *PROGRAM, kind),
         env={**os.environ, "TASK_OUTPUT": str(folder)},
@@ -35,6 +36,7 @@ def start(folder: Path, count: int, kind: str) -> Records:
 
 
 def assert_close(found: list[Any], expected: list[Any]) -> None:
+    """Compares arrays pair by pair, within what a sum over workers rounds."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, atol=1e-5)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import quiet_helper
 from keras_marks import KERAS_3
 from keras_outcomes import (
     COMPARING,
@@ -122,3 +123,9 @@ def told(script: str, folder: Path) -> Strings:
     """Returns what both workers say in a line that starts with "told"."""
     lines = run([sys.executable, "-W", "ignore", "-c", script], folder).splitlines()
     return sorted(line for line in lines if line.startswith("told"))
+
+
+def test_a_step_takes_two_round_trips_between_the_workers() -> None:
+    """One adds up the gradients; the other adds up metrics, and compares the workers."""
+    done = captured(in_step("--no-label -n2", *quiet_helper("keras_collectives.py")), status=0)
+    assert "collectives of a step: 2\n" in done.stdout

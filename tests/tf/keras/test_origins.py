@@ -20,11 +20,13 @@ def pairs() -> Any:
 
 
 def flip(image: Any, *label: Any) -> Any:
+    """Flips an image at random, also in a dataset without labels."""
     flipped = tf.image.random_flip_left_right(image)
     return (flipped, *label) if label else flipped
 
 
 def by_python(image: Any, *label: Any) -> Any:
+    """Passes an image through Python, as a function that loads files does."""
     loaded = tf.numpy_function(lambda array: array, [image], tf.float32)
     return (loaded, *label) if label else loaded
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import helper
+import tensorflow as tf
+from folders import helper, quiet_helper
 from keras_marks import KERAS_3
-from kinds import Completed, Strings
+from kinds import Completed, Counts, Strings
 from local_run import captured, in_step
-from resumed import outcomes, saved_position
+
+from slurm_resolver.tf.training.checkpoint_folder import POSITION
+from slurm_resolver.tf.training.fit_state import unpack
 
 pytestmark = KERAS_3
 
@@ -27,6 +30,12 @@ def train(kind: str, folder: Path, *more: str) -> Completed:
 def told(folder: Path, what: str) -> list[Any]:
     lines = map(json.loads, (folder / "rank.0.jsonl").read_text().splitlines())
     return [line[what] for line in lines if what in line]
+
+
+def saved_position(folder: Path) -> Counts:
+    """Returns the epoch and the step of a folder's newest checkpoint."""
+    values = unpack(tf.train.load_checkpoint(str(folder)).get_tensor(POSITION))
+    return {name: values[name] for name in ("epoch", "step")}
 
 
 def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
@@ -72,7 +81,9 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
 def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
     strategy: str, cases: Strings
 ) -> None:
-    for name, ended in outcomes("--strategy", strategy, *cases).items():
+    command = [*quiet_helper("resume_cases.py"), "--strategy", strategy, *cases]
+    outcomes = json.loads(captured(command, status=0).stdout.splitlines()[-1])
+    for name, ended in outcomes.items():
         assert "error" not in ended["whole"], (name, ended)
         assert ended["resumed"] == ended["whole"], name
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import ENVIRONMENT
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Records, Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
-from slurm_jobs import read, shown_jobs, wait_for
+from slurm_jobs import ENVIRONMENT, read, shown_jobs, wait_for
 
 PROGRAM = HELPERS / "slurm_train.py"
 FAILURES = ("FAILED", "CANCELLED")
@@ -169,25 +168,6 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
     assert "has been requeued already" in job.output()
     job.assert_ended(whole["keras"], restarts=4)
-
-
-def test_the_time_limit_is_announced_and_the_job_requeued(
-    slurm: SlurmCluster, tmp_path: Path, whole: Whole
-) -> None:
-    """Every 30 s, Slurm sends signals that are due before its next check: here at 20 to 50 s."""
-    job = Job(
-        slurm,
-        tmp_path,
-        "loop",
-        options="--time=1 --signal=USR1@10",
-        faults=[[0, 3, "SLOW"]],
-    )
-    job.await_end()
-    lost = job.lost()
-    assert set(lost) == {0}
-    assert "because of SIGUSR1: job" in job.output()
-    # On a slow machine, the second start may reach its limit as well.
-    job.assert_ended(whole["loop"], restarts=len(lost))
 
 
 @pytest.mark.newest
