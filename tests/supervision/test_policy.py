@@ -102,6 +102,23 @@ srun: error: Task launch for StepId=1.1 failed on node n4: Communication connect
 srun: error: Application launch failed: Communication connection failure
 srun: error: n1: task 0: Killed"""
 NOT_STARTED = "srun: error: Unable to create step for job 1: Requested node configuration is"
+REFUSED_STEP = (
+    "srun: error: Unable to create step for job 1: Memory required by task is not available"
+)
+BIND = "Unable to satisfy cpu bind request"
+OPTION = "unrecognized option '--nosuch'"
+# rank 0 has lost another task, and is the first that srun reports
+EFFECT = """\
+0: Traceback (most recent call last):
+0: tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
+srun: error: n1: task 0: Exited with exit code 1
+"""
+OWN = """\
+3: Traceback (most recent call last):
+3: ValueError: x
+"""
+STUCK = "worker 3 (rank 3 on n4) is gone in step 7 of epoch 0: it does not answer TensorFlow"
+ENDING = "srun: Terminating StepId=1.0\n"
 NO_LABEL = """\
 Traceback (most recent call last):
   File "a.py", line 3, in <module>
@@ -118,6 +135,39 @@ ENDS: dict[str, tuple[str, str, int]] = {
     LAUNCH: ("node", "node n4 at TIME, Communication connection failure", 1),
     NOT_STARTED: ("srun", f"srun at TIME, exit status 9: {NOT_STARTED[len('srun: error: ') :]}", 9),
     "": ("srun", "srun at TIME, exit status 9", 9),
+    REFUSED_STEP: ("refused", f"srun at TIME, exit status 9: {REFUSED_STEP[13:]}", 9),
+    f"/usr/bin/srun: {OPTION}": ("refused", f"srun at TIME, exit status 9: {OPTION}", 9),
+    f"srun: error: Task launch for StepId=1.1 failed on node n4: {BIND}": (
+        "refused",
+        f"srun at TIME, {BIND}",
+        1,
+    ),
+    f"{OWN}{EFFECT}{ENDING}srun: error: n4: tasks 2-3: Exited with exit code 5": (
+        "task",
+        "rank 3 on n4 at TIME, exit status 5: ValueError: x",
+        5,
+    ),
+    f"{EFFECT}{TASK}Killed": ("task", "rank 1 on n2 at TIME, SIGKILL", 137),
+    f"{EXITED}1\nsrun: error: n3: task 2: Bus error": (
+        "task",
+        "rank 2 on n3 at TIME, SIGBUS",
+        135,
+    ),
+    f"{EFFECT}{ENDING}{TASK}Segmentation fault (core dumped)": (
+        "task",
+        "rank 1 on n2 at TIME, SIGSEGV",
+        139,
+    ),
+    f"0: my.FitError: {STUCK}\n{EFFECT}{ENDING}srun: error: n4: task 3: Killed": (
+        "task",
+        "rank 3 on n4 at TIME, it does not answer TensorFlow",
+        1,
+    ),
+    f"srun: Job step aborted\n{TASK}Segmentation fault": (
+        "cancelled",
+        "the step at TIME, cancelled",
+        9,
+    ),
     f"{NO_LABEL}{EXITED}1": ("task", "rank 1 on n2 at TIME, exit status 1: ValueError: x", 1),
     f"1: step\n1: bar 1/2\r{RAISED[3:]}": (
         "task",
