@@ -262,4 +262,4 @@ def follows_another(line: str) -> bool:
 def comes_again(line: str) -> bool:
     """Returns whether what srun is asked for causes an error, which would come at each start."""
     _, known, _ = search(line)
-    return bool(known and known.lasts and re.search(known.lasts, line))
+    return bool(known and re.search(known.lasts, line))

@@ -45,7 +45,7 @@ kind = cause
 hides =
 settled =
 becomes = settled
-lasts =
+lasts = (?!)
 check = Check names, ports and connections from all tasks: srun slurm-resolver check
 first = Find the task that failed first; its log says why: srun --label --kill-on-bad-exit=1
 met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat

@@ -31,7 +31,8 @@ while kill -0 $(cat {tmp_path}/0) 2>/dev/null; do sleep 0.1; done; echo done; ex
     )
 
 
-Run = Callable[[str, str], tuple[object, Strings, str]]
+Ran = tuple[object, Strings, str]
+Run = Callable[[str, str], Ran]
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def run_ready(monkeypatch: Patch, tmp_path: Path, capfd: Captured) -> Run:
         wait_for(lambda: len(list(tmp_path.glob("ready-[01]"))) == 2)
         set_timers(step, elapsed)
 
-    def run(options: str, script: str) -> tuple[object, Strings, str]:
+    def run(options: str, script: str) -> Ran:
         status = exit_status("run", "-n2", *options.split(), "--", "sh", "-c", script)
         output, errors = capfd.readouterr()
         return status, sorted(output.splitlines()), errors

@@ -67,7 +67,7 @@ def failure(text: str, status: int = 1) -> StepFailure:
 
 
 RAISED = """\
-1: Traceback (most recent call last):
+1: bar 1/2\rTraceback (most recent call last):
 1:   File "a.py", line 3, in <module>
 1: KeyError: 7
 1:
@@ -89,17 +89,9 @@ NODE = """\
 srun: error: n3: task 2: Exited with exit code 1
 srun: error: Node failure on n1
 srun: error: n2: tasks 0-1: Killed"""
-CANCELLED = """\
-srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
-0: slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T11:23:48 ***
-srun: error: n1: task 0: Killed"""
 KILLED = """\
 srun: error: n1: task 3: Killed
 srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
-srun: error: n1: task 0: Killed"""
-LAUNCH = """\
-srun: error: Task launch for StepId=1.1 failed on node n4: Communication connection failure
-srun: error: Application launch failed: Communication connection failure
 srun: error: n1: task 0: Killed"""
 # The kind and the status of a failure, what failed first, and below it the output. srun may report
 # rank 0 first, although it has only lost another task.
@@ -183,17 +175,22 @@ srun: Terminating StepId=1.0
 srun: error: n4: task 3: Killed
 
 cancelled 9 the step at TIME, cancelled
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+0: slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T11:23:48 ***
+srun: error: n1: task 0: Killed
+
+node 1 node n4 at TIME, Communication connection failure
+srun: error: Task launch for StepId=1.1 failed on node n4: Communication connection failure
+srun: error: Application launch failed: Communication connection failure
+srun: error: n1: task 0: Killed
+
+cancelled 9 the step at TIME, cancelled
 srun: Job step aborted
 srun: error: n2: task 1: Segmentation fault"""
 ENDS = {
     RAISED: "task 1 rank 1 on n2 at TIME, exit status 1: my.Failed: no luck",
-    f"1: step\n1: bar 1/2\r{RAISED[3:]}": (
-        "task 1 rank 1 on n2 at TIME, exit status 1: my.Failed: no luck"
-    ),
     NODE: "node 1 node n1 at TIME, node failure",
-    CANCELLED: "cancelled 9 the step at TIME, cancelled",
     KILLED: "task 137 rank 3 on n1 at TIME, SIGKILL",
-    LAUNCH: "node 1 node n4 at TIME, Communication connection failure",
 }
 for block in OUTPUTS.split("\n\n"):
     told, _, output = block.partition("\n")
