@@ -126,12 +126,12 @@ class _Task:
             self.reason_follows = False
         elif self.in_traceback and _ERROR.match(text):
             self.in_traceback = False
-            self.error = Failure(number, text, follows=follows_another(text))
+            self.error = Failure(number, text, follows=kind_of(text) == "effect")
             self.reason_follows = text.endswith(":")
             self.lines_after = 0
         elif self.reason_follows and self.error and not _PLACE.match(text):
             line = f"{self.error.line} {text.strip()}"
-            follows = self.error.follows or follows_another(line)
+            follows = self.error.follows or kind_of(line) == "effect"
             self.error = self.error._replace(line=line, follows=follows)
             self.reason_follows = False
 
@@ -145,12 +145,14 @@ class FailureReader(MessageReader):
         reported: the first of them that the launcher reports.
         ended_on: the host lists of nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
+        has_crashed: whether a task has crashed, other than by the end of all.
         all_end: whether srun, or somebody else, ends all tasks.
         slurm_job: the id of the Slurm job, if the log tells it.
     """
 
     node: Failure | None = None
     reported: Failure | None = None
+    has_crashed = False
     all_end = False
     slurm_job: str | None = None
 
@@ -176,7 +178,7 @@ class FailureReader(MessageReader):
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
-            follows = follows_another(why)
+            follows = kind_of(why) == "effect"
             self._gone.setdefault(rank, Failure(number, why, follows, True, rank, node))
         rank, text = _LABELLED.findall(text)[0]
         # A progress bar may end without a line's end.
@@ -187,17 +189,21 @@ class FailureReader(MessageReader):
         failed = _NODE.match(text)
         if failed and not self.node:
             node, why = failed.groups("node failure")
-            self.node = Failure(number, why[:_LONGEST], is_end=True, other="srun")
-            if not comes_again(text):
-                self.node = self.node._replace(node=node, other=f"node {node}")
+            other = f"node {node}"
+            if kind_of(text) == "request":
+                node = ""
+                other = "srun"
+            self.node = Failure(number, why[:_LONGEST], is_end=True, node=node, other=other)
         end = _TASK_END.match(text)
         if end:
             nodes, node, ranks, how = end.groups()
             self.ended_on.add(nodes or "")
             how = how[:_LONGEST]
             follows = self.all_end
-            if self.reported and _CRASHED.match(how):  # it may have taken long to dump its memory
-                follows = self.reported.follows
+            if _CRASHED.match(how):
+                self.has_crashed |= not follows
+                if self.reported:  # it may have taken long to dump its memory
+                    follows = self.reported.follows
             try:
                 each = expand_hostlist(f"[{ranks}]", _MOST_RANKS)
             except HostlistError:
@@ -225,7 +231,6 @@ class FailureReader(MessageReader):
                 errors[raised[0]] = errors.pop("")
             for rank in raised:
                 del ends[rank]
-        has_crashed = any(_CRASHED.match(end.line) for end in ends.values())
         failures = [self.node] if self.node else []
         for rank, report in {**ends, **self._gone}.items():
             if rank not in errors:
@@ -235,7 +240,7 @@ class FailureReader(MessageReader):
                         line_number=min(report.line_number, end.line_number),
                         node=report.node,
                         # A task without an error of its own ends because of one that crashes.
-                        follows=end.follows or (has_crashed and bool(_EXITED.match(end.line))),
+                        follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
                     )
                 )
             elif errors[rank].follows and rank in self._gone:
@@ -253,13 +258,9 @@ class FailureReader(MessageReader):
         return None if saved and (self.continues or not saved["terminated"]) else first
 
 
-def follows_another(line: str) -> bool:
-    """Returns whether another task's failure caused an error, as far as is known."""
+def kind_of(line: str) -> str:
+    """Returns the kind of the known message in a line, as far as that is known; else ''."""
     _, known, _ = search(line)
-    return known.kind == "effect" if known else bool(_CALL_ERRORS.search(line))
-
-
-def comes_again(line: str) -> bool:
-    """Returns whether what srun is asked for causes an error, which would come at each start."""
-    _, known, _ = search(line)
-    return bool(known and re.search(known.lasts, line))
+    if known:
+        return known.kind
+    return "effect" if _CALL_ERRORS.search(line) else ""

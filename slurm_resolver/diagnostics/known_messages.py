@@ -13,14 +13,13 @@ class KnownMessage(NamedTuple):
         cues: texts that are quick to search for, separated by `|`; every line with the message
             contains one.
         pattern: what such a line matches; by default the cues.
-        kind: "cause"; "effect" (a task writes it because of another task, or of a connection to
+        kind: "cause"; "request" (a cause that lies in what srun is asked for, and comes at each
+            start); "effect" (a task writes it because of another task, or of a connection to
             one); "end" (how a task or the job has ended); "note" (it does no harm); "hidden" (no
             finding).
         hides: the ids and kinds of messages that say nothing beside this one, between spaces.
         settled: what a line matches that settles it, such as a step that begins after it waited.
         becomes: the id of the message that it then is.
-        lasts: what a line matches whose cause is what srun is asked for, and not a node: it would
-            come at each start of the step.
     """
 
     id: str
@@ -32,7 +31,6 @@ class KnownMessage(NamedTuple):
     hides: str
     settled: str
     becomes: str
-    lasts: str
 
 
 # The first message that matches a line explains it: special messages precede general ones.
@@ -45,7 +43,6 @@ kind = cause
 hides =
 settled =
 becomes = settled
-lasts = (?!)
 check = Check names, ports and connections from all tasks: srun slurm-resolver check
 first = Find the task that failed first; its log says why: srun --label --kill-on-bad-exit=1
 met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat
@@ -528,24 +525,25 @@ cause = Slurm refused the step: it asks for more than the job has, or than its o
 remedy = Compare srun's options with the job: scontrol show job JOBID. Inside a step (srun --pty,
     Jupyter) use srun --overlap, and look at the SLURM_ variables that it inherits, such as
     SLURM_MEM_PER_CPU. Beside other steps give each less: srun --exact, --mem
-pattern = Unable to create (?:step for job|job step)(?!.*(?:timed out|contact|Zero Bytes))
+pattern = Unable to create (?:step for job|job step)[^:]{0,40}: (?:Memory required by task
+    |More processors requested|CPU count specification|Task (?:count|distribution) specification
+    |Cannot request more threads per core|Requires more ports|Requested time limit is invalid
+    |Requested operation not supported|Requested GRES option|Invalid GRES
+    |(?:Invalid|Duplicate) generic resource|Invalid Trackable|X11 forwarding not available
+    |Step limit reached|Pathname of a file)
+kind = request
 hides = step-waits
-lasts = : (?:Memory required by task|More processors requested|CPU count specification
-    |Task (?:count|distribution) specification|Cannot request more threads per core
-    |Requires more ports|Requested time limit is invalid|Requested operation not supported
-    |Requested GRES option|Invalid GRES|(?:Invalid|Duplicate) generic resource|Invalid Trackable
-    |X11 forwarding not available|Step limit reached|Pathname of a file)
 
 [option-refused]
 cues = Invalid --|Invalid numeric value|nvalid number of |nvalid node count|not a valid node count
-    |Invalid argument (|unrecognized |option
+    |Invalid argument (|unrecognized |option|Invalid accounting frequency
 cause = srun does not accept an option, or a variable that it reads in place of one.
 remedy = The line names it; srun --help shows the options of this Slurm. The batch file's own
     options are such variables as well, such as SLURM_CPUS_PER_TASK.
 pattern = (?:srun|sbatch|salloc): (?:(?:error|fatal): (?:Invalid (?:--|numeric value|argument \()
     |[Ii]nvalid n(?:umber of |ode count)|.{1,200} is not a valid node count|unrecognized --)
-    |(?:unrecognized |invalid |ambiguous )?option\b)
-lasts = .
+    |(?:unrecognized |invalid |ambiguous )?option\b)|Invalid accounting frequency requested
+kind = request
 
 [options-exclusive]
 cues = mutually exclusive|set by two different environment variables
@@ -555,7 +553,7 @@ remedy = Unset those that you did not mean before srun, such as: unset SLURM_MEM
     SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_TRES_PER_TASK; or give srun one of the options.
 pattern = (?:srun|sbatch|salloc): (?:fatal|error): .{0,300}(?:mutually exclusive
     |set by two different environment variables)
-lasts = .
+kind = request
 
 [cpu-binding]
 cues = CPU binding outside of job step|nable to satisfy cpu bind request|nable to layout tasks on
@@ -564,7 +562,7 @@ cause = The step inherits the CPU binding of the step in which srun was called (
 remedy = unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST before srun, or
     srun --cpu-bind=none
 hides = cancelled task-crashed launch-failed
-lasts = .
+kind = request
 
 [launch-failed]
 cues = Task launch for|Application launch failed|timeout waiting for task launch
@@ -572,14 +570,13 @@ cause = Slurm could not start the tasks on this node.
 remedy = sinfo -R and scontrol show node NODE say more. Leave the node out: --exclude=NODE
 pattern = srun: error: (?:Task launch for \S{1,60} failed on node (?P<address>[\w.-]{1,80})
     |Application launch failed|timeout waiting for task launch)
-lasts = Invalid accounting frequency
 
 [mpi-plugin]
 cues = plugin name for mpi/|nvalid MPI type|cannot find mpi plugin
 cause = This Slurm does not have the MPI plugin that srun or the site's default asks for.
 remedy = TensorFlow needs none: srun --mpi=none. srun --mpi=list shows those that there are.
 pattern = srun: (?:error|fatal): .{0,100}(?:plugin name for mpi/|nvalid MPI type|find mpi plugin)
-lasts = .
+kind = request
 
 [slurm-unreachable]
 cues = Socket timed out on send/recv|Unable to contact slurm controller|Job credential expired
@@ -588,6 +585,13 @@ cause = Slurm's daemons did not answer each other in time, or their clocks diffe
 remedy = Submit the job again. If it comes again, tell the site, with the time and the node.
 pattern = (?:srun|slurmstepd\S{0,80}|sbatch): (?:error|fatal): .{0,200}(?:Socket timed out
     |Unable to contact slurm|Job credential expired|nvalid job credential|Zero Bytes were)
+
+[step-not-created]
+cues = Unable to create step for job|Unable to create job step
+cause = Slurm did not create the step: a node is down or busy, or is not one of the job's; or the
+    step asks for what none of the job's nodes has.
+remedy = Compare srun's options with the job: scontrol show job JOBID, scontrol show node NODE
+hides = step-waits
 
 [folder-missing]
 cues = couldn't chdir to

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver import signals
-from slurm_resolver.diagnostics.first_failure import Failure, FailureReader, comes_again
+from slurm_resolver.diagnostics.first_failure import Failure, FailureReader, kind_of
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.exit_status import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
@@ -47,6 +47,7 @@ _BY_SIGNAL = {
     str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
 }
 _BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
+_SAVED = (f"exit status {REQUEUE_STATUS}", f"exit status {TERMINATED_STATUS}")
 
 
 def _write(data: bytes) -> None:
@@ -159,10 +160,9 @@ class StepOutput(FailureReader):
     @property
     def leaves_tasks(self) -> bool:
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
-        if self.node:
-            return True
-        first = self.reported
-        return first is not None and not self.all_end and _read_end(first.line)[0] == "task"
+        if self.node or self.all_end or not self.reported:
+            return bool(self.node)
+        return _read_end(self.reported.line)[0] not in _SAVED
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
@@ -183,7 +183,8 @@ class StepOutput(FailureReader):
             end = self.node
             status = 1
         elif reported and not reported.follows:
-            kind, how, status = _read_end(reported.line)
+            how, status = _read_end(reported.line)
+            kind = "saved" if how in _SAVED else "task"
             first = (kind == "task" and self.first()) or reported
             own = self.ends.get(first.rank, reported)
             if first.is_end:
@@ -191,7 +192,7 @@ class StepOutput(FailureReader):
             else:
                 line = first.line
             if not own.follows or own.line.startswith("Exited"):  # else srun has ended it
-                _, how, status = _read_end(own.line)
+                how, status = _read_end(own.line)
             # The log may not say which task it was.
             end = (first if first.rank else reported)._replace(line=how)
         elif self.all_end:
@@ -202,7 +203,7 @@ class StepOutput(FailureReader):
             end = Failure(0, f"exit status {status}", other="srun")
             if self._srun_error:
                 line = self._srun_error[1]
-                if comes_again(self._srun_error[0]):
+                if kind_of(self._srun_error[0]) == "request":
                     kind = "refused"
         why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
         # All ranks may have one error, and any may be the first. Without an error in the output,
@@ -218,15 +219,12 @@ class StepOutput(FailureReader):
         )
 
 
-def _read_end(text: str) -> tuple[str, str, int]:
-    """Returns the kind, the words and the status of a task's end, as srun reports it."""
+def _read_end(text: str) -> tuple[str, int]:
+    """Returns the words and the status of a task's end, as srun reports it."""
     exited = re.match(r"Exited with exit code (\d+)", text)
     if exited:
-        status = int(exited[1])
-        saved = status in (REQUEUE_STATUS, TERMINATED_STATUS)
-        return "saved" if saved else "task", f"exit status {status}", status
-    words, status = _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
-    return "task", words, status
+        return f"exit status {exited[1]}", int(exited[1])
+    return _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
 
 
 def end_held_steps(step: SlurmStep, srun: int) -> bool:
