@@ -228,7 +228,7 @@ class FailureReader(MessageReader):
         raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)] or [*ends]
         if "" in errors:
             if len(raised) == 1:
-                errors[raised[0]] = errors.pop("")
+                errors.setdefault(raised[0], errors.pop(""))
             for rank in raised:
                 del ends[rank]
         failures = [self.node] if self.node else []
