@@ -224,9 +224,11 @@ class FailureReader(MessageReader):
             if task.error and task.lines_after <= _MOST_LINES_AFTER
         }
         ends = {rank: end for rank, end in self.ends.items() if not end.follows}
-        # An error without a label is that of a task which no signal has ended, if there is one.
-        raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)] or [*ends]
         if "" in errors:
+            # An error without a label is that of a task which no signal has ended.
+            raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
+            if not (raised or errors[""].follows):
+                raised = [*ends]
             if len(raised) == 1:
                 errors.setdefault(raised[0], errors.pop(""))
             for rank in raised:

@@ -151,6 +151,13 @@ tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
 srun: error: n1: task 0: Exited with exit code 1
 srun: error: n2: task 1: Killed
 
+task 137 rank 1 on n2 at TIME, SIGKILL
+srun: error: n2: task 1: Killed
+srun: Terminating StepId=1.0
+Traceback (most recent call last):
+tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
+srun: error: n1: task 0: Exited with exit code 1
+
 task 135 rank 1 on n2 at TIME, SIGBUS
 srun: error: n1: task 0: Exited with exit code 1
 srun: error: n2: task 1: Bus error
