@@ -1,20 +1,25 @@
 """Stops workers and cuts their nodes off, and writes what happens to docs/fault_tolerance.md.
 
-    python docs/outages.py            prints the table, which takes half an hour
-    python docs/outages.py --write    also writes it to the guide
+    python docs/outages.py                  prints the table, which takes half an hour
+    python docs/outages.py --write          also writes it to the guide, if no row is wrong
+    python docs/outages.py --slurm 26.05    uses this version of Slurm, of `make slurms`
 
 It needs root, TensorFlow and Slurm. Each row is a training on a real Slurm, with a node for each
-worker. The status is 1 if a fault of less than 30 s ends a training, or the wrong worker is named.
+worker. The status is 1 if a row is wrong: a training does not start, a fault of less than 30 s ends
+it, a longer one does not, or the wrong worker is named. Nothing else should run on the machine: a
+fault of 40 s is noticed only a few seconds before its end.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import re
 import signal
+import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,24 +30,32 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
 
 from slurm_cluster import SlurmCluster  # noqa: E402
-from slurm_conf import Node  # noqa: E402
+from slurm_conf import numbered  # noqa: E402
+from slurm_installation import installations, own  # noqa: E402
 
 GUIDE = DOCS / "fault_tolerance.md"
 MARKS = re.compile(r"(<!-- outages -->\n).*?(<!-- /outages -->)", re.S)
 GRACE = 30
 NODES = 8
 FOR_EVER = float("inf")
+IDLE_SECONDS = 300.0  # for Slurm to notice that a node answers again
 START_SECONDS = 300.0
 END_SECONDS = 150.0  # after a fault
+END_SRUN_SECONDS = 30.0
 STEPS_AGAIN = 20  # after which a training has survived
 NAMED = re.compile(r"^ *(\d+): \D.*?(\w+ \d+) \(rank (\d+) on \S+\) is gone")
 
-# A worker writes its process id, and then the number of each step.
+# A worker writes its process id, and then the number of each step. A file is never half written.
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
 folder, rank = Path(sys.argv[1]), os.environ["SLURM_PROCID"]
-(folder / f"pid.{rank}").write_text(str(os.getpid()))
+
+def write(name, number):
+    (folder / f"new.{rank}").write_text(str(number))
+    (folder / f"new.{rank}").rename(folder / f"{name}.{rank}")
+
+write("pid", os.getpid())
 import keras
 import numpy as np
 from slurm_resolver import MultiWorkerMirroredStrategy
@@ -53,7 +66,7 @@ with strategy.scope():
     model.compile("sgd", "mse")
 
 def tell(batch, logs):
-    (folder / f"step.{rank}").write_text(str(batch))
+    write("step", batch)
     time.sleep(0.1)
 
 ones = np.ones((160_000, 2))
@@ -95,14 +108,30 @@ class Trial:
         self.began = time.monotonic()
         # by rank of who has named it: the named rank, and after how many seconds
         self.named: dict[int, tuple[int, float]] = {}
+        self.last_lines: deque[str] = deque(maxlen=100)
 
     def run(self) -> str:
-        """Returns the row of the table."""
+        """Returns the row of the table; an error that ends one training does not end the others."""
         fault = self.fault
+        try:
+            result, names = self._result()
+        except (AssertionError, OSError, RuntimeError) as error:
+            self.last_lines.append(str(error))
+            result, names = f"{type(error).__name__} (wrong)", "nobody"
+        row = f"| {fault} | {fault.rank} | {fault.workers} | {result} | {names} |"
+        if "(wrong)" in row:
+            print(row, *self.last_lines, sep="\n", file=sys.stderr, flush=True)
+        return row
+
+    def _result(self) -> tuple[str, str]:
+        """Returns what the training does, and who is named by whom."""
+        fault = self.fault
+        self._await(self._nodes_are_idle, IDLE_SECONDS)
         self.folder.mkdir()
         (self.folder / "train.py").write_text(PROGRAM)
         command = [
             "srun",
+            f"--job-name={self.folder.name}",
             "--label",
             "--kill-on-bad-exit=0",
             f"-N{fault.workers}",
@@ -117,14 +146,23 @@ class Trial:
             pool.submit(self._read, step.stdout)
             pool.submit(self._read, step.stderr)
             try:
-                self._await(lambda: min(self._steps()) > 20, START_SECONDS)
+                if not self._await(lambda: min(self._steps()) > 20, START_SECONDS):
+                    raise RuntimeError("the training has not started")
                 survived = self._inject()
+                named = dict(self.named)  # later ones are effects of the lines below
             finally:
                 for rank in range(fault.workers):
-                    self._kill("KILL", rank)
-                time.sleep(2)
+                    with contextlib.suppress(FileNotFoundError):  # it has not started
+                        self._kill("KILL", rank)
+                self.slurm.run(f"scancel --signal=KILL --name={self.folder.name}", status=None)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    step.wait(END_SRUN_SECONDS)
                 step.send_signal(signal.SIGKILL)
-        return self._row(survived)
+        return self._judge(survived, named)
+
+    def _nodes_are_idle(self) -> bool:
+        command = f"sinfo --noheader --format=%T --nodes={','.join(self.nodes)}"
+        return self.slurm.run(command).stdout.split() == ["idle"]
 
     def _inject(self) -> bool:
         fault = self.fault
@@ -160,7 +198,7 @@ class Trial:
     def _steps(self) -> Iterator[int]:
         for rank in range(self.fault.workers):
             path = self.folder / f"step.{rank}"
-            yield int(path.read_text() or 0) if path.exists() else 0
+            yield int(path.read_text()) if path.exists() else 0
 
     def _await(self, predicate: Any, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -172,16 +210,17 @@ class Trial:
 
     def _read(self, lines: Any) -> None:
         for line in lines:
+            self.last_lines.append(line.rstrip())
             found = NAMED.match(line)
             if found:
                 after = time.monotonic() - self.began
                 self.named.setdefault(int(found[1]), (int(found[3]), after))
 
-    def _row(self, survived: bool) -> str:
+    def _judge(self, survived: bool, by_rank: dict[int, tuple[int, float]]) -> tuple[str, str]:
         fault = self.fault
         result = "continues" if survived else "ends"
         names = "nobody"
-        first = min(self.named.items(), key=lambda one: one[1][1], default=None)
+        first = min(by_rank.items(), key=lambda one: one[1][1], default=None)
         if first:
             by, (named, after) = first
             names = f"worker {named}, by worker {by}, after {after:.0f} s"
@@ -190,7 +229,7 @@ class Trial:
             right = survived
         if not right or survived != (fault.seconds < GRACE):
             result += " (wrong)"
-        return f"| {fault} | {fault.rank} | {fault.workers} | {result} | {names} |"
+        return result, names
 
 
 def rows(slurm: SlurmCluster, folder: Path) -> Iterator[str]:
@@ -218,25 +257,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    versions = {one.version: one for one in installations()}
     parser.add_argument("--write", action="store_true", help=f"write it to {GUIDE.name}")
+    parser.add_argument(
+        "--slurm",
+        metavar="VERSION",
+        choices=versions,
+        default=own().version,
+        help=f"one of {', '.join(versions)} (the installed one)",
+    )
     args = parser.parse_args()
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     lines = [
         "| a worker is | worker | workers | the training | first named |",
         "| --- | --- | --- | --- | --- |",
     ]
     print(*lines, sep="\n", flush=True)
     with TemporaryDirectory(dir="/tmp") as folder:
-        nodes = [Node(f"n{number + 1}") for number in range(NODES)]
-        with SlurmCluster(nodes, Path(folder, "slurm"), extra_conf=["SlurmdTimeout=600"]) as slurm:
+        cluster = SlurmCluster(
+            numbered(1, NODES),
+            Path(folder, "slurm"),
+            extra_conf=["SlurmdTimeout=600"],
+            installation=versions[args.slurm],
+        )
+        with cluster as slurm:
             for row in rows(slurm, Path(folder)):
                 print(row, flush=True)
                 lines.append(row)
-    if args.write:
+    lines += ["", f"Measured with Slurm {args.slurm}."]
+    print(*lines[-2:], sep="\n")
+    is_wrong = any("(wrong)" in line for line in lines)
+    if args.write and not is_wrong:
         table = "\n".join(lines)
         text = GUIDE.read_text(encoding="utf-8")
         GUIDE.write_text(MARKS.sub(rf"\1\n{table}\n\n\2", text), encoding="utf-8")
-    sys.exit(any("(wrong)" in line for line in lines))
+    sys.exit(is_wrong)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ examples:
   slurm-resolver explain rank-*.log
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
+_CAUSES = ("cause", "request")  # the kinds of messages that say why
 _MOST_ADDRESSES = 5  # that are printed for one message
 # The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
 _JOB = re.compile(
@@ -106,13 +107,13 @@ def _explain(readers: list[FailureReader]) -> list[Finding]:
         _, own, _ = search(first.line)
         findings.sort(
             key=lambda one: (
-                MESSAGES[one.id].kind != "cause",
+                MESSAGES[one.id].kind not in _CAUSES,
                 one.line_number != first.line_number and MESSAGES[one.id] is not own,
             )
         )
         line = printable(first.line)
         # How a task has ended is not why.
-        if first.is_end and findings and MESSAGES[findings[0].id].kind == "cause":
+        if first.is_end and findings and MESSAGES[findings[0].id].kind in _CAUSES:
             line += f", after: {findings[0].line}"
         findings.insert(
             0,

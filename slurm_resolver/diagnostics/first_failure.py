@@ -2,7 +2,8 @@
 
 A task fails with a Python error, whose traceback ends its output, or srun, `slurm-resolver run` or
 another task reports how it ended. The other tasks then fail because of it: their calls to it fail,
-or srun ends them. What Slurm 22.05, 24.11 and 26.05 print, in this order:
+or srun ends them. srun may report those first: a task that dumps its memory takes long to end. What
+Slurm 22.05, 24.11 and 26.05 print, in this order:
 
     a task fails      srun: error: n3: task 3: Exited with exit code 5 (or the name of a signal)
                       srun: Terminating StepId=1.0      (with --kill-on-bad-exit)
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_resolver.diagnostics.message_search import MessageReader, search
+from slurm_resolver.errors import HostlistError
+from slurm_resolver.slurm.hostlist import expand_hostlist
 
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
@@ -50,13 +53,18 @@ _DUMP = re.compile(
     r"|$"
     r")"
 )
-# How a task ended: its nodes; the node, if it is one; the rank; the words. srun names several nodes
-# if their tasks ended alike ("n[8-9]: tasks 0-1"), `slurm-resolver run` none.
+# How tasks ended: their nodes; the node, if it is one; the ranks; the words. srun names several
+# nodes if their tasks ended alike ("n[8-9]: tasks 0-1"), `slurm-resolver run` none.
 _TASK_END = re.compile(
     r"(?:srun: error: (([\w.-]+)|[\w.,\[\]-]+): tasks?|slurm-resolver run: task) "
-    r"(\d+)(?:[\d,-]*:| ended with| was ended by) "
+    r"(\d[\d,-]*)(?::| ended with| was ended by) "
     r"(.+?)(?:; ending|$)"
 )
+# Neither another task nor srun causes these ends; SIGKILL may come from srun or a user.
+_CRASHED = re.compile("Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV")
+_KILLED = re.compile(f"Killed|SIGKILL|{_CRASHED.pattern}")
+_EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|143)")
+_MOST_RANKS = 256  # of those that one line names: more are those of several nodes
 # A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
 # A node that failed, and the reason.
@@ -77,20 +85,28 @@ class Failure(NamedTuple):
     """How a task failed.
 
     Attributes:
-        task: its rank, with its node if known; a node; '' if the log does not say.
         line_number: the number of `line`, from 1.
         line: the error.
         follows: whether another task's failure caused it, as far as is known.
-        node: the node, where srun names it.
-        is_end: whether `line` only says how the task ended, in the launcher's words.
+        is_end: whether `line` only says how the task ended, in the words of another.
+        rank: the task's rank; '' if the log does not say, or no task has failed.
+        node: the node, where srun or this package names it.
+        other: what has failed, if it is no task.
     """
 
-    task: str
     line_number: int
     line: str
     follows: bool = False
-    node: str | None = None
     is_end: bool = False
+    rank: str = ""
+    node: str | None = None
+    other: str = ""
+
+    @property
+    def task(self) -> str:
+        """The task's rank, with its node if known, or what else has failed; '' if unknown."""
+        place = f" on {self.node}" if self.node else ""
+        return f"rank {self.rank}{place}" if self.rank else self.other
 
 
 @dataclass
@@ -110,12 +126,12 @@ class _Task:
             self.reason_follows = False
         elif self.in_traceback and _ERROR.match(text):
             self.in_traceback = False
-            self.error = Failure("", number, text, follows=follows_another(text))
+            self.error = Failure(number, text, follows=kind_of(text) == "effect")
             self.reason_follows = text.endswith(":")
             self.lines_after = 0
         elif self.reason_follows and self.error and not _PLACE.match(text):
             line = f"{self.error.line} {text.strip()}"
-            follows = self.error.follows or follows_another(line)
+            follows = self.error.follows or kind_of(line) == "effect"
             self.error = self.error._replace(line=line, follows=follows)
             self.reason_follows = False
 
@@ -124,14 +140,19 @@ class FailureReader(MessageReader):
     """Reads the log of one start, line by line, and finds the first failure of its tasks.
 
     Attributes:
-        ends: how tasks ended, as the launcher reports it, by rank; the first to fail comes first.
+        ends: how tasks ended, as the launcher reports it, by rank. Those that srun may have ended
+            follow another one.
+        reported: the first of them that the launcher reports.
         ended_on: the host lists of nodes on which tasks have ended, as srun reports it.
-        node: the first node that failed.
+        node: the first node that failed; without a node, what srun asks for is the cause.
+        has_crashed: whether a task has crashed, other than by the end of all.
         all_end: whether srun, or somebody else, ends all tasks.
         slurm_job: the id of the Slurm job, if the log tells it.
     """
 
     node: Failure | None = None
+    reported: Failure | None = None
+    has_crashed = False
     all_end = False
     slurm_job: str | None = None
 
@@ -157,9 +178,8 @@ class FailureReader(MessageReader):
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
-            self._gone.setdefault(
-                rank, Failure(_place(rank, node), number, why, follows=follows_another(why))
-            )
+            follows = kind_of(why) == "effect"
+            self._gone.setdefault(rank, Failure(number, why, follows, True, rank, node))
         rank, text = _LABELLED.findall(text)[0]
         # A progress bar may end without a line's end.
         self._tasks.setdefault(rank, _Task()).read(text.rpartition("\r")[2], number)
@@ -169,20 +189,28 @@ class FailureReader(MessageReader):
         failed = _NODE.match(text)
         if failed and not self.node:
             node, why = failed.groups("node failure")
-            self.node = Failure(f"node {node}", number, why[:_LONGEST], node=node, is_end=True)
+            other = f"node {node}"
+            if kind_of(text) == "request":
+                node = ""
+                other = "srun"
+            self.node = Failure(number, why[:_LONGEST], is_end=True, node=node, other=other)
         end = _TASK_END.match(text)
         if end:
-            nodes, node, rank, how = end.groups()
+            nodes, node, ranks, how = end.groups()
             self.ended_on.add(nodes or "")
-            if not self.all_end:
-                how = how[:_LONGEST]
-                self.ends.setdefault(
-                    rank, Failure(_place(rank, node), number, how, node=node, is_end=True)
-                )
-
-    def error_of(self, rank: str) -> Failure | None:
-        """Returns the error that this rank has printed, or any task in a log without labels."""
-        return self._tasks.get(rank, self._tasks.get("", _Task())).error
+            how = how[:_LONGEST]
+            follows = self.all_end
+            if _CRASHED.match(how):
+                self.has_crashed |= not follows
+                if self.reported:  # it may have taken long to dump its memory
+                    follows = self.reported.follows
+            try:
+                each = expand_hostlist(f"[{ranks}]", _MOST_RANKS)
+            except HostlistError:
+                each = re.findall(r"\d+", ranks)[:1]
+            for rank in each:
+                self.ends.setdefault(rank, Failure(number, how, follows, True, rank, node))
+            self.reported = self.reported or self.ends[each[0]]
 
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
@@ -190,40 +218,51 @@ class FailureReader(MessageReader):
         None if no task failed, or if the tasks ended after the training was saved.
         """
         # By rank; '' without a label.
-        errors = {rank: task.error for rank, task in self._tasks.items() if task.error}
-        reports = dict(self._gone)
-        if "" not in errors:
-            for rank, end in self.ends.items():
-                gone = reports.get(rank, end)  # the launcher knows how, but may report later
-                number = min(gone.line_number, end.line_number)
-                reports[rank] = end._replace(task=gone.task, line_number=number)
+        errors = {
+            rank: task.error
+            for rank, task in self._tasks.items()
+            if task.error and task.lines_after <= _MOST_LINES_AFTER
+        }
+        ends = {rank: end for rank, end in self.ends.items() if not end.follows}
+        if "" in errors:
+            # An error without a label is that of a task which no signal has ended.
+            raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
+            if not (raised or errors[""].follows):
+                raised = [*ends]
+            if len(raised) == 1:
+                errors.setdefault(raised[0], errors.pop(""))
+            for rank in raised:
+                del ends[rank]
         failures = [self.node] if self.node else []
-        for rank, report in reports.items():
+        for rank, report in {**ends, **self._gone}.items():
             if rank not in errors:
-                failures.append(report)
+                end = ends.get(rank, report)  # the launcher knows how, but may report later
+                failures.append(
+                    end._replace(
+                        line_number=min(report.line_number, end.line_number),
+                        node=report.node,
+                        # A task without an error of its own ends because of one that crashes.
+                        follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
+                    )
+                )
             elif errors[rank].follows and rank in self._gone:
                 # A task that has been cut off reports that the others are gone.
-                failures.append(self._gone[rank])
+                failures.append(report)
         for (id, name), (number, line) in self.found.items():
             if id == "check-failed":
                 what = f"{name}: {line.partition('failed   ')[2]}"
-                failures.append(Failure("slurm-resolver check", number, what))
+                failures.append(Failure(number, what, other="slurm-resolver check"))
         for rank, error in errors.items():
-            if self._tasks[rank].lines_after <= _MOST_LINES_AFTER:
-                if not rank and len(self.ends) == 1:
-                    (rank,) = self.ends
-                reported = self._gone.get(rank, self.ends.get(rank))
-                failures.append(error._replace(task=reported.task if reported else _place(rank)))
+            reported = self._gone.get(rank) or self.ends.get(rank) or error
+            failures.append(error._replace(rank=rank, node=reported.node))
         first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
         saved = first and _SAVED.match(first.line)
         return None if saved and (self.continues or not saved["terminated"]) else first
 
 
-def _place(rank: str, node: str | None = None) -> str:
-    return f"rank {rank}" + (f" on {node}" if node else "") if rank else ""
-
-
-def follows_another(line: str) -> bool:
-    """Returns whether another task's failure caused an error, as far as is known."""
+def kind_of(line: str) -> str:
+    """Returns the kind of the known message in a line, as far as that is known; else ''."""
     _, known, _ = search(line)
-    return known.kind == "effect" if known else bool(_CALL_ERRORS.search(line))
+    if known:
+        return known.kind
+    return "effect" if _CALL_ERRORS.search(line) else ""

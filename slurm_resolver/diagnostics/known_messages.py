@@ -13,7 +13,8 @@ class KnownMessage(NamedTuple):
         cues: texts that are quick to search for, separated by `|`; every line with the message
             contains one.
         pattern: what such a line matches; by default the cues.
-        kind: "cause"; "effect" (a task writes it because of another task, or of a connection to
+        kind: "cause"; "request" (a cause that lies in what srun is asked for, and comes at each
+            start); "effect" (a task writes it because of another task, or of a connection to
             one); "end" (how a task or the job has ended); "note" (it does no harm); "hidden" (no
             finding).
         hides: the ids and kinds of messages that say nothing beside this one, between spaces.
@@ -524,7 +525,25 @@ cause = Slurm refused the step: it asks for more than the job has, or than its o
 remedy = Compare srun's options with the job: scontrol show job JOBID. Inside a step (srun --pty,
     Jupyter) use srun --overlap, and look at the SLURM_ variables that it inherits, such as
     SLURM_MEM_PER_CPU. Beside other steps give each less: srun --exact, --mem
+pattern = Unable to create (?:step for job|job step)[^:]{0,40}: (?:Memory required by task
+    |More processors requested|CPU count specification|Task (?:count|distribution) specification
+    |Cannot request more threads per core|Requires more ports|Requested time limit is invalid
+    |Requested operation not supported|Requested GRES option|Invalid GRES
+    |(?:Invalid|Duplicate) generic resource|Invalid Trackable|X11 forwarding not available
+    |Step limit reached|Pathname of a file)
+kind = request
 hides = step-waits
+
+[option-refused]
+cues = Invalid --|Invalid numeric value|nvalid number of |nvalid node count|not a valid node count
+    |Invalid argument (|unrecognized |option|Invalid accounting frequency
+cause = srun does not accept an option, or a variable that it reads in place of one.
+remedy = The line names it; srun --help shows the options of this Slurm. The batch file's own
+    options are such variables as well, such as SLURM_CPUS_PER_TASK.
+pattern = (?:srun|sbatch|salloc): (?:(?:error|fatal): (?:Invalid (?:--|numeric value|argument \()
+    |[Ii]nvalid n(?:umber of |ode count)|.{1,200} is not a valid node count|unrecognized --)
+    |(?:unrecognized |invalid |ambiguous )?option\b)|Invalid accounting frequency requested
+kind = request
 
 [options-exclusive]
 cues = mutually exclusive|set by two different environment variables
@@ -534,14 +553,16 @@ remedy = Unset those that you did not mean before srun, such as: unset SLURM_MEM
     SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_TRES_PER_TASK; or give srun one of the options.
 pattern = (?:srun|sbatch|salloc): (?:fatal|error): .{0,300}(?:mutually exclusive
     |set by two different environment variables)
+kind = request
 
 [cpu-binding]
-cues = CPU binding outside of job step|nable to satisfy cpu bind request
+cues = CPU binding outside of job step|nable to satisfy cpu bind request|nable to layout tasks on
 cause = The step inherits the CPU binding of the step in which srun was called (SLURM_CPU_BIND), and
     has other CPUs.
 remedy = unset SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST before srun, or
     srun --cpu-bind=none
 hides = cancelled task-crashed launch-failed
+kind = request
 
 [launch-failed]
 cues = Task launch for|Application launch failed|timeout waiting for task launch
@@ -555,6 +576,7 @@ cues = plugin name for mpi/|nvalid MPI type|cannot find mpi plugin
 cause = This Slurm does not have the MPI plugin that srun or the site's default asks for.
 remedy = TensorFlow needs none: srun --mpi=none. srun --mpi=list shows which ones exist.
 pattern = srun: (?:error|fatal): .{0,100}(?:plugin name for mpi/|nvalid MPI type|find mpi plugin)
+kind = request
 
 [slurm-unreachable]
 cues = Socket timed out on send/recv|Unable to contact slurm controller|Job credential expired
@@ -563,6 +585,13 @@ cause = Slurm's daemons did not answer each other in time, or their clocks diffe
 remedy = Submit the job again. If it happens again, tell the site, with the time and the node.
 pattern = (?:srun|slurmstepd\S{0,80}|sbatch): (?:error|fatal): .{0,200}(?:Socket timed out
     |Unable to contact slurm|Job credential expired|nvalid job credential|Zero Bytes were)
+
+[step-not-created]
+cues = Unable to create step for job|Unable to create job step
+cause = Slurm did not create the step: a node is down or busy, or is not one of the job's; or the
+    step asks for what none of the job's nodes has.
+remedy = Compare srun's options with the job: scontrol show job JOBID, scontrol show node NODE
+hides = step-waits
 
 [folder-missing]
 cues = couldn't chdir to

@@ -1,7 +1,7 @@
 """One start of a step: srun as a child process, and what its output says about its end.
 
-Only the lines that srun prints decide which task failed first. What the task prints describes its
-failure.
+The lines that srun prints decide what kind of failure it is. Which task failed first, the output of
+the tasks decides as well: srun may first report one that has ended because of another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver import signals
-from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
+from slurm_resolver.diagnostics.first_failure import Failure, FailureReader, kind_of
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.exit_status import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
@@ -35,7 +35,10 @@ _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
-_SRUN_ERROR = "srun: error: "
+# An error of srun; those of options begin with the program as it was called.
+_SRUN_ERROR = re.compile(
+    r"\S*srun: (?:error: |fatal: |(?=(?:unrecognized |invalid )?option\b))(.+)"
+)
 # Lines of `check --collective` about nodes, and a node with what is wrong there.
 _CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
 _BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
@@ -44,6 +47,7 @@ _BY_SIGNAL = {
     str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
 }
 _BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
+_SAVED = (f"exit status {REQUEUE_STATUS}", f"exit status {TERMINATED_STATUS}")
 
 
 def _write(data: bytes) -> None:
@@ -100,8 +104,8 @@ class StepFailure(NamedTuple):
 
     Attributes:
         kind: "task"; "saved" (a task ended after a signal, or asks for a requeue); "node" (it
-            failed, or could not start its tasks); "cancelled" (somebody ended the step); "srun" (it
-            could not start the step).
+            failed, or could not start its tasks); "cancelled" (somebody ended the step); "refused"
+            (what srun is asked for cannot be had); "srun" (it could not start the step).
         status: the exit status of the task, or 128 and the number of its signal; else srun's own.
         text: who failed first, when and why, for messages.
         error: what is the same if the step fails again in the same way.
@@ -128,7 +132,8 @@ class StepOutput(FailureReader):
 
     _rest = b""
     _progress: str | None = None
-    _srun_error = ""  # the last one
+    _srun_error: re.Match[str] | None = None  # the last one
+    _lines = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +146,8 @@ class StepOutput(FailureReader):
         self._rest = lines.pop()[-_PIECE:]
         for line in lines:
             text = line.decode(errors="replace")
-            self.read(text, number=0)
+            self._lines += 1
+            self.read(text, self._lines)
             if self.node and self.node.node:
                 self.bad[self.node.node] = FAILED
             if _PROGRESS in text:
@@ -149,16 +155,14 @@ class StepOutput(FailureReader):
             if _CHECKED.match(text):
                 for node, why in _BAD.findall(text):
                     self.bad.setdefault(node, why or FAILED)
-            if text.startswith(_SRUN_ERROR):
-                self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
+            self._srun_error = _SRUN_ERROR.match(text.rstrip()) or self._srun_error
 
     @property
     def leaves_tasks(self) -> bool:
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
-        if self.node:
-            return True
-        first = next(iter(self.ends.values()), None)
-        return first is not None and not self.all_end and _read_end(first.line)[0] == "task"
+        if self.node or self.all_end or not self.reported:
+            return bool(self.node)
+        return _read_end(self.reported.line)[0] not in _SAVED
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
@@ -172,24 +176,35 @@ class StepOutput(FailureReader):
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
         line = ""
+        reported = self.reported
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
-            kind = "node"
+            kind = "node" if self.node.node else "refused"
             end = self.node
             status = 1
-        elif self.ends:
-            rank, end = next(iter(self.ends.items()))
-            kind, how, status = _read_end(end.line)
-            end = end._replace(line=how)
-            error = self.error_of(rank)
-            line = error.line if error else ""
+        elif reported and not reported.follows:
+            how, status = _read_end(reported.line)
+            kind = "saved" if how in _SAVED else "task"
+            first = (kind == "task" and self.first()) or reported
+            own = self.ends.get(first.rank, reported)
+            if first.is_end:
+                own = first
+            else:
+                line = first.line
+            if not own.follows or own.line.startswith("Exited"):  # else srun has ended it
+                how, status = _read_end(own.line)
+            # The log may not say which task it was.
+            end = (first if first.rank else reported)._replace(line=how)
         elif self.all_end:
             kind = "cancelled"
-            end = Failure("the step", 0, "cancelled")
+            end = Failure(0, "cancelled", other="the step")
         else:
             kind = "srun"
-            end = Failure("srun", 0, f"exit status {status}")
-            line = self._srun_error
+            end = Failure(0, f"exit status {status}", other="srun")
+            if self._srun_error:
+                line = self._srun_error[1]
+                if kind_of(self._srun_error[0]) == "request":
+                    kind = "refused"
         why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
@@ -204,15 +219,12 @@ class StepOutput(FailureReader):
         )
 
 
-def _read_end(text: str) -> tuple[str, str, int]:
-    """Returns the kind, the words and the status of a task's end, as srun reports it."""
+def _read_end(text: str) -> tuple[str, int]:
+    """Returns the words and the status of a task's end, as srun reports it."""
     exited = re.match(r"Exited with exit code (\d+)", text)
     if exited:
-        status = int(exited[1])
-        saved = status in (REQUEUE_STATUS, TERMINATED_STATUS)
-        return "saved" if saved else "task", f"exit status {status}", status
-    words, status = _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
-    return "task", words, status
+        return f"exit status {exited[1]}", int(exited[1])
+    return _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
 
 
 def end_held_steps(step: SlurmStep, srun: int) -> bool:

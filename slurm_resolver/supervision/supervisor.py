@@ -36,6 +36,13 @@ _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
 _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 _POLL_SECONDS = 1.0
 _HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
+# Why a step is not started again, by the kind of its failure.
+_FINAL = {
+    "cancelled": "the step was cancelled, by Slurm or by a user",
+    "refused": "Slurm refuses srun's options, or variables that srun reads in their place",
+    "saved": "exit status {}: the training was ended by a signal, or has saved and asks for a "
+    "requeue",
+}
 
 
 class SupervisorOptions(NamedTuple):
@@ -175,13 +182,9 @@ class Supervisor:
         failure = self._failures[-1]
         if self._relay.received:
             raise NoRestartError(f"received {self._relay.received.name}")
-        if failure.kind == "cancelled":
-            raise NoRestartError("the step was cancelled, by Slurm or by a user")
-        if failure.kind == "saved":
-            raise NoRestartError(
-                f"exit status {failure.status}: the training was ended by a signal, or has saved "
-                "and asks for a requeue"
-            )
+        why = _FINAL.get(failure.kind)
+        if why:
+            raise NoRestartError(why.format(failure.status))
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
             again = ", and the failure was the same each time" if same else ""

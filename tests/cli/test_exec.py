@@ -45,7 +45,9 @@ def variables(*options: str, **environ: str) -> Texts:
 
 
 def test_the_program_finds_tf_config_and_its_gpus() -> None:
-    told = variables("--jobs", "ps=1,worker=-1", TF_CONFIG='{"cluster": {}}')
+    # In a step with a ps, this task would wait 30 s for rank 0, which has not started, and say so.
+    jobs = ["--jobs", "ps=1,worker=-1", "--servers", "none"]
+    told = variables(*jobs, TF_CONFIG='{"cluster": {}}')
     assert (
         json.loads(told["TF_CONFIG"])
         == sr.resolve({"ps": 1, "worker": -1}, environ=TASK).tf_config()

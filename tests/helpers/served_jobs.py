@@ -96,7 +96,7 @@ class Job:
     def errors(self) -> str:
         """Returns what the tasks have written to standard error."""
         files = (self.output / f"{rank}.errors" for rank in range(self.tasks))
-        return "".join(file.read_text() for file in files if file.exists())
+        return "".join(file.read_text(errors="replace") for file in files if file.exists())
 
     def end(self) -> tuple[str, str]:
         """Ends the step and its srun."""

@@ -6,10 +6,15 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
+from captured import Captured, Patch
 from kinds import Strings
-from local_run import captured, in_step, piped, run_script
+from local_run import captured, exit_status, in_step, piped, run_script
+from slurm_jobs import wait_for
+
+from slurm_resolver.local.job import _Step
 
 
 @pytest.mark.parametrize("option", ["-K0", "--kill-on-bad-exit=0"])
@@ -26,26 +31,63 @@ while kill -0 $(cat {tmp_path}/0) 2>/dev/null; do sleep 0.1; done; echo done; ex
     )
 
 
-def test_a_time_limit_ends_all_tasks() -> None:
-    done = run_script(
-        "-n2 -t 0:01 --requeue",
-        "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait",
-    )
+Ran = tuple[object, Strings, str]
+Run = Callable[[str, str], Ran]
+
+
+@pytest.fixture
+def run_ready(monkeypatch: Patch, tmp_path: Path, capfd: Captured) -> Run:
+    """Runs a script in two tasks, in this process; returns status, lines of output, and errors.
+
+    The times of the launcher count from when each task has created `ready-RANK`.
+    """
+    set_timers = _Step._set_timers
+
+    def later(step: _Step, elapsed: float) -> None:
+        wait_for(lambda: len(list(tmp_path.glob("ready-[01]"))) == 2)
+        set_timers(step, elapsed)
+
+    def run(options: str, script: str) -> Ran:
+        status = exit_status("run", "-n2", *options.split(), "--", "sh", "-c", script)
+        output, errors = capfd.readouterr()
+        return status, sorted(output.splitlines()), errors
+
+    monkeypatch.setattr(_Step, "_set_timers", later)
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+# Rank 1 is stopped, as rank 0 sees, before both are ready.
+STOPPED = """\
+echo $$ >$SLURM_PROCID
+[ $SLURM_PROCID = 0 ] || kill -STOP $$
+until grep -q 'State:.T' /proc/$(cat 1)/status; do sleep 0.1; done 2>/dev/null
+touch ready-0 ready-1
+"""
+
+
+def test_a_time_limit_ends_all_tasks(run_ready: Run) -> None:
     # srun returns 143, too. A stopped task is continued to get the signal. Nothing restarts.
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (143, ["0: told", "1: told"])
-    assert done.stderr == (
-        "slurm-resolver run: the time limit of 1 s is reached: ending all tasks\n"
+    assert run_ready(
+        "-t 0:01 --requeue --restarts=9",
+        f"trap 'echo told; exit 0' TERM; {STOPPED} sleep 60 & wait",
+    ) == (
+        143,
+        ["0: told", "1: told"],
+        "slurm-resolver run: the time limit of 1 s is reached: ending all tasks\n",
     )
 
 
-def test_a_signal_is_sent_before_the_time_limit() -> None:
-    done = run_script(
-        "-n2 -t 1 --signal usr1@58",
-        "trap 'echo warned; exit 0' USR1; sleep 60 & wait",
-    )
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: warned", "1: warned"])
-    assert (
-        done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
+READY = "touch ready-$SLURM_PROCID;"
+
+
+def test_a_signal_is_sent_before_the_time_limit(run_ready: Run) -> None:
+    assert run_ready(
+        "-t 1 --signal usr1@58", f"trap 'echo warned; exit 0' USR1; {READY} sleep 60 & wait"
+    ) == (
+        0,
+        ["0: warned", "1: warned"],
+        "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n",
     )
     done = run_script("--signal USR1", "true", status=0)
     assert "--signal without a time limit (--time) sends nothing" in done.stderr
@@ -163,13 +205,14 @@ def test_a_planned_preemption_counts_from_the_first_step(
 STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 
 
-def test_a_new_step_of_the_same_job_after_a_failure() -> None:
-    script = STEP + "[ $SLURM_STEP_ID = 1 ] || exec sleep 60"
-    done = run_script("-n2 --restarts 1 --fail-after 0.5:0", script, status=0)
-    lines = sorted(line.rstrip() for line in done.stdout.splitlines())
-    assert [line.partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
+def test_a_new_step_of_the_same_job_after_a_failure(run_ready: Run) -> None:
+    status, lines, errors = run_ready(
+        "--restarts 1 --fail-after 0.5:0", f"{STEP} {READY} [ $SLURM_STEP_ID = 1 ] || exec sleep 60"
+    )
+    assert status == 0
+    assert [line.rstrip().partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
     assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the same job
-    assert done.stderr.splitlines() == [
+    assert errors.splitlines() == [
         "slurm-resolver run: killing task 0 (--fail-after)",
         "slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks",
         "slurm-resolver run: restart 1 of at most 1: task 0 was ended by SIGKILL",
@@ -207,8 +250,6 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
             3,
             "restart 1 of at most 1: task 0 ended with exit status 3",
         ),
-        # the time limit applies to the whole job
-        ("--restarts=9 -t0:01", "exec sleep 9", 143, 1, "the time limit of 1 s is"),
     ],
 )
 def test_restarts(options: str, script: str, status: int, starts: int, said: str) -> None:

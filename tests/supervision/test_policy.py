@@ -67,7 +67,7 @@ def failure(text: str, status: int = 1) -> StepFailure:
 
 
 RAISED = """\
-1: Traceback (most recent call last):
+1: bar 1/2\rTraceback (most recent call last):
 1:   File "a.py", line 3, in <module>
 1: KeyError: 7
 1:
@@ -89,59 +89,126 @@ NODE = """\
 srun: error: n3: task 2: Exited with exit code 1
 srun: error: Node failure on n1
 srun: error: n2: tasks 0-1: Killed"""
-CANCELLED = """\
-srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
-0: slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T11:23:48 ***
-srun: error: n1: task 0: Killed"""
 KILLED = """\
 srun: error: n1: task 3: Killed
 srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
 srun: error: n1: task 0: Killed"""
-LAUNCH = """\
-srun: error: Task launch for StepId=1.1 failed on node n4: Communication connection failure
-srun: error: Application launch failed: Communication connection failure
-srun: error: n1: task 0: Killed"""
-NOT_STARTED = "srun: error: Unable to create step for job 1: Requested node configuration is"
-NO_LABEL = """\
+# The kind and the status of a failure, what failed first, and below it the output. srun may report
+# rank 0 first, although it has only lost another task.
+OUTPUTS = """\
+srun 9 srun at TIME, exit status 9
+
+srun 9 srun at TIME, exit status 9: Unable to create step for job 1: Requested node configuration is
+srun: error: Unable to create step for job 1: Requested node configuration is
+
+refused 9 srun at TIME, exit status 9: Unable to create step for job 1: Invalid generic resource
+srun: error: Unable to create step for job 1: Invalid generic resource
+
+refused 9 srun at TIME, exit status 9: unrecognized option '--nosuch'
+/usr/bin/srun: unrecognized option '--nosuch'
+Try "srun --help" for more information
+
+refused 9 srun at TIME, exit status 9: --mem and --mem-per-cpu are mutually exclusive.
+srun: fatal: --mem and --mem-per-cpu are mutually exclusive.
+
+refused 1 srun at TIME, Unable to satisfy cpu bind request
+srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x00F0.
+srun: error: Task launch for StepId=1.1 failed on node n4: Unable to satisfy cpu bind request
+
+task 1 rank 1 on n2 at TIME, exit status 1: ValueError: x
 Traceback (most recent call last):
   File "a.py", line 3, in <module>
 ValueError: x
-"""
-TASK = "srun: error: n2: task 1: "
-EXITED = f"{TASK}Exited with exit code "
-# The kind, the first failure with its reason, and the status, by the output of srun and tasks.
-ENDS: dict[str, tuple[str, str, int]] = {
-    RAISED: ("task", "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck", 1),
-    NODE: ("node", "node n1 at TIME, node failure", 1),
-    CANCELLED: ("cancelled", "the step at TIME, cancelled", 9),
-    KILLED: ("task", "rank 3 on n1 at TIME, SIGKILL", 137),
-    LAUNCH: ("node", "node n4 at TIME, Communication connection failure", 1),
-    NOT_STARTED: ("srun", f"srun at TIME, exit status 9: {NOT_STARTED[len('srun: error: ') :]}", 9),
-    "": ("srun", "srun at TIME, exit status 9", 9),
-    f"{NO_LABEL}{EXITED}1": ("task", "rank 1 on n2 at TIME, exit status 1: ValueError: x", 1),
-    f"1: step\n1: bar 1/2\r{RAISED[3:]}": (
-        "task",
-        "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck",
-        1,
-    ),
-    "srun: error: n[2-3]: tasks 4-7: Exited with exit code 7": (
-        "task",
-        "rank 4 at TIME, exit status 7",
-        7,
-    ),
-    f"{TASK}Out Of Memory": ("task", "rank 1 on n2 at TIME, SIGKILL (out of memory)", 137),
-    f"{TASK}Segmentation fault (core dumped)": ("task", "rank 1 on n2 at TIME, SIGSEGV", 139),
-    f"{EXITED}75": ("saved", "rank 1 on n2 at TIME, exit status 75", 75),
-    f"{TASK}Terminated": ("task", "rank 1 on n2 at TIME, SIGTERM", 143),
+srun: error: n2: task 1: Exited with exit code 1
+
+task 7 rank 4 at TIME, exit status 7
+srun: error: n[2-3]: tasks 4-7: Exited with exit code 7
+
+task 137 rank 1 on n2 at TIME, SIGKILL (out of memory)
+srun: error: n2: task 1: Out Of Memory
+
+task 139 rank 1 on n2 at TIME, SIGSEGV
+srun: error: n2: task 1: Segmentation fault (core dumped)
+
+saved 75 rank 1 on n2 at TIME, exit status 75
+srun: error: n2: task 1: Exited with exit code 75
+
+task 143 rank 1 on n2 at TIME, SIGTERM
+srun: error: n2: task 1: Terminated
+
+task 5 rank 3 on n4 at TIME, exit status 5: ValueError: x
+0: Traceback (most recent call last):
+0: tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
+3: Traceback (most recent call last):
+3: ValueError: x
+srun: error: n1: task 0: Exited with exit code 1
+srun: Terminating StepId=1.0
+srun: error: n4: tasks 2-3: Exited with exit code 5
+
+task 137 rank 1 on n2 at TIME, SIGKILL
+Traceback (most recent call last):
+tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
+srun: error: n1: task 0: Exited with exit code 1
+srun: error: n2: task 1: Killed
+
+task 137 rank 1 on n2 at TIME, SIGKILL
+srun: error: n2: task 1: Killed
+srun: Terminating StepId=1.0
+Traceback (most recent call last):
+tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
+srun: error: n1: task 0: Exited with exit code 1
+
+task 135 rank 1 on n2 at TIME, SIGBUS
+srun: error: n1: task 0: Exited with exit code 1
+srun: error: n2: task 1: Bus error
+
+saved 75 rank 0 on n1 at TIME, exit status 75
+srun: error: n1: task 0: Exited with exit code 75
+srun: error: n2: task 1: Bus error
+
+task 139 rank 1 on n2 at TIME, SIGSEGV
+0: Traceback (most recent call last):
+0: tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
+srun: error: n1: task 0: Exited with exit code 1
+srun: Terminating StepId=1.0
+srun: error: n2: task 1: Segmentation fault (core dumped)
+
+task 1 rank 3 on n4 at TIME, it does not answer TensorFlow
+0: my.FitError: worker 3 (rank 3 on n4) is gone in step 7 of epoch 0: it does not answer TensorFlow
+0: Traceback (most recent call last):
+0: my.FitError: worker 3 (rank 3 on n4) is gone in step 7 of epoch 0: it does not answer TensorFlow
+srun: error: n1: task 0: Exited with exit code 1
+srun: Terminating StepId=1.0
+srun: error: n4: task 3: Killed
+
+cancelled 9 the step at TIME, cancelled
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+0: slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T11:23:48 ***
+srun: error: n1: task 0: Killed
+
+node 1 node n4 at TIME, Communication connection failure
+srun: error: Task launch for StepId=1.1 failed on node n4: Communication connection failure
+srun: error: Application launch failed: Communication connection failure
+srun: error: n1: task 0: Killed
+
+cancelled 9 the step at TIME, cancelled
+srun: Job step aborted
+srun: error: n2: task 1: Segmentation fault"""
+ENDS = {
+    RAISED: "task 1 rank 1 on n2 at TIME, exit status 1: my.Failed: no luck",
+    NODE: "node 1 node n1 at TIME, node failure",
+    KILLED: "task 137 rank 3 on n1 at TIME, SIGKILL",
 }
+for block in OUTPUTS.split("\n\n"):
+    told, _, output = block.partition("\n")
+    ENDS[output] = told
 
 
 @pytest.mark.parametrize("text", ENDS)
 def test_who_failed_first(text: str) -> None:
-    kind, told, status = ENDS[text]
     found = failure(text, 9)
-    assert (found.kind, found.status) == (kind, status)
-    assert re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}", "TIME", found.text) == told
+    who = re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}", "TIME", found.text)
+    assert f"{found.kind} {found.status} {who}" == ENDS[text]
 
 
 def test_output_in_pieces() -> None:

@@ -166,9 +166,19 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
             9,
             "the step was cancelled, by Slurm or by a user",
         ),
+        (
+            "Unable to create step for job 7: Memory required by task is",
+            9,
+            "Slurm refuses srun's op",
+        ),
+        (
+            "Task launch for StepId=7.0 failed on node n2: Unable to satisfy cpu bind request",
+            1,
+            "Slurm refuses",
+        ),
     ],
 )
-def test_no_restart_after_a_save_or_a_cancellation(
+def test_no_restart_after_a_save_a_cancellation_or_a_refusal(
     folder: Path, said: str, status: int, why: str
 ) -> None:
     (folder / "srun.do").write_text(f"{LOOKS}echo 'srun: error: {said}' >&2; exit 9\n")
