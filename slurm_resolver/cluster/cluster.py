@@ -13,6 +13,7 @@ from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.coordination import ServiceAddress, TaskName
 from slurm_resolver.slurm.step import SlurmStep
@@ -34,7 +35,7 @@ class Cluster:
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
             planned.
-        starts_program: whether this process is not the task's program, but starts it.
+        options: those of `resolve`, which do not tell clusters apart.
     """
 
     step: SlurmStep = SlurmStep()
@@ -44,7 +45,7 @@ class Cluster:
     hosts: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: TaskGpus = TaskGpus()
-    starts_program: bool = False
+    options: ClusterOptions = field(default=ClusterOptions(), compare=False)
 
     def __bool__(self) -> bool:
         """Whether there are tasks; an empty cluster is false."""
@@ -114,9 +115,7 @@ class Cluster:
             step = step.replace(node_name=task.node, nodes=self.layout.nodes)
         if step.local_rank is None:
             step = step.replace(local_rank=task.local_rank)
-        return find_service(
-            step, self.num_tasks, self.ports.service_port, self.hosts, self.starts_program
-        )
+        return find_service(step, self.num_tasks, self.ports.service_port, self.hosts, self.options)
 
     @property
     def num_tasks(self) -> int:

@@ -42,7 +42,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     if left_by != name:  # no earlier call in this start of the step has left an answer
         port = choose_ports(step, max(counts), options.port_base).service_port
         hosts = find_hosts(step, nodes, sum(counts), options)
-        service = find_service(step, sum(counts), port, hosts, options.starts_program)
+        service = find_service(step, sum(counts), port, hosts, options)
         try:
             places = connect(service).gather(
                 "the exchange of the layout",

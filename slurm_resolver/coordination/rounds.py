@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from slurm_resolver.coordination import NameOf
+from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.wire import Gather, Message, Process, Send, TextByRank, pack
 from slurm_resolver.wording import brief, shorten
 
@@ -51,8 +51,11 @@ class Round:
 class Rounds:
     """All rounds of a step; it runs in the service's thread."""
 
-    def __init__(self, num_tasks: int, send: Send, name_of: NameOf) -> None:
-        self._num_tasks = num_tasks
+    def __init__(self, address: ServiceAddress, send: Send, name_of: NameOf) -> None:
+        self._num_tasks = address.num_tasks
+        self._address = address
+        # the ranks whose processes may not find the service
+        self.never_connected = set(range(address.num_tasks))
         self._send = send
         self._name_of = name_of
         self._rounds: dict[Gather, Round] = {}
@@ -161,10 +164,14 @@ class Rounds:
         if not current.answer:
             current.is_expired = True
             count, names = self._describe_missing(current)
+            remedy = ""
+            if self._address.remedy and self.never_connected.difference(current.values):
+                remedy = f", and reach {self._address.name}{self._address.remedy}"
             self._end(
                 current,
                 error=f"{count} did not reach {current.gather.purpose} within {brief(timeout)} "
-                f"s: {names}. Look at their output, and check that all tasks run the same program.",
+                f"s: {names}. Look at their output, and check that all tasks run the same program"
+                f"{remedy}.",
             )
 
     def _describe_missing(self, current: Round) -> tuple[str, str]:

@@ -156,7 +156,8 @@ def open_connection(
     """
     until = monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.hosts_service else address.host.strip("[]")
-    sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
+    remedy = "" if address.hosts_service else address.remedy
+    sock = connect_to(host, address.port, HANDSHAKE_SECONDS, remedy)
     try:
         greeting = _receive(sock, until)
         offer = greeting.get("offer")
