@@ -142,18 +142,15 @@ def choose_job(jobs: list[Fields]) -> Fields:
         LaunchError: for the id of an array where another number of tasks runs.
     """
     array = jobs[0].get("ArrayJobId")
-    if len(jobs) > 1 and array:
-        running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
-        if len(running) != 1:
-            # Slurm shows the newest task first, and those that wait together as one: 3-9%2.
-            tasks = [
-                f"{array}_{job['ArrayTaskId'].partition('%')[0]} is {job['JobState']}"
-                for job in reversed(jobs)
-            ]
-            raise LaunchError(
-                f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
-            )
-        jobs = running
+    running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
+    if array and len(running) == 1:
+        return running[0]
+    if array and len(jobs) > 1:
+        # Slurm shows the newest task first, and those that wait together as one: 3-9%2.
+        tasks = [f"{array}_{job['ArrayTaskId']} is {job['JobState']}" for job in reversed(jobs)]
+        raise LaunchError(
+            f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
+        )
     return jobs[0]
 
 

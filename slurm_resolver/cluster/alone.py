@@ -36,9 +36,8 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
             f"unknown. Start the program with srun, without mpirun. {_OFF_HINT}"
         )
     if step.where != "step":
-        _check_cleaned(step)
+        _check_outside(step, options.jobs)
     if step.where == "none":
-        _check_jobs(options.jobs)
         if step.ancestors.hidden:
             return (
                 "outside Slurm, as far as this process can see: no variable of a step is set, and "
@@ -59,8 +58,8 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
     return None
 
 
-def _check_cleaned(step: SlurmStep) -> None:
-    """Raises NotInStepError where variables were removed from a task, or may have been."""
+def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
+    """Raises NotInStepError outside a step where the process may be one of several."""
     known = step.ancestors
     removed = ""
     if known.is_in_step:
@@ -79,11 +78,7 @@ def _check_cleaned(step: SlurmStep) -> None:
             "and SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
             f"apptainer --cleanenv), or make it pass them on. {_OFF_HINT}"
         )
-
-
-def _check_jobs(jobs: Mapping[str, int] | None) -> None:
-    """Raises NotInStepError outside Slurm if `jobs` asks for several tasks."""
-    if jobs is not None:
+    if jobs is not None and step.where == "none":
         tasks = sum(abs(count) for count in jobs.values() if isinstance(count, int))
         raise NotInStepError(
             f"jobs={dict(jobs)!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "

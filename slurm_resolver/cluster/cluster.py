@@ -6,7 +6,7 @@ import functools
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Task, find_service
@@ -71,7 +71,12 @@ class Cluster:
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        return tuple(Task(**fields) for fields in self._fields_by_rank())
+        tasks = [
+            self._task(rank, job, index)
+            for job, ranks in self.roles.items()
+            for index, rank in enumerate(ranks)
+        ]
+        return tuple(sorted(tasks, key=operator.attrgetter("rank")))
 
     @functools.cached_property
     def task(self) -> Task | None:
@@ -79,28 +84,18 @@ class Cluster:
         rank = self.step.rank
         for job, ranks in self.roles.items():
             if rank is not None and rank in ranks:
-                return Task(**self._fields(rank, job, ranks.index(rank)))
+                return self._task(rank, job, ranks.index(rank))
         return None
 
-    def _fields(self, rank: int, job: str, index: int) -> dict[str, Any]:
-        """Returns the fields of a task by name."""
-        return {
-            "rank": rank,
-            "node": self.layout.nodes[self.layout.node_of[rank]],
-            "local_rank": self.layout.local_rank_of[rank],
-            "job": job,
-            "index": index,
-            "address": self.addresses[job][index],
-        }
-
-    def _fields_by_rank(self) -> list[dict[str, Any]]:
-        return sorted(
-            [
-                self._fields(rank, job, index)
-                for job, ranks in self.roles.items()
-                for index, rank in enumerate(ranks)
-            ],
-            key=operator.itemgetter("rank"),
+    def _task(self, rank: int, job: str, index: int) -> Task:
+        """Returns a task."""
+        return Task(
+            rank=rank,
+            node=self.layout.nodes[self.layout.node_of[rank]],
+            local_rank=self.layout.local_rank_of[rank],
+            job=job,
+            index=index,
+            address=self.addresses[job][index],
         )
 
     @functools.cached_property
@@ -220,7 +215,7 @@ class Cluster:
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
             "self": this_task,
-            "tasks": self._fields_by_rank(),
+            "tasks": [asdict(task) for task in self.tasks],
         }
 
     def __repr__(self) -> str:

@@ -293,13 +293,12 @@ class SlurmStep:
 
     @property
     def is_launched(self) -> bool:
-        """Whether srun or another launcher may have started this process.
+        """Whether srun or another launcher started this process, even in a cleaned environment.
 
-        Even in a cleaned environment.
+        True as well where only `remains` show that it may be so.
         """
-        if self.ancestors.is_in_step or self.remains:
-            return True
-        return self.where == "step" or self.launcher is not None
+        is_task = self.where == "step" or self.ancestors.is_in_step
+        return bool(is_task or self.remains or self.launcher)
 
     @property
     def is_live(self) -> bool:

@@ -274,7 +274,7 @@ ARRAY = {
 def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
     shown = list(enumerate(states.split()))
     jobs = [
-        {"ArrayJobId": "4", "ArrayTaskId": f"{len(shown) - at}%3", "JobState": state}
+        {"ArrayJobId": "4", "ArrayTaskId": str(len(shown) - at), "JobState": state}
         for at, state in shown
     ]
     try:
