@@ -164,9 +164,9 @@ def _print(workers: list[Worker], as_json: bool) -> None:
         return
     lines = [describe_epoch(slow or workers[0]), advise(workers)]
     if slow:
-        share = min(1.0, _outside_of_steps(slow))
         lines.append(
-            f"slowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
+            f"slowest: {slow['name']}, which spends {min(1.0, _outside_of_steps(slow)):.0%} of its "
+            "time outside of steps"
         )
     below = "\n".join(filter(None, lines))
     print(table(workers) + (f"\n\n{below}" if below else ""), flush=True)

@@ -11,6 +11,7 @@ from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import count_steps
 from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
+from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import shorten
 
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
@@ -124,7 +125,12 @@ def is_this_machine(node: str) -> bool | None:
         found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return None
-    return any(_is_local(family, address) for family, _, _, _, address in found)
+    for family, _, _, _, address in found:
+        # The kernel binds a socket to this machine's own addresses only.
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind(address)
+            return True
+    return False
 
 
 def short_name(host: str) -> str:
@@ -132,27 +138,19 @@ def short_name(host: str) -> str:
     return host.partition(".")[0].lower()
 
 
-def _is_local(family: int, address: object) -> bool:
-    # The kernel binds a socket to this machine's own addresses only.
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.bind(address)  # type: ignore[arg-type]  # as getaddrinfo() gives it, with port 0
-        return True
-    return False
-
-
 def advise_on_lonely_step(step: SlurmStep) -> str:
     """Returns what to write instead if a step has one task, and its job place for more; or ''."""
     if step.where != "step" or step.num_tasks != 1 or step.simulated:
         return ""
-    nodes = step.job_num_nodes or "1"
-    each = step.job_tasks_per_node or "1"
-    tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
+    tasks = 1
+    for text in (step.job_num_nodes, step.job_tasks_per_node):
+        tasks *= read_whole_number(text or "") or 1
     if tasks < 2 and count_steps(step.node_name, step.job_id) > 1:
         # No variable has the job's tasks. Slurm is asked only where other steps run here.
         from slurm_resolver.slurm.scontrol import own_job
 
-        with contextlib.suppress(OSError, ValueError):
-            tasks = int(own_job(step)[1].get("NumTasks", ""))
+        with contextlib.suppress(OSError):
+            tasks = read_whole_number(own_job(step)[1].get("NumTasks", "")) or 1
     if tasks < 2 or not step.step_id:
         return ""
     return (

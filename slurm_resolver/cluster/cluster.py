@@ -265,8 +265,10 @@ def describe_own_task(cluster: Cluster) -> str:
     if not own:
         return describe_cluster(cluster, 0).partition("\n")[0]
     port = own.address.rpartition(":")[2]
-    name = f"{own.job} {own.index} on {own.node}"
-    text = f"rank {own.rank} of {cluster.num_tasks} is {name}, port {port}"
+    text = (
+        f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}, "
+        f"port {port}"
+    )
     if gpus is None:
         return text
     devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"

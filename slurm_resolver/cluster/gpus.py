@@ -128,8 +128,9 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
         conflict = _find_conflict(node, visible, gpus)
         if conflict:
             warn_once(conflict)
-            source = f"{visible.name}, which Slurm has not set so"
-            gpus = gpus._replace(conflict=conflict, source=source)
+            gpus = gpus._replace(
+                conflict=conflict, source=f"{visible.name}, which Slurm has not set so"
+            )
     settings = gpus.settings
     if gpus.devices and not settings and visible.is_misread:
         settings = visible.settings_for(gpus.devices)
@@ -323,8 +324,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
                 f"gpus_per_node={per_node} and gpus_per_task={per_task}, but {visible.text} has "
                 f"{len(shown)}. Leave both out to use what Slurm granted."
             )
-        source = f"{visible.name}, bound to the task by Slurm"
-        return TaskGpus(shown, source, counts_given=True)
+        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", counts_given=True)
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names = shown or tuple(map(str, range(per_node)))
     position = node.users.index(node.local_rank)

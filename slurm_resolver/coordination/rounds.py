@@ -100,8 +100,9 @@ class Rounds:
             current.values.setdefault(other, "null")
         timeout = message["timeout"]
         if timeout is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(message["seconds"], self._expire, current, timeout)
+            asyncio.get_running_loop().call_later(
+                message["seconds"], self._expire, current, timeout
+            )
         elif not current.patient:
             current.patient = True
             current.next_notice = monotonic() + _PATIENT_NOTICE
@@ -151,12 +152,17 @@ class Rounds:
                 current.next_notice = now + _NEXT_NOTICES
                 rank = min(waiting)
                 if current.patient:
-                    value = current.values[rank]
-                    self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
+                    self._send(
+                        None,
+                        {
+                            "awaited": current.gather,
+                            "rank": rank,
+                            "value": current.values[rank],
+                        },
+                    )
                 else:
                     count, names = self._describe_missing(current)
-                    waited = now - current.began
-                    notice = f"has waited {waited:.0f} s for {count}: {names}"
+                    notice = f"has waited {now - current.began:.0f} s for {count}: {names}"
                     self._send([rank], {"notice": notice})
 
     def _expire(self, current: Round, timeout: float) -> None:

@@ -284,8 +284,9 @@ class Service:
             if link.writer is writer:
                 link.writer = None
                 link.reason = reason
-                loop = asyncio.get_running_loop()
-                link.loss = loop.call_later(seconds, self._end, link, reason, False)
+                link.loss = asyncio.get_running_loop().call_later(
+                    seconds, self._end, link, reason, False
+                )
                 self._rounds.disconnected(process)
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:

@@ -221,8 +221,11 @@ class ServedTraining:
         """
         if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
             return
-        ends = sorted(self._ends.items())
-        failed = [f"{self._name_of(rank)} has failed: {why}" for rank, why in ends if why]
+        failed = [
+            f"{self._name_of(rank)} has failed: {why}"
+            for rank, why in sorted(self._ends.items())
+            if why
+        ]
         if failed:
             self._end("; ".join(failed[:_MOST_NAMES]))
         else:

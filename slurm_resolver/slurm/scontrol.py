@@ -73,8 +73,8 @@ def _run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
 
 def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the cluster's settings by name (``scontrol show config``)."""
-    text = _run("scontrol", "show", "config", timeout=timeout)
-    return dict(re.findall(r"^([A-Za-z]\w*)\s*= (.*?)[ \t]*$", text, re.M))
+    shown = _run("scontrol", "show", "config", timeout=timeout)
+    return dict(re.findall(r"^([A-Za-z]\w*)\s*= (.*?)[ \t]*$", shown, re.M))
 
 
 def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, Fields]:
