@@ -25,8 +25,8 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
 def connect_to(host: str, port: int, seconds: float, remedy: str = "") -> socket.socket:
     """Connects as `socket.create_connection`.
 
-    Its error has the address that was tried first, and the remedy, which the caller knows: one has
-    chosen this address, or can choose another.
+    Its error has the address that was tried first, and the remedy: only the caller knows whether
+    there is another address.
     """
     tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     try:

@@ -120,8 +120,10 @@ def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
 
 def is_proof(given: object, key: bytes, role: str, challenge: object, hello: Message) -> bool:
     """Returns whether `given` is what `prove` returns."""
-    proof = prove(key, role, challenge, hello)
-    return hmac.compare_digest(str(given).encode(errors="replace"), proof.encode())
+    return hmac.compare_digest(
+        str(given).encode(errors="replace"),
+        prove(key, role, challenge, hello).encode(),
+    )
 
 
 def pack(values: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ def _find_listener(port: int) -> str:
 def call(address: str, remedy: str = "") -> socket.socket:
     """Returns a connection to an address; what takes longer than some seconds there fails.
 
-    TensorFlow, too, tries the first address of a name first. An error ends with the `remedy`.
+    TensorFlow, too, tries the first address of a name first. `remedy` is for the error.
     """
     host, _, port = address.rpartition(":")
     first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
