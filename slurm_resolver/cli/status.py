@@ -24,7 +24,6 @@ from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
-    UNSET,
     Fields,
     JobRef,
     own_job,
@@ -244,9 +243,8 @@ def _addresses(
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not
             # known here. Heterogeneous steps do not use reserved ports.
-            reserved = records[0].get("ResvPorts", "")
-            if not given_port and reserved not in UNSET:
-                listed = SlurmStep.reserved_ports.parse(reserved) or ()
+            if not given_port:
+                listed = SlurmStep.reserved_ports.parse(records[0].get("ResvPorts", "")) or ()
                 ports = [*reversed(listed[1:]), *ports]
         hosts = show_nodes("NodeAddr", ",".join(nodes))
         for node in nodes:
