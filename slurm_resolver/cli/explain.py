@@ -84,8 +84,7 @@ def main(args: Namespace) -> int:
                 parts[later, slurm_job or only_job].append((order, reader))
     found = {}
     for start in sorted(parts):
-        ordered = sorted(parts[start], key=itemgetter(0))
-        findings = _explain([reader for _, reader in ordered])
+        findings = _explain([reader for _, reader in sorted(parts[start], key=itemgetter(0))])
         if findings:
             found[start] = findings
     if args.json:

@@ -24,15 +24,17 @@ from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
-    UNSET,
     Fields,
+    JobRef,
+    own_job,
+    ref_of,
     show_config,
-    show_job,
+    show_jobs,
     show_nodes,
     show_steps,
 )
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.wording import aligned
+from slurm_resolver.wording import aligned, shorten
 
 DESCRIPTION = """\
 Shows for each worker of a running step: epoch, step, what it does, milliseconds per step, and the
@@ -54,6 +56,7 @@ _CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
+_MOST_NAMES = 20  # tasks of a job array that a message names
 
 # What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
 # other fields are those of `scontrol show job`.
@@ -76,7 +79,7 @@ def add_arguments(add: OptionAdder) -> None:
     add.parser.add_argument(
         "step",
         nargs="?",
-        metavar="JOBID[.STEP]",
+        metavar="JOBID[_TASK][.STEP]",
         help="default: this job, and its newest step that answers",
     )
     add("--json", "print JSON")
@@ -91,14 +94,15 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Prints the status; returns 1 if no service answers."""
     own = SlurmStep.read()
-    job_id, _, step_id = (args.step or own.job_id or "").partition(".")
-    if not job_id:
+    job_id, _, step_id = (args.step or "").partition(".")
+    if not job_id and not own.job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     try:
-        slurm_job = show_job(job_id)
+        slurm_job = choose_job(show_jobs(JobRef(job_id))) if job_id else own_job(own)[1]
         addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
-        raise LaunchError(f"job {job_id}: {error}") from None
+        raise LaunchError(f"job {job_id or own.job_label}: {error}") from None
+    job_id = ref_of(slurm_job)
     reason = ""
     for address in addresses:
         try:
@@ -127,6 +131,28 @@ def main(args: Namespace) -> int:
     return 0
 
 
+def choose_job(jobs: list[Fields]) -> Fields:
+    """Returns the one job that an id means, of all that Slurm shows for it.
+
+    The id of a job array means its only task, or the only one that runs; that of a heterogeneous
+    job, its first component.
+
+    Raises:
+        LaunchError: for the id of an array where another number of tasks runs.
+    """
+    array = jobs[0].get("ArrayJobId")
+    running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
+    if array and len(running) == 1:
+        return running[0]
+    if array and len(jobs) > 1:
+        # Slurm shows the newest task first, and those that wait together as one: 3-9%2.
+        tasks = [f"{array}_{job['ArrayTaskId']} is {job['JobState']}" for job in reversed(jobs)]
+        raise LaunchError(
+            f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
+        )
+    return jobs[0]
+
+
 def _print(workers: list[Worker], as_json: bool) -> None:
     slow = slowest(workers)
     if as_json:
@@ -137,9 +163,9 @@ def _print(workers: list[Worker], as_json: bool) -> None:
         return
     lines = [describe_epoch(slow or workers[0]), advise(workers)]
     if slow:
-        share = min(1.0, _outside_of_steps(slow))
         lines.append(
-            f"slowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
+            f"slowest: {slow['name']}, which spends {min(1.0, _outside_of_steps(slow)):.0%} of its "
+            "time outside of steps"
         )
     below = "\n".join(filter(None, lines))
     print(table(workers) + (f"\n\n{below}" if below else ""), flush=True)
@@ -217,9 +243,8 @@ def _addresses(
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not
             # known here. Heterogeneous steps do not use reserved ports.
-            reserved = records[0].get("ResvPorts", "")
-            if not given_port and reserved not in UNSET:
-                listed = SlurmStep.reserved_ports.parse(reserved) or ()
+            if not given_port:
+                listed = SlurmStep.reserved_ports.parse(records[0].get("ResvPorts", "")) or ()
                 ports = [*reversed(listed[1:]), *ports]
         hosts = show_nodes("NodeAddr", ",".join(nodes))
         for node in nodes:

@@ -20,6 +20,8 @@ from slurm_resolver.slurm.step import SlurmStep
 
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
+_REMEDY = "; if Slurm has another address (scontrol show node), pass node_address='slurm'"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -138,13 +140,12 @@ def make_addresses(
 
 
 def find_service(
-    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, starts_program: bool
+    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, options: ClusterOptions
 ) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
     It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
-    which task that is, as tasks that disagree on the layout have to find each other too. With
-    `starts_program` this process is not the task's program, but starts it.
+    which task that is, as tasks that disagree on the layout have to find each other too.
 
     Raises:
         EnvironmentValueError: if a variable is missing.
@@ -160,7 +161,9 @@ def find_service(
         rank=step.require(SlurmStep.rank),
         hosts_service=place == (first_node, 0),
         grace=step.network_grace or NETWORK_GRACE,
-        starts_program=starts_program,
+        starts_program=options.starts_program,
+        # The addresses may be Slurm's already, and Slurm knows none of a simulated step.
+        remedy="" if options.node_address == "slurm" or step.simulated else _REMEDY,
     )
 
 

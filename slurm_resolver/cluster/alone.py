@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Mapping
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
+from slurm_resolver.slurm.ancestors import count_steps
 from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
+from slurm_resolver.whole_number import read_whole_number
+from slurm_resolver.wording import shorten
 
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 
@@ -32,8 +36,9 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
             f"this process was started by {step.launcher}, not by srun, so its rank in the step is "
             f"unknown. Start the program with srun, without mpirun. {_OFF_HINT}"
         )
+    if step.where != "step":
+        _check_outside(step, options.jobs)
     if step.where == "none":
-        _check_outside(step, options)
         if step.ancestors.hidden:
             return (
                 "outside Slurm, as far as this process can see: no variable of a step is set, and "
@@ -54,19 +59,27 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
     return None
 
 
-def _check_outside(step: SlurmStep, options: ClusterOptions) -> None:
-    """Raises NotInStepError outside Slurm where the process may be one of several."""
+def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
+    """Raises NotInStepError outside a step where the process may be one of several."""
     known = step.ancestors
-    jobs = options.jobs
+    removed = ""
     if known.is_in_step:
         name = f"step {known.job_id}.{known.step_id}" if known.job_id else "a step"
+        removed = (
+            f"Slurm started this process as a task of {name}, but its Slurm variables were removed"
+        )
+    elif step.remains:
+        removed = (
+            f"of Slurm's variables, this process has only {shorten(step.remains, 5)}, and /proc "
+            "hides what started it"
+        )
+    if removed:
         raise NotInStepError(
-            f"Slurm started this process as a task of {name}, but its Slurm variables were "
-            "removed, so it cannot tell whether other tasks exist. Keep the variables SLURM_… and "
-            "SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
+            f"{removed}, so it cannot tell whether other tasks exist. Keep the variables SLURM_… "
+            "and SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
             f"apptainer --cleanenv), or make it pass them on. {_OFF_HINT}"
         )
-    if jobs is not None:
+    if jobs is not None and step.where == "none":
         tasks = sum(abs(count) for count in jobs.values() if isinstance(count, int))
         raise NotInStepError(
             f"jobs={dict(jobs)!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "
@@ -112,7 +125,12 @@ def is_this_machine(node: str) -> bool | None:
         found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return None
-    return any(_is_local(family, address) for family, _, _, _, address in found)
+    for family, _, _, _, address in found:
+        # The kernel binds a socket to this machine's own addresses only.
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind(address)
+            return True
+    return False
 
 
 def short_name(host: str) -> str:
@@ -120,21 +138,19 @@ def short_name(host: str) -> str:
     return host.partition(".")[0].lower()
 
 
-def _is_local(family: int, address: object) -> bool:
-    # The kernel binds a socket to this machine's own addresses only.
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.bind(address)  # type: ignore[arg-type]  # as getaddrinfo() gives it, with port 0
-        return True
-    return False
-
-
 def advise_on_lonely_step(step: SlurmStep) -> str:
     """Returns what to write instead if a step has one task, and its job room for more; or ''."""
     if step.where != "step" or step.num_tasks != 1 or step.simulated:
         return ""
-    nodes = step.job_num_nodes or "1"
-    each = step.job_tasks_per_node or "1"
-    tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
+    tasks = 1
+    for text in (step.job_num_nodes, step.job_tasks_per_node):
+        tasks *= read_whole_number(text or "") or 1
+    if tasks < 2 and count_steps(step.node_name, step.job_id) > 1:
+        # No variable has the job's tasks. Slurm is asked only where other steps run here.
+        from slurm_resolver.slurm.scontrol import own_job
+
+        with contextlib.suppress(OSError):
+            tasks = read_whole_number(own_job(step)[1].get("NumTasks", "")) or 1
     if tasks < 2 or not step.step_id:
         return ""
     return (

@@ -6,13 +6,14 @@ import functools
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.coordination import ServiceAddress, TaskName
 from slurm_resolver.slurm.step import SlurmStep
@@ -34,7 +35,7 @@ class Cluster:
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
             planned.
-        starts_program: whether this process is not the task's program, but starts it.
+        options: those of `resolve`, which do not tell clusters apart.
     """
 
     step: SlurmStep = SlurmStep()
@@ -44,7 +45,7 @@ class Cluster:
     hosts: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: TaskGpus = TaskGpus()
-    starts_program: bool = False
+    options: ClusterOptions = field(default=ClusterOptions(), compare=False)
 
     def __bool__(self) -> bool:
         """Whether there are tasks; an empty cluster is false."""
@@ -70,7 +71,12 @@ class Cluster:
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        return tuple(Task(**fields) for fields in self._fields_by_rank())
+        tasks = [
+            self._task(rank, job, index)
+            for job, ranks in self.roles.items()
+            for index, rank in enumerate(ranks)
+        ]
+        return tuple(sorted(tasks, key=operator.attrgetter("rank")))
 
     @functools.cached_property
     def task(self) -> Task | None:
@@ -78,28 +84,18 @@ class Cluster:
         rank = self.step.rank
         for job, ranks in self.roles.items():
             if rank is not None and rank in ranks:
-                return Task(**self._fields(rank, job, ranks.index(rank)))
+                return self._task(rank, job, ranks.index(rank))
         return None
 
-    def _fields(self, rank: int, job: str, index: int) -> dict[str, Any]:
-        """Returns the fields of a task by name."""
-        return {
-            "rank": rank,
-            "node": self.layout.nodes[self.layout.node_of[rank]],
-            "local_rank": self.layout.local_rank_of[rank],
-            "job": job,
-            "index": index,
-            "address": self.addresses[job][index],
-        }
-
-    def _fields_by_rank(self) -> list[dict[str, Any]]:
-        return sorted(
-            [
-                self._fields(rank, job, index)
-                for job, ranks in self.roles.items()
-                for index, rank in enumerate(ranks)
-            ],
-            key=operator.itemgetter("rank"),
+    def _task(self, rank: int, job: str, index: int) -> Task:
+        """Returns a task."""
+        return Task(
+            rank=rank,
+            node=self.layout.nodes[self.layout.node_of[rank]],
+            local_rank=self.layout.local_rank_of[rank],
+            job=job,
+            index=index,
+            address=self.addresses[job][index],
         )
 
     @functools.cached_property
@@ -114,9 +110,7 @@ class Cluster:
             step = step.replace(node_name=task.node, nodes=self.layout.nodes)
         if step.local_rank is None:
             step = step.replace(local_rank=task.local_rank)
-        return find_service(
-            step, self.num_tasks, self.ports.service_port, self.hosts, self.starts_program
-        )
+        return find_service(step, self.num_tasks, self.ports.service_port, self.hosts, self.options)
 
     @property
     def num_tasks(self) -> int:
@@ -221,7 +215,7 @@ class Cluster:
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
             "self": this_task,
-            "tasks": self._fields_by_rank(),
+            "tasks": [asdict(task) for task in self.tasks],
         }
 
     def __repr__(self) -> str:
@@ -271,8 +265,10 @@ def describe_own_task(cluster: Cluster) -> str:
     if not own:
         return describe_cluster(cluster, 0).partition("\n")[0]
     port = own.address.rpartition(":")[2]
-    name = f"{own.job} {own.index} on {own.node}"
-    text = f"rank {own.rank} of {cluster.num_tasks} is {name}, port {port}"
+    text = (
+        f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}, "
+        f"port {port}"
+    )
     if gpus is None:
         return text
     devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"

@@ -124,8 +124,13 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     if step.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     else:
-        gpus = _choose(node, visible)._replace(conflict=_find_conflict(node, visible))
-    source = f"{visible.name}, which Slurm did not set this way" if gpus.conflict else gpus.source
+        gpus = _choose(node, visible)
+        conflict = _find_conflict(node, visible, gpus)
+        if conflict:
+            warn_once(conflict)
+            gpus = gpus._replace(
+                conflict=conflict, source=f"{visible.name}, which Slurm did not set this way"
+            )
     settings = gpus.settings
     if gpus.devices and not settings and visible.is_misread:
         settings = visible.settings_for(gpus.devices)
@@ -133,7 +138,6 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     shared = gpus.shared or (bool(gpus.devices) and step.shards_on_node is not None)
     chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
     gpus = gpus._replace(
-        source=source,
         settings=settings,
         visible_before=gpus.visible_before or visible.devices,
         shared=shared and not chosen,
@@ -186,16 +190,27 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     return _share(node, visible, shown, f"{visible.name} split by SLURM_LOCALID")
 
 
-def _find_conflict(node: NodeGpus, visible: VisibleDevices) -> str:
+def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> str:
     """Returns how the variables contradict what Slurm shows this task; "" if they do not.
 
     SLURM_STEP_GPUS has what Slurm shows (live, 22.05 to 26.05). Where the site confines tasks to
     their GPUs, it numbers them differently from the variables, whose numbers then begin at 0.
     """
     text = node.step.step_gpus
+    granted = node.step.gpus_on_node
     shown = visible.devices or ()
+    if node.local_rank not in node.users:
+        return ""
+    if granted and not shown and not gpus.devices and not gpus.counts_given:
+        lack = "is not set: this task cannot know which GPUs are its own"
+        if visible.devices is not None:
+            lack = "shows none: this task uses no GPU"
+        remedy = "Start with srun --gpus-per-node, without --gpu-bind=none"
+        if text:
+            remedy = f"Slurm has set it: SLURM_STEP_GPUS={text}. Keep what srun sets"
+        return f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} {lack}. {remedy}"
     # UUIDs cannot be compared with numbers.
-    if not text or node.local_rank not in node.users or not "".join(shown).isdigit():
+    if not text or not "".join(shown).isdigit():
         return ""
     slurms = tuple(text.split(","))
     part = _parts(len(slurms), len(node.users))[node.users.index(node.local_rank)]
@@ -269,14 +284,6 @@ def _without_variable(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     granted = step.gpus_on_node
     if granted is not None and granted != number:
         # Which of the driver's GPUs the step was granted is unknown.
-        if granted:
-            remedy = "Start with srun --gpus-per-node, without --gpu-bind=none"
-            if step.step_gpus:
-                remedy = f"Slurm has set it: SLURM_STEP_GPUS={step.step_gpus}. Keep what srun sets"
-            warn_once(
-                f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set: this task cannot "
-                f"know which GPUs are its own. {remedy}"
-            )
         number = None if granted else 0
     if not number:
         return TaskGpus(None if number is None else (), f"{visible.name} is not set")
@@ -317,8 +324,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
                 f"gpus_per_node={per_node} and gpus_per_task={per_task}, but {visible.text} has "
                 f"{len(shown)}. Leave both out to use what Slurm granted."
             )
-        source = f"{visible.name}, bound to the task by Slurm"
-        return TaskGpus(shown, source, counts_given=True)
+        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", counts_given=True)
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names = shown or tuple(map(str, range(per_node)))
     position = node.users.index(node.local_rank)
@@ -338,8 +344,6 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
     TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So tasks
     that share a GPU take only what they need (``GPUBFCAllocator::GetAllowGrowthValue``).
     """
-    if gpus.conflict:
-        warn_once(gpus.conflict)
     if gpus.shared:
         environ[SlurmStep.allow_growth.name] = "true"
         warn_once(

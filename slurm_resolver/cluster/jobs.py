@@ -118,8 +118,7 @@ def jobs_with_gpus(
         JobsError: for a name in `gpu_jobs` that is not the name of a job.
     """
     if gpu_jobs is None:
-        coordinates = "ps" in roles and not counts_given
-        return set(roles) - ({"ps", "chief"} if coordinates else set())
+        return set(roles) - ({"ps", "chief"} if "ps" in roles and not counts_given else set())
     known = dict.fromkeys([*JOB_NAMES, *roles, *jobs])
     if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
         raise JobsError(

@@ -42,7 +42,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     if left_by != name:  # no earlier call in this start of the step has left an answer
         port = choose_ports(step, max(counts), options.port_base).service_port
         hosts = find_hosts(step, nodes, sum(counts), options)
-        service = find_service(step, sum(counts), port, hosts, options.starts_program)
+        service = find_service(step, sum(counts), port, hosts, options)
         try:
             places = connect(service).gather(
                 "the exchange of the layout",
@@ -99,5 +99,4 @@ def _layout_from_places(
     position_of = {name: position for position, name in enumerate(nodes)}
     if set(node_id_of.values()) == set(range(len(nodes))):
         position_of = node_id_of
-    node_of = [position_of[name] for name, _ in places]
-    return sorted(nodes, key=position_of.__getitem__), node_of
+    return sorted(nodes, key=position_of.__getitem__), [position_of[name] for name, _ in places]

@@ -163,5 +163,5 @@ def build_cluster(
         hosts=hosts,
         addresses=addresses,
         gpu_decision=gpus,
-        starts_program=options.starts_program,
+        options=options,
     )

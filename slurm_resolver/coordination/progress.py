@@ -171,8 +171,7 @@ class Monitor:
         """Takes a worker's report."""
         self._limit = message["limit"]
         task = TaskName(process.rank, *message["task"])
-        report = Report(*message["progress"])
-        self._reports[process.rank] = (monotonic(), task, report)
+        self._reports[process.rank] = (monotonic(), task, Report(*message["progress"]))
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
@@ -209,11 +208,10 @@ class Monitor:
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
-        workers = self._workers(monotonic())
         return {
             "workers": [
                 {"rank": task.rank, "name": str(task), **report._asdict()}
-                for task, report in sorted(workers.items())
+                for task, report in sorted(self._workers(monotonic()).items())
             ]
         }
 

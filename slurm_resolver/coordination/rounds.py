@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from slurm_resolver.coordination import NameOf
+from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.wire import Gather, Message, Process, Send, TextByRank, pack
 from slurm_resolver.wording import brief, shorten
 
@@ -51,8 +51,11 @@ class Round:
 class Rounds:
     """All rounds of a step; it runs in the service's thread."""
 
-    def __init__(self, num_tasks: int, send: Send, name_of: NameOf) -> None:
-        self._num_tasks = num_tasks
+    def __init__(self, address: ServiceAddress, send: Send, name_of: NameOf) -> None:
+        self._num_tasks = address.num_tasks
+        self._address = address
+        # the ranks whose processes may not find the service
+        self.never_connected = set(range(address.num_tasks))
         self._send = send
         self._name_of = name_of
         self._rounds: dict[Gather, Round] = {}
@@ -97,8 +100,9 @@ class Rounds:
             current.values.setdefault(other, "null")
         timeout = message["timeout"]
         if timeout is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(message["seconds"], self._expire, current, timeout)
+            asyncio.get_running_loop().call_later(
+                message["seconds"], self._expire, current, timeout
+            )
         elif not current.patient:
             current.patient = True
             current.next_notice = monotonic() + _PATIENT_NOTICE
@@ -148,12 +152,17 @@ class Rounds:
                 current.next_notice = now + _NEXT_NOTICES
                 rank = min(waiting)
                 if current.patient:
-                    value = current.values[rank]
-                    self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
+                    self._send(
+                        None,
+                        {
+                            "awaited": current.gather,
+                            "rank": rank,
+                            "value": current.values[rank],
+                        },
+                    )
                 else:
                     count, names = self._describe_missing(current)
-                    waited = now - current.began
-                    notice = f"has waited {waited:.0f} s for {count}: {names}"
+                    notice = f"has waited {now - current.began:.0f} s for {count}: {names}"
                     self._send([rank], {"notice": notice})
 
     def _expire(self, current: Round, timeout: float) -> None:
@@ -161,10 +170,14 @@ class Rounds:
         if not current.answer:
             current.is_expired = True
             count, names = self._describe_missing(current)
+            remedy = ""
+            if self._address.remedy and self.never_connected.difference(current.values):
+                remedy = f", and reach {self._address.name}{self._address.remedy}"
             self._end(
                 current,
                 error=f"{count} did not reach {current.gather.purpose} within {brief(timeout)} "
-                f"s: {names}. Look at their output, and check that all tasks run the same program.",
+                f"s: {names}. Look at their output, and check that all tasks run the same program"
+                f"{remedy}.",
             )
 
     def _describe_missing(self, current: Round) -> tuple[str, str]:

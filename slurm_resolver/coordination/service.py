@@ -84,7 +84,7 @@ class Service:
         self._refusal = _allow_connections(address)
         self._socket = listen_at(address.port)
         # what the messages of the tasks are for
-        self._rounds = Rounds(address.num_tasks, self.send, name_of)
+        self._rounds = Rounds(address, self.send, name_of)
         self._training = ServedTraining(address.grace, self.send, name_of)
         self._monitor = Monitor(self.send)
         # by rank and role
@@ -284,8 +284,9 @@ class Service:
             if link.writer is writer:
                 link.writer = None
                 link.reason = reason
-                loop = asyncio.get_running_loop()
-                link.loss = loop.call_later(seconds, self._end, link, reason, False)
+                link.loss = asyncio.get_running_loop().call_later(
+                    seconds, self._end, link, reason, False
+                )
                 self._rounds.disconnected(process)
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:
@@ -301,6 +302,7 @@ class Service:
         elif link.writer:
             link.writer.close()
         link.writer = writer
+        self._rounds.never_connected.discard(process.rank)
         for told in self._told.values():
             writer.write(encode(told))
         return link

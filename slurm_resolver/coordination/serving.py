@@ -60,12 +60,11 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
     if jobs[rank] not in _TAKE_PART or not trainers or "ps" not in jobs:
         return None
     leader = min(trainers, key=tasks.__getitem__)
-    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
     # The jobs of all tasks take some 100 bytes, however many tasks there are.
     return {
         "training": wire.pack([json.dumps(job) for job in jobs]),
         "leader": leader,
-        "cluster": digest,
+        "cluster": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16],
         "serves": jobs[rank] == "ps",
     }
 
@@ -134,8 +133,10 @@ class ServedTraining:
         if self._present.get(rank) != "launcher":
             self._present[rank] = process.role
         if message["cluster"] != self._cluster:
-            names = self._names([next(iter(self._numbers)), rank])
-            self._end(f"{names} define different clusters: all tasks need the same arguments")
+            self._end(
+                f"{self._names([next(iter(self._numbers)), rank])} define different clusters: all "
+                "tasks need the same arguments"
+            )
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
@@ -185,8 +186,11 @@ class ServedTraining:
         name = self._name_of(rank)
         self._ends[rank] = failure
         if rank == self._leader and failure:
-            seconds = _REASON_SECONDS if said_goodbye else 0.0
-            _call_later(seconds, self._end, f"{name} has failed: {failure}")
+            _call_later(
+                _REASON_SECONDS if said_goodbye else 0.0,
+                self._end,
+                f"{name} has failed: {failure}",
+            )
         elif rank == self._leader:
             _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
         elif failure:
@@ -221,8 +225,11 @@ class ServedTraining:
         """
         if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
             return
-        ends = sorted(self._ends.items())
-        failed = [f"{self._name_of(rank)} has failed: {why}" for rank, why in ends if why]
+        failed = [
+            f"{self._name_of(rank)} has failed: {why}"
+            for rank, why in sorted(self._ends.items())
+            if why
+        ]
         if failed:
             self._end("; ".join(failed[:_MOST_NAMES]))
         else:

@@ -22,16 +22,17 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     )
 
 
-def connect_to(host: str, port: int, seconds: float) -> socket.socket:
-    """Connects as `socket.create_connection`; its error has the address that was tried first."""
+def connect_to(host: str, port: int, seconds: float, remedy: str = "") -> socket.socket:
+    """Connects as `socket.create_connection`.
+
+    Its error has the address that was tried first, and the remedy: only the caller knows whether
+    there is another address.
+    """
     tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     try:
         return socket.create_connection((host, port), seconds)
     except OSError as error:
-        raise type(error)(
-            f"{error} at {tried}; if Slurm has another address (scontrol show node), pass "
-            "node_address='slurm'"
-        ) from None
+        raise type(error)(f"{error} at {tried}{remedy}") from None
 
 
 def detect_dead_peers(sock: socket.socket, seconds: float) -> None:

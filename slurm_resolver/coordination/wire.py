@@ -120,8 +120,10 @@ def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
 
 def is_proof(given: object, key: bytes, role: str, challenge: object, hello: Message) -> bool:
     """Returns whether `given` is what `prove` returns."""
-    proof = prove(key, role, challenge, hello)
-    return hmac.compare_digest(str(given).encode(errors="replace"), proof.encode())
+    return hmac.compare_digest(
+        str(given).encode(errors="replace"),
+        prove(key, role, challenge, hello).encode(),
+    )
 
 
 def pack(values: Sequence[str]) -> str:
@@ -156,7 +158,8 @@ def open_connection(
     """
     until = monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.hosts_service else address.host.strip("[]")
-    sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
+    remedy = "" if address.hosts_service else address.remedy
+    sock = connect_to(host, address.port, HANDSHAKE_SECONDS, remedy)
     try:
         greeting = _receive(sock, until)
         offer = greeting.get("offer")

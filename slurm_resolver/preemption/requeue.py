@@ -172,7 +172,7 @@ def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float
         what = ["assoc_mgr", f"qos={slurm_job.get('QOS', '')}", "flags=qos"]
     else:
         what = ["partition", slurm_job.get("Partition", "")]
-    mode = scontrol.show(*what, timeout=seconds_left())[0].get("PreemptMode", "OFF")
+    mode = scontrol.show_preempt_mode(*what, timeout=seconds_left())
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")
     return "REQUEUE" in mode.split(",")

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
@@ -53,7 +54,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     client = connect(cluster.service, cluster.name_of)
     with listening(task) as port_taken:
         client.gather("check: presence", None, timeout)
-        own = _check_alone(cluster, task.rank, port_taken)
+        own = _check_alone(cluster, cluster.service, port_taken)
         driver = check_driver(cluster)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
         note = {
@@ -108,13 +109,13 @@ def check_here() -> list[Result]:
     ]
 
 
-def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
-    """Returns the results of the checks that the task with this rank makes alone."""
+def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> list[Result]:
+    """Returns the results of the checks that this task makes alone."""
     layout = cluster.layout
     tasks = cluster.tasks
     asks_all = len(tasks) <= _MAX_ASKED
     asked = [
-        tasks[(rank + distance) % len(tasks)]
+        tasks[(service.rank + distance) % len(tasks)]
         for distance in range(len(tasks))
         if asks_all or not distance & (distance - 1)  # 0 or a power of two
     ]
@@ -124,7 +125,7 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
 
     def ask(task: Task) -> None:
         try:
-            ask_rank(task)
+            ask_rank(task, service.remedy)
         except socket.gaierror as error:
             unresolved.add(f"{task.address.rpartition(':')[0]}: {error}")
         except OSError as error:

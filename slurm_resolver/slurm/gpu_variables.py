@@ -97,9 +97,11 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
         _ORDINAL: step.ordinal_devices,
     }
     found = {name: _parse(name, text) for name, text in texts.items() if text is not None}
-    if not found:
+    is_amd = _AMD_DRIVER.exists()
+    # Slurm sets these two only beside CUDA's: something has unset that one.
+    if not found or (found.keys() == {_ROCR, _ORDINAL} and not is_amd):
         return VisibleDevices(name=CUDA, devices=None, others={})
-    if _ROCR in found and (CUDA not in found or _AMD_DRIVER.exists()):
+    if _ROCR in found and (CUDA not in found or is_amd):
         devices = found.pop(_ROCR)
         for name in (_HIP, CUDA, _ORDINAL):
             if name in found:

@@ -1,8 +1,8 @@
 """Runs scontrol and scancel: no other module runs commands of Slurm. Containers often lack them.
 
 SLURM_JOB_ID does not always mean one job to these commands. That of an array's last task is the
-array's own id: ``scancel 12`` ends all tasks, ``12_3`` one. So the functions take a `JobRef`, which
-only `own_job` makes.
+array's own id: ``scancel 12`` ends all tasks, ``12_3`` one. So no function takes the id of a
+`SlurmStep`: they take a `JobRef`, which `own_job` makes, or what they have returned themselves.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NewType
 
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
-JobRef = NewType("JobRef", str)  # the id that means one job to Slurm's commands
+# The id that means one job to Slurm's commands. Only what a user has typed, or another process has
+# got from `own_job`, becomes one elsewhere.
+JobRef = NewType("JobRef", str)
 Fields = dict[str, str]  # what Slurm says of a job, a node or another thing, by name
 
 TIMEOUT_SECONDS = 10.0
@@ -38,7 +40,7 @@ _FIELD = re.compile(rf"(?:^|\s)(?:({_FREE_TEXT})=(.*)$|([\w/:]+)=(\S*))", re.M)
 _IGNORE_SIGNALS = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$0" "$@"')
 
 
-def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
+def _run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """Runs a command of Slurm, such as ``"scontrol", "requeue", "42"``, and returns its output.
 
     Raises:
@@ -71,14 +73,14 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
 
 def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the cluster's settings by name (``scontrol show config``)."""
-    text = run("scontrol", "show", "config", timeout=timeout)
-    return dict(re.findall(r"^([A-Za-z]\w*)\s*= (.*?)[ \t]*$", text, re.M))
+    shown = _run("scontrol", "show", "config", timeout=timeout)
+    return dict(re.findall(r"^([A-Za-z]\w*)\s*= (.*?)[ \t]*$", shown, re.M))
 
 
 def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, Fields]:
     """Returns the id of a step's job for Slurm's commands, and the job's fields by name."""
-    own = step.job_id or ""
-    ref = step.job_label or ""
+    own = JobRef(step.job_id or "")
+    ref = JobRef(step.job_label or "")
     try:
         job = show_job(ref, timeout)
     except OSError as error:
@@ -89,22 +91,34 @@ def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, 
         # The array's variables are those of the job that has submitted this one.
         ref = own
         job = show_job(ref, timeout)
-    return JobRef(ref), job
+    return ref, job
 
 
-def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Fields:
+def show_jobs(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
+    """Returns the fields by name of all that an id means: an array's tasks, or components."""
+    return _show("job", job, timeout=timeout)
+
+
+def show_job(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0.
 
     Of a job array, whose id Slurm shows all tasks for, it is the task whose own id it is, as for
     ``srun --jobid``.
     """
-    jobs = show("job", job_id, timeout=timeout)
-    return next((job for job in jobs if job.get("JobId") == job_id), jobs[0])
+    jobs = show_jobs(job, timeout)
+    return next((shown for shown in jobs if shown.get("JobId") == job), jobs[0])
+
+
+def ref_of(job: Fields) -> JobRef:
+    """Returns the id that means this job (`show_job`), or this task of an array, and no other."""
+    if job.get("ArrayTaskId", "").isdigit():
+        return JobRef(f"{job['ArrayJobId']}_{job['ArrayTaskId']}")
+    return JobRef(job["JobId"])
 
 
 def run_on(job: JobRef, *command: str, timeout: float) -> None:
     """Runs a command on a job, whose id is its last word, such as ``"scontrol", "requeue"``."""
-    run(*command, job, timeout=timeout)
+    _run(*command, job, timeout=timeout)
 
 
 def end_time(job: Mapping[str, str]) -> float | None:
@@ -128,43 +142,53 @@ def show_nodes(field: str, nodes: str, timeout: float = TIMEOUT_SECONDS) -> dict
     """
     return {
         node["NodeName"]: node[field]
-        for node in show("node", nodes, timeout=timeout)
+        for node in _show("node", nodes, timeout=timeout)
         if node.get(field, "") not in UNSET
     }
 
 
 def show_steps(job: Fields) -> list[Fields]:
     """Returns the fields of each running step of a job (`show_job`), of all its components."""
-    ids = expand_hostlist(f"[{job.get('HetJobIdSet', job['JobId'])}]")
-    if job.get("ArrayTaskId", "").isdigit():
-        ids = [f"{job['ArrayJobId']}_{job['ArrayTaskId']}"]
+    ids = expand_hostlist(f"[{job['HetJobIdSet']}]") if "HetJobIdSet" in job else [ref_of(job)]
     steps = []
     for id in ids:
         try:
-            steps += show("step", id)
+            steps += _show("step", id)
         except OSError as error:
             if "not found" not in str(error):
                 raise
     return steps
 
 
+def cancel_steps(steps: Sequence[Fields]) -> None:
+    """Ends running steps (`show_steps`); without any, nothing."""
+    # Without a step, scancel would end whatever the user's SCANCEL_… variables name.
+    if steps:
+        _run("scancel", *[step["StepId"] for step in steps])
+
+
 def forbid_requeue(job: JobRef, timeout: float) -> None:
     """Forbids that Slurm or a command requeues a job."""
-    run("scontrol", "update", f"JobId={job}", "Requeue=0", timeout=timeout)
+    _run("scontrol", "update", f"JobId={job}", "Requeue=0", timeout=timeout)
 
 
 def batch_script(job: JobRef) -> str:
     """Returns the text of a Slurm job's batch file, as the controller keeps it."""
-    return run("scontrol", "write", "batch_script", job, "-")
+    return _run("scontrol", "write", "batch_script", job, "-")
 
 
-def show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
+def show_preempt_mode(*what: str, timeout: float) -> str:
+    """Returns the PreemptMode of a partition, or of a QOS in ``assoc_mgr``; "OFF" without any."""
+    return _show(*what, timeout=timeout)[0].get("PreemptMode", "OFF")
+
+
+def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
     """Returns the fields of each record that ``scontrol show`` prints.
 
     Of fields with the same name the first one counts, as free text comes last.
     """
     records = []
-    printed = run("scontrol", "show", *what, timeout=timeout)
+    printed = _run("scontrol", "show", *what, timeout=timeout)
     for record in re.split(r"\n\n(?=(?:JobId|StepId|NodeName)=)", printed):
         fields: Fields = {}
         for text_name, text, name, value in _FIELD.findall(record):

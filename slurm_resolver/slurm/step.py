@@ -7,6 +7,7 @@ meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, NamedTuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
@@ -38,6 +39,13 @@ RESTART_HINT = (
 # versions of Slurm print them as unsigned numbers.
 _STEP_IDS_WITHOUT_SRUN = ("-5", "-6", "4294967291", "4294967290", "batch", "interactive")
 
+# What Slurm sets in its jobs, and users hardly set for srun, as they do SLURM_CONF.
+_SET_BY_SLURM = re.compile(
+    r"SLURMD_|SLURM_(JOB(?!_NAME$)|STEP|ARRAY_|SUBMIT_|SRUN_COMM|LAUNCH_NODE|TOPOLOGY_|TASK_PID"
+    r"|TASKS_|NTASKS|NPROCS|NNODES|NODEID|NODELIST|LOCALID|GTIDS|CPUS_|GPUS_|PRIO_|UMASK)"
+)
+_IN_EVERY_JOB = {"SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"}
+
 
 class Component(NamedTuple):
     """One component of a heterogeneous job: its nodes, and how its ranks are placed on them."""
@@ -54,8 +62,9 @@ class SlurmStep:
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
     heterogeneous job. A step cannot be changed; `replace` returns a changed copy.
 
-    Two fields are not variables: `ancestors` is what started this process; `is_component` is
-    whether this is a component of a heterogeneous step, which no variable shows.
+    Three fields are not variables: `ancestors` is what started this process; `is_component` is
+    whether this is a component of a heterogeneous step, which no variable shows; `remains` are the
+    names of Slurm's variables where others were removed, and what started this process is hidden.
     """
 
     # the task
@@ -166,6 +175,7 @@ class SlurmStep:
     components: tuple[Component, ...] = ()
     ancestors: Ancestors = Ancestors()
     is_component: bool = False
+    remains: tuple[str, ...] = ()
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
@@ -212,11 +222,13 @@ class SlurmStep:
         if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
         several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
+        origin = find_ancestors(step.task_pid)
+        remains = set(filter(_SET_BY_SLURM.match, environ)) if origin.hidden else set()
         step = step.replace(
-            ancestors=find_ancestors(step.task_pid),
+            ancestors=origin,
             is_component=several and is_component(step.node_name, step.name),
+            remains=() if remains >= _IN_EVERY_JOB else tuple(sorted(remains)),
         )
-        origin = step.ancestors
         is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
         if step.where == "step" and is_script:
             # The batch file of a job that was submitted from inside a step inherits its variables.
@@ -281,8 +293,12 @@ class SlurmStep:
 
     @property
     def is_launched(self) -> bool:
-        """Whether srun or another launcher started this process, even in a cleaned environment."""
-        return self.where == "step" or self.ancestors.is_in_step or self.launcher is not None
+        """Whether srun or another launcher started this process, even in a cleaned environment.
+
+        True as well where only `remains` show that it may be so.
+        """
+        is_task = self.where == "step" or self.ancestors.is_in_step
+        return bool(is_task or self.remains or self.launcher)
 
     @property
     def is_live(self) -> bool:

@@ -66,14 +66,14 @@ def _find_listener(port: int) -> str:
     return ", by this process itself" if own else f", by process {match[2]} ({match[1]})"
 
 
-def call(address: str) -> socket.socket:
+def call(address: str, remedy: str = "") -> socket.socket:
     """Returns a connection to an address; what takes longer than some seconds there fails.
 
-    TensorFlow, too, tries the first address of a name first.
+    TensorFlow, too, tries the first address of a name first. `remedy` is for the error.
     """
     host, _, port = address.rpartition(":")
     first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
-    return connect_to(str(first), int(port), _CONNECT_SECONDS)
+    return connect_to(str(first), int(port), _CONNECT_SECONDS, remedy)
 
 
 def answers(address: str) -> bool:
@@ -83,9 +83,9 @@ def answers(address: str) -> bool:
     return False
 
 
-def ask_rank(task: Task) -> None:
+def ask_rank(task: Task, remedy: str) -> None:
     """Raises OSError unless this task answers at its address, with its rank."""
-    with call(task.address) as sock:
+    with call(task.address, remedy) as sock:
         answer = sock.makefile("rb").readline(100).strip()
     if answer != b"%d" % task.rank:
         raise OSError(f"another process answers there: {answer!r}")

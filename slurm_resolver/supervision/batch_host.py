@@ -122,7 +122,7 @@ def watched(
             say(f"the step that watches this node had ended: {words}")
 
 
-def main(every: float, job_id: str, *end: str) -> None:
+def main(every: float, job_ref: JobRef, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
     while not every:  # this step is there for signals only
         signal.pause()
@@ -130,7 +130,7 @@ def main(every: float, job_id: str, *end: str) -> None:
     while not is_lost(slurm_job):
         time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
-            slurm_job = scontrol.show_job(job_id, timeout=60.0)
+            slurm_job = scontrol.show_job(job_ref, timeout=60.0)
     done = "requeued" if "requeue" in end else "cancelled"
     # The job's output file, to which the lost node wrote before.
     with contextlib.suppress(OSError), open(slurm_job.get("StdOut", ""), "a") as stream:
@@ -140,10 +140,10 @@ def main(every: float, job_id: str, *end: str) -> None:
         )
     while True:
         with contextlib.suppress(OSError):
-            scontrol.run_on(JobRef(job_id), *end, timeout=60.0)  # which `watched` has got
+            scontrol.run_on(job_ref, *end, timeout=60.0)
             return
         time.sleep(every)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), *sys.argv[2:])
+    main(float(sys.argv[1]), JobRef(sys.argv[2]), *sys.argv[3:])  # which `watched` has got

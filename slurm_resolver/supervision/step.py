@@ -236,14 +236,12 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
     host = platform.node().partition(".")[0]
     _, slurm_job = scontrol.own_job(step)
     steps = [
-        held["StepId"]
+        held
         for held in scontrol.show_steps(slurm_job)
         if held.get("SrunHost:Pid") == f"{host}:{srun}"
     ]
-    # Without a step, scancel would end whatever the user's SCANCEL_… variables name.
-    if steps:
-        with contextlib.suppress(OSError):  # they may have ended by now
-            scontrol.run("scancel", *steps)
+    with contextlib.suppress(OSError):  # they may have ended by now
+        scontrol.cancel_steps(steps)
     return bool(steps)
 
 

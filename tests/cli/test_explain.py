@@ -68,6 +68,12 @@ def test_each_cause_and_remedy_is_printed_once(capsys: Captured) -> None:
     assert len(explanations) == len(set(explanations)) > 4
 
 
+@pytest.mark.parametrize("name", ["program-not-found", "command-not-found"])
+def test_a_job_that_exports_nothing_is_told_what_to_unset(name: str, capsys: Captured) -> None:
+    assert main(["explain", str(LOGS / f"{name}.log")]) == 1
+    assert "unset SLURM_EXPORT_ENV before" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(log: Path, capsys: Captured) -> None:
     assert main(["explain", "missing.out", ".", log.name]) == 2
     captured = capsys.readouterr()

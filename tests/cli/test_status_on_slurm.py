@@ -104,6 +104,7 @@ def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     done = real_slurm.run(f"salloc -n1 srun -n1 {STATUS}", status=1)
     assert "the program has not created its strategy, trains alone, or has ended" in done.stderr
     assert "If it sets port_base, add --port" in done.stderr
+    assert "node_address" not in done.stderr
 
 
 def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:

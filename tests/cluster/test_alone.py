@@ -75,6 +75,13 @@ IN_STEP = Ancestors(
         ),
         ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n 2"),
         ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
+        (
+            {"job_id": "7", "ancestors": IN_STEP},
+            None,
+            NotInStepError,
+            "task of step 7.0, but its Slurm",
+        ),
+        ({"remains": ("SLURM_A",)}, None, NotInStepError, "this process has only SLURM_A, and"),
         ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         (

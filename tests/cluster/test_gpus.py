@@ -104,35 +104,26 @@ def test_what_slurm_granted(
         assert gpus.settings.get("CUDA_VISIBLE_DEVICES", visible) in ("", "-1")
 
 
-# What the second of four tasks sees, and SLURM_STEP_GPUS.
-CONFLICTS: list[tuple[str | None, str]] = [
-    ("0", "0,1,2,3"),
-    ("0,1,2,3", "1"),
-]
-FITS = [
-    ("0,1,2,3",) * 2,
-    ("1", "0,1,2,3"),
-    ("0", "2"),
-    ("GPU-3", "2"),
-    (None, "2"),
-]
-
-
-@pytest.mark.parametrize(("visible", "step_gpus"), CONFLICTS + FITS)
+@pytest.mark.parametrize(
+    ("visible", "step_gpus", "told"),  # what the second of four tasks sees
+    [
+        ("0", "0,1,2,3", "something sets CUDA_VISIBLE_DEVICES"),
+        ("0,1,2,3", "1", "something sets CUDA_VISIBLE_DEVICES"),
+        (None, "2", "CUDA_VISIBLE_DEVICES is not set: this .* own. Slurm has set it: SLURM_STEP_G"),
+        ("-1", None, "CUDA_VISIBLE_DEVICES shows none: this task uses no GPU. Start with srun --"),
+        ("0,1,2,3", "0,1,2,3", ""),
+        ("1", "0,1,2,3", ""),
+        ("0", "2", ""),
+        ("GPU-3", "2", ""),
+    ],
+)
 def test_a_variable_that_slurm_has_not_set(
-    visible: str | None, step_gpus: str, caplog: Logged
+    visible: str | None, step_gpus: str | None, told: str, caplog: Logged
 ) -> None:
-    gpus = decide(
-        visible,
-        1,
-        4,
-        step_gpus=step_gpus,
-        gpus_on_node=4,
-    )
-    apply_gpus(gpus, SlurmStep(), {})
-    assert ("something sets CUDA_VISIBLE_DEVICES" in caplog.text) == (
-        (visible, step_gpus) in CONFLICTS
-    )
+    conflict = decide(visible, 1, 4, step_gpus=step_gpus, gpus_on_node=4).conflict
+    assert bool(conflict) == bool(told)
+    assert re.search(told, conflict)
+    assert conflict in caplog.text
 
 
 @pytest.mark.parametrize(

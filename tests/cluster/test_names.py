@@ -12,6 +12,11 @@ from slurm_cluster import SlurmCluster
 from slurm_conf import Node
 from slurm_fixture import slurm_of
 from task_accounts import TASK, accounts, assert_right
+from task_variables import TASK as VARIABLES
+
+from slurm_resolver.cluster.addresses import find_service
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.slurm.step import SlurmStep
 
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 
@@ -91,5 +96,15 @@ def test_names_that_libc_takes_for_numbers(numbered: SlurmCluster) -> None:
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, address: str) -> None:
     step = step_of(ELSEWHERE[address], "-m cyclic", "", tmp_path).replace(TASK, CHECK)
-    hint = f"at {address}; if Slurm has another address (scontrol show node), pass node_address="
-    assert hint in real_slurm.run(step, status=None).stdout
+    hint = "; if Slurm has another address (scontrol show node), pass node_address="
+    shown = real_slurm.run(step, status=None).stdout
+    assert f"at {address}{hint}" in shown
+    assert all(hint in line for line in shown.splitlines() if "  failed  " in line)
+
+
+@pytest.mark.parametrize("node_address", [None, "-ib0", "slurm"])
+def test_what_was_given_is_no_remedy(node_address: str | None) -> None:
+    step = SlurmStep.read({**VARIABLES, "SLURMD_NODENAME": "n10", "SLURM_LOCALID": "0"})
+    options = ClusterOptions(node_address=node_address)
+    service = find_service(step, 4, 23003, {"n9": "192.0.2.1"}, options)
+    assert ("node_address='slurm'" in service.remedy) == (node_address != "slurm")

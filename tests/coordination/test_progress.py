@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resolver.cli.status import advise, describe_epoch, describe_job, slowest, table
+from slurm_resolver.cli.status import (
+    advise,
+    choose_job,
+    describe_epoch,
+    describe_job,
+    slowest,
+    table,
+)
 from slurm_resolver.coordination import TaskName, progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
@@ -18,6 +25,7 @@ from slurm_resolver.coordination.progress import (
     describe_stall,
     find_stall,
 )
+from slurm_resolver.errors import LaunchError
 
 LIMIT = 300.0
 SILENCE = 15.0
@@ -252,6 +260,28 @@ def test_a_job_without_a_service(job: str) -> None:
     }
     told = describe_job("4", {**fields, "ExitCode": "0:15"})
     assert told == (f"job 4 is {state}{JOBS[job]}" if JOBS[job] else "")
+
+
+ARRAY = {
+    "PENDING": "PENDING",
+    "CANCELLED RUNNING": "RUNNING",
+    "COMPLETED RUNNING RUNNING": "4_1 is RUNNING, 4_2 is RUNNING, 4_3 is COMPLETED",
+    "PENDING FAILED": "4_1 is FAILED, 4_2 is PENDING",
+}
+
+
+@pytest.mark.parametrize("states", ARRAY)
+def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
+    shown = list(enumerate(states.split()))
+    jobs = [
+        {"ArrayJobId": "4", "ArrayTaskId": str(len(shown) - at), "JobState": state}
+        for at, state in shown
+    ]
+    try:
+        told = choose_job(jobs)["JobState"]
+    except LaunchError as error:
+        told = str(error).rpartition(": ")[2]
+    assert told == ARRAY[states]
 
 
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:

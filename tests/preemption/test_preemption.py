@@ -233,7 +233,7 @@ def test_all_commands_together_take_no_longer_than_they_may(
         raise OSError(f"{program} did not answer within {timeout:g} s")
 
     monkeypatch.setattr("shutil.which", lambda program: program)
-    monkeypatch.setattr("slurm_resolver.slurm.scontrol.run", command)
+    monkeypatch.setattr("slurm_resolver.slurm.scontrol._run", command)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     plan = requeue_job(
         step(**{} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}),

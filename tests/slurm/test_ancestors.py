@@ -45,6 +45,26 @@ def test_the_title_of_slurmstepd_or_a_cgroup_tells_the_step(
     assert found.hidden is ("user.slice" in title)
 
 
+REMAINS = {
+    "SLURM_LOCALID SLURMD_NODENAME SLURM_CONF": ("SLURMD_NODENAME", "SLURM_LOCALID"),
+    "SLURM_JOB_ID": ("SLURM_JOB_ID",),
+    "SLURM_CONF SLURM_JOB_NAME": (),  # as users set them
+    "SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_TASKS_PER_NODE": (),  # a batch script
+}
+
+
+@pytest.mark.parametrize("names", REMAINS)
+def test_what_remains_where_ancestors_are_hidden(
+    monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    monkeypatch.setattr(
+        "slurm_resolver.slurm.step.find_ancestors", lambda _: Ancestors(hidden=True)
+    )
+    for name in names.split():
+        monkeypatch.setenv(name, "1")
+    assert SlurmStep.read().remains == REMAINS[names]
+
+
 OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 
 

@@ -7,8 +7,12 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_cluster import SlurmCluster
+
+from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.step import SlurmStep
 
 SHOW = """\
 import json, sys; from slurm_resolver.slurm import scontrol
@@ -56,6 +60,14 @@ def test_free_text_and_the_users_settings_change_no_field(
     assert job["StdOut"] == f"{folder}/x.out"
     assert job["NodeList"] == job["BatchHost"]
     assert 1000 < end - time.time() <= 1800
+
+
+if TYPE_CHECKING:  # mypy refuses the id of a step, and says where such an ignore is not needed
+    raw = SlurmStep().job_id or ""
+    scontrol.show_job(raw)  # type: ignore[arg-type]
+    scontrol.run_on(raw, "scancel", timeout=1.0)  # type: ignore[arg-type]
+    scontrol.cancel_steps([raw])  # type: ignore[list-item]
+    scontrol.run("scancel", raw)  # type: ignore[attr-defined]
 
 
 OWN_JOB = """\

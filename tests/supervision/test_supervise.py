@@ -13,6 +13,7 @@ from local_run import COMMAND, captured
 from programs_on_path import stand_ins
 from slurm_jobs import read
 
+from slurm_resolver.slurm.scontrol import JobRef
 from slurm_resolver.supervision import batch_host
 
 JOB = """\
@@ -211,7 +212,7 @@ def test_a_job_that_has_lost_its_batch_file(
         (folder / "job").write_text((folder / "job").read_text().replace("n[1-3]", "n[2-3]"))
 
     monkeypatch.setattr("time.sleep", lose)
-    batch_host.main(1, "7", *end)
+    batch_host.main(1, JobRef("7"), *end)
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
     )
