@@ -420,10 +420,12 @@ pattern = NCCL: |unhandled (?:system|cuda) error|NCCL WARN Cuda failure
 hides = task-crashed
 
 [no-gpu]
-cues = CUDA_ERROR_NO_DEVICE|no CUDA-capable device
+cues = CUDA_ERROR_NO_DEVICE|no CUDA-capable device|was not registered
 cause = The task sees no GPU: Slurm granted none, or CUDA_VISIBLE_DEVICES is empty, as it should
     be for parameter servers.
 remedy = Ask Slurm for GPUs (srun --gpus-per-node=N). See who has them: srun slurm-resolver show
+pattern = CUDA_ERROR_NO_DEVICE|no CUDA-capable device
+settled = TensorFlow device GPU:\d+ was not registered
 
 [host-out-of-memory]
 cues = OOM when allocating|MemoryError|std::bad_alloc|Unable to allocate |annot allocate memory
