@@ -50,9 +50,9 @@ def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> list[in
 
 def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
-    allowed: dict[str, range] = {}
     if not options.het_groups:
-        return allowed
+        return {}
+    allowed = {}
     het_groups = dict(options.het_groups)
     given = f"het_groups={het_groups!r}"
     needed: Counter[int] = Counter()

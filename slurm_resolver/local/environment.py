@@ -98,7 +98,7 @@ def step_environment(
 
 def free_ports(count: int) -> list[int]:
     """Returns ports of this machine that no process listens on, below the ephemeral ones."""
-    ports: list[int] = []
+    ports = []
     # in any order, so that two steps that start at the same time find different ones
     for port in random.sample(_PORTS, len(_PORTS)):
         with suppress(OSError), listen_at(port):

@@ -64,7 +64,7 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
         raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
     if not step.analysis or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
-    value: Value = step.analysis.value_of(tensor)
+    value = step.analysis.value_of(tensor)
     if not value.reason:
         return value
     check_may_assume(step, what, value, value.reason.operation, certain=certain)
