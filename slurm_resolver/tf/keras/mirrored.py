@@ -8,7 +8,6 @@ that takes a step (`make_function`).
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import random
 import signal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver import signals
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
@@ -113,7 +113,9 @@ class MultiWorkerMirroredStrategy(
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
         private_names.replace(self.extended, private_names.INITIAL_VALUE.name, _initial_value)
-        os.register_at_fork(after_in_child=_end_by_sigterm)
+        # TensorFlow now handles SIGTERM, where Python knows no handler. A child inherits that, such
+        # as one of a PyDataset with `use_multiprocessing`.
+        signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
@@ -195,13 +197,3 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
         np.random.seed(seed)
     if set(tensorflow) == {NO_SEED}:
         tf.random.set_seed(NO_SEED)
-
-
-def _end_by_sigterm() -> None:
-    """Lets SIGTERM end a forked child, such as that of a PyDataset with `use_multiprocessing`.
-
-    TensorFlow handles SIGTERM once the strategy has started, and a child inherits the handler.
-    `terminate()` would not end the child, and the program would wait for it at its end.
-    """
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
