@@ -38,10 +38,13 @@ def tell_once(message: str) -> None:
         logging.getLogger("slurm_resolver").info("%s", message)
 
 
-def print_line(text: str) -> None:
-    """Writes a line to standard error in one call, and flushes it: the process may end next."""
+def print_line(text: object, program: str = "slurm_resolver") -> None:
+    """Writes a line of `program` to standard error in one call, as others may write to it as well.
+
+    It is flushed, as the process may end next.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-        sys.stderr.write(f"slurm_resolver: {text}\n")
+        sys.stderr.write(f"{program}: {text}\n")
         sys.stderr.flush()
 
 
