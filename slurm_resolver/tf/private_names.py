@@ -101,6 +101,10 @@ class Name:
         parameters = getattr(code, "co_varnames", ())[: len(self._parameters)]
         return function is None or parameters != self._parameters
 
+    def replace(self, replacement: Method, owner: Any = None) -> None:
+        """Replaces the function by `replacement(original, …)`, by default where it is defined."""
+        replace(owner or self.owner(), self.name, replacement)
+
     def _is_lacked_by(self, thing: Any) -> bool:
         """Whether a thing is of the class that should have this attribute, but has it not."""
         kind = self._find_holder()

@@ -89,8 +89,7 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    name = private_names.SET_SERVER_DEF
-    private_names.replace(name.owner(), name.name, connect)
+    private_names.SET_SERVER_DEF.replace(connect)
 
 
 def take_part(cluster: Cluster) -> Member | None:
@@ -171,5 +170,4 @@ def _let_coordinators_end() -> None:
         private_names.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    name = private_names.STOP_PREEMPTION
-    private_names.replace(name.owner(), name.name, stop)
+    private_names.STOP_PREEMPTION.replace(stop)

@@ -112,7 +112,7 @@ class MultiWorkerMirroredStrategy(
                 choose_communication(communication_options, client, cluster_resolver, _JOBS),
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
-        private_names.replace(self.extended, private_names.INITIAL_VALUE.name, _initial_value)
+        private_names.INITIAL_VALUE.replace(_initial_value, owner=self.extended)
         # TensorFlow now handles SIGTERM, where Python knows no handler. A child inherits that, such
         # as one of a PyDataset with `use_multiprocessing`.
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
@@ -122,9 +122,7 @@ class MultiWorkerMirroredStrategy(
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
-            private_names.replace(
-                self.extended, private_names.CREATE_VARIABLE.name, self.workers.make
-            )
+            private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 

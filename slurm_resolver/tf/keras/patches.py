@@ -102,11 +102,9 @@ def _patch_models() -> None:
         private_names.SKIPPED_ATTRIBUTES: attributes_to_skip,
     }
     for name, replacement in changes.items():
-        private_names.replace(name.owner(), name.name, replacement)
+        name.replace(replacement)
     # Layers that are no models need no scope: a model builds them, or they are built in one.
-    private_names.replace(
-        sys.modules["keras"].Model, private_names.OPEN_NAME_SCOPE.name, _open_scopes
-    )
+    private_names.OPEN_NAME_SCOPE.replace(_open_scopes, owner=sys.modules["keras"].Model)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
@@ -141,7 +139,7 @@ def _patch_steps() -> None:
         private_names.KEY_OF_REPLICA: _key_of_replica,
     }
     for name, replacement in changes.items():
-        private_names.replace(name.owner(), name.name, _in_steps(replacement))
+        name.replace(_in_steps(replacement))
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
     setattr(private_names.CONDITION.get(), private_names.CAPTURE.name, _capture_outside)

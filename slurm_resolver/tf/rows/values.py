@@ -85,7 +85,7 @@ class Value(NamedTuple):
     @property
     def is_mean(self) -> bool:
         """Whether the tensor is a mean over the rows."""
-        return self.kind is Kind.SUM and self.power == -1
+        return self == MEAN
 
     @property
     def is_sum(self) -> bool:
