@@ -48,8 +48,8 @@ def print_line(text: object, program: str = "slurm_resolver") -> None:
         sys.stderr.flush()
 
 
-def exit_at_once() -> NoReturn:
-    """Ends this process with status 1; its threads may be stuck, and hold its output's locks."""
+def exit_at_once(status: int = 1) -> NoReturn:
+    """Ends this process; its threads may be stuck, and hold its output's locks."""
     import threading
 
     def flush() -> None:
@@ -60,4 +60,4 @@ def exit_at_once() -> NoReturn:
     flushing = threading.Thread(target=flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
-    os._exit(1)
+    os._exit(status)

@@ -45,7 +45,7 @@ def run_child(
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )
-    assert announced is not None
+    assert announced
     announced.update(serves=cluster.task.job in servers, seconds=START_SECONDS)
     program: subprocess.Popen[bytes] | None = None
     has_ended = Event()

@@ -101,7 +101,7 @@ def take_part(cluster: Cluster) -> Member | None:
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
     )
-    if announced is None:
+    if not announced:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
