@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Callable, Literal, NamedTuple, Union, get_args
 
+from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.errors import JobsError, LayoutError
 
 Placement = Literal["spread", "rank"]
@@ -28,7 +29,7 @@ class ClusterOptions(NamedTuple):
     until it has started the program.
     """
 
-    jobs: Mapping[str, int] | None = None
+    jobs: JobCounts | None = None
     port_base: int | None = None
     placement: Placement = "spread"
     worker_order: WorkerOrder = "ring"

@@ -31,7 +31,7 @@ LayoutOf = Callable[[SlurmStep, ClusterOptions], tuple[SlurmStep, Layout]]
 
 
 def resolve(
-    jobs: Mapping[str, int] | None = None,
+    jobs: JobCounts | None = None,
     *,
     port_base: int | None = None,
     placement: Placement = "spread",

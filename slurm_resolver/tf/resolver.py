@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster, describe_own_task
+from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import (
     ClusterOptions,
     LayoutChoice,
@@ -58,7 +59,7 @@ class SlurmClusterResolver(
 
     def __init__(
         self,
-        jobs: Mapping[str, int] | None = None,
+        jobs: JobCounts | None = None,
         port_base: int | None = None,
         gpus_per_node: int | None = None,
         gpus_per_task: int | None = None,
