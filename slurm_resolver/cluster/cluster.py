@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_resolver.cluster.addresses import Task, find_service
+from slurm_resolver.cluster.addresses import Hosts, Task, find_service
 from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
+from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress, TaskName
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
@@ -39,9 +40,9 @@ class Cluster:
 
     step: SlurmStep = SlurmStep()
     layout: Layout = Layout(nodes=(), node_of=(), local_rank_of=(), distribution="", source="")
-    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    roles: Roles = field(default_factory=dict)
     ports: Ports = Ports(by_local_rank=(), source="", service_port=0)
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    hosts: Hosts = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: TaskGpus = TaskGpus()
     starts_program: bool = False

@@ -198,7 +198,7 @@ class SlurmClusterResolver(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any | None = None,
+        config_proto: Any = None,
     ) -> dict[str, int]:
         """Returns the GPUs that this process will use, as ``{"GPU": 2}``; {} for none.
 
@@ -221,7 +221,7 @@ class SlurmClusterResolver(
         """
         wait_until_ready(self._cluster, timeout)
 
-    def serve(self, server: Any | None = None, start_timeout: float = 300.0) -> int:
+    def serve(self, server: Any = None, start_timeout: float = 300.0) -> int:
         """Serves until the tasks that train have ended, and returns this process's exit status.
 
         For the parameter servers, and under ParameterServerStrategy the workers::

@@ -57,8 +57,8 @@ class MultiWorkerMirroredStrategy(
 
     def __init__(
         self,
-        cluster_resolver: Any | None = None,
-        communication_options: Any | None = None,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
         *,
         start_timeout: float | None = None,
         on_stall: Literal["report", "exit"] = "report",

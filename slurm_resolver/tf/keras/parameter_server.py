@@ -61,7 +61,7 @@ class ParameterServerStrategy(
     def __init__(
         self,
         cluster_resolver: Any,
-        variable_partitioner: Any | None = None,
+        variable_partitioner: Any = None,
         *,
         start_timeout: float | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class ParameterServerStrategy(
     def distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-        options: Any | None = None,
+        options: Any = None,
     ) -> Any:
         """Returns a dataset that each worker makes and reads for itself, for `fit`.
 

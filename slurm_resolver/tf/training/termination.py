@@ -38,7 +38,7 @@ _EXIT_WAIT = 15.0
 
 
 def termination_config(
-    resolver: Any | None = None,
+    resolver: Any = None,
     *,
     signals: Collection[str] = ("SIGUSR1", "SIGTERM"),
     requeue: str | None = "scontrol",
