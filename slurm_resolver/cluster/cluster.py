@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -317,9 +318,9 @@ def describe_gpus(cluster: Cluster) -> str:
 
 def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]:
     own = cluster.task
-    by_node: dict[str, list[Task]] = {}
+    by_node = defaultdict(list)
     for task in cluster.tasks:
-        by_node.setdefault(task.node, []).append(task)
+        by_node[task.node].append(task)
     rows = [["node", "rank", "local", "task", "GPUs", "address"]]
     left_out = 0
     for node, tasks in by_node.items():

@@ -43,7 +43,7 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     return roles
 
 
-def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> list[int]:
+def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
     """Returns the ranks that have these jobs, one job after the other, by index."""
     return [rank for job in jobs for rank in roles.get(job, ())]
 
