@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver import signals
+from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
@@ -32,7 +33,6 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.tf.start import choose_communication, starting_together
 
-_JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
 _BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -98,7 +98,7 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
+        with starting_together(cluster_resolver, start_timeout, TRAIN) as client:
             configure = private_names.CONFIGURE_HEARTBEATS
             if client and not configure.is_missing():
                 context = private_names.CONTEXT.get()()
@@ -109,7 +109,7 @@ class MultiWorkerMirroredStrategy(
                 configure.set(context, with_timeout)
             super().__init__(
                 cluster_resolver,
-                choose_communication(communication_options, client, cluster_resolver, _JOBS),
+                choose_communication(communication_options, client, cluster_resolver, TRAIN),
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
         private_names.INITIAL_VALUE.replace(_initial_value, owner=self.extended)

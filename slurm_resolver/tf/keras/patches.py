@@ -21,7 +21,7 @@ from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import gradients, losses, metrics
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
-from slurm_resolver.tf.keras.custom_functions import make_function
+from slurm_resolver.tf.keras.custom_functions import KIND, make_function
 from slurm_resolver.tf.keras.files.callbacks import make_folder
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.normalization import batch_normalization
@@ -29,9 +29,6 @@ from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_ours, register, sharing_of
 from slurm_resolver.tf.private_names import Method
-
-_CALLS = ("fit", "evaluate", "predict")
-_CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def prepare(strategy: Any) -> None:
@@ -45,11 +42,11 @@ def _patch(keras: Any) -> None:
     if keras.__version__.startswith("2."):
         return
     if keras.backend.backend() != "tensorflow":
-        for name in _CALLS:
+        for name in ("fit", "evaluate", "predict"):
             private_names.replace(keras.Model, name, _refuse_backend)
         return
     # All workers do the same, and fail together. Always necessary.
-    for name in (*_CALLS, *_CALLS_ON_BATCH):
+    for name in KIND:
         private_names.replace(keras.Model, name, functools.partial(call_together, name))
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
     if not keras_problem(keras.__version__) and not private_names.fit_problem():
