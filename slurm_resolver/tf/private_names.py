@@ -17,7 +17,6 @@ import functools
 import inspect
 import pkgutil
 import re
-import sys
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow as tf
@@ -141,8 +140,10 @@ def error_of(first: Name, *others: Name) -> Exception:
     version = tf.__version__
     older = f"tensorflow<{version.rpartition('.')[0]}"
     if first.place.startswith("keras"):
+        import keras
+
         library = "Keras"
-        version = sys.modules["keras"].__version__
+        version = keras.__version__
         older = older_keras(version)
     missing = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     kind = ResumeError if first.needed_by == RESUME else KerasError

@@ -19,7 +19,6 @@ import functools
 import inspect
 import itertools
 import json
-import sys
 import types
 import warnings
 import zlib
@@ -57,6 +56,8 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
 
     Their callbacks are a list.
     """
+    import keras
+
     steps = arguments.get("steps_per_epoch", arguments.get("steps"))
     yield "the data", _describe_data(arguments["x"], steps)
     validation = arguments.get("validation_data")
@@ -69,7 +70,7 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
     restoring = sorted(
         type(callback).__name__
         for callback in arguments["callbacks"]
-        if isinstance(callback, sys.modules["keras"].callbacks.BackupAndRestore)
+        if isinstance(callback, keras.callbacks.BackupAndRestore)
         or getattr(callback, "restores_all_workers", False)
     )
     yield "callbacks that restore a training", ", ".join(restoring) or "none"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -55,7 +54,9 @@ def _patch(keras: Any) -> None:
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    backend = sys.modules["keras"].backend.backend()
+    import keras
+
+    backend = keras.backend.backend()
     env = {"jax": "keras-distribution"}.get(backend, backend)
     raise KerasError(
         f"Keras computes with {backend} (KERAS_BACKEND, or keras.json), and a strategy of "
@@ -67,6 +68,8 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
 
 def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
+    import keras
+
     changes: dict[private_names.Name, Method] = {
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
         private_names.MAKE_TRAIN_FUNCTION: functools.partial(make_function, "train"),
@@ -101,7 +104,7 @@ def _patch_models() -> None:
     for name, replacement in changes.items():
         name.replace(replacement)
     # Layers that are no models need no scope: a model builds them, or they are built in one.
-    private_names.OPEN_NAME_SCOPE.replace(_open_scopes, owner=sys.modules["keras"].Model)
+    private_names.OPEN_NAME_SCOPE.replace(_open_scopes, owner=keras.Model)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
@@ -215,6 +218,8 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
+    import keras
+
     if not is_ours(model.distribute_strategy):
         original(model, **given)
     elif "iterator" in given and not sharing_of(model.distribute_strategy):
@@ -222,7 +227,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
             private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
         )
         shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
-        has_call = type(model).call is not sys.modules["keras"].Model.call
+        has_call = type(model).call is not keras.Model.call
         if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
             original(model, data_batch=spec)
 
