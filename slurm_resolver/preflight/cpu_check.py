@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import counted, ranges_of
 
 
@@ -38,14 +39,10 @@ def cpu_facts(step: SlurmStep, rank: int, uses_gpus: bool) -> CpuFacts:
         rank=rank,
         mask=sum(1 << cpu for cpu in own),
         machine=max(os.cpu_count() or 1, len(own)),
-        granted=_number(step.cpus_on_node),
-        per_task=_number(step.cpus_per_task),
+        granted=read_whole_number(step.cpus_on_node or "") or 0,
+        per_task=read_whole_number(step.cpus_per_task or "") or 0,
         uses_gpus=uses_gpus,
     )
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
 
 
 def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
