@@ -16,6 +16,7 @@ PLACEMENTS = get_args(Placement)
 WORKER_ORDERS = get_args(WorkerOrder)
 LAYOUTS = get_args(LayoutChoice)
 
+HetGroups = Mapping[str, int]  # from a job's name to the component to take its tasks from
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
 MEETING_SECONDS = 60.0
@@ -33,7 +34,7 @@ class ClusterOptions(NamedTuple):
     port_base: int | None = None
     placement: Placement = "spread"
     worker_order: WorkerOrder = "ring"
-    het_groups: Mapping[str, int] | None = None
+    het_groups: HetGroups | None = None
     node_address: NodeAddress | None = None
     gpu_jobs: Collection[str] | None = None
     layout: LayoutChoice = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Callable
 
 from slurm_resolver.cluster.addresses import find_hosts, make_addresses
@@ -14,6 +14,7 @@ from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import (
     ClusterOptions,
+    HetGroups,
     LayoutChoice,
     NodeAddress,
     Placement,
@@ -36,7 +37,7 @@ def resolve(
     port_base: int | None = None,
     placement: Placement = "spread",
     worker_order: WorkerOrder = "ring",
-    het_groups: Mapping[str, int] | None = None,
+    het_groups: HetGroups | None = None,
     node_address: NodeAddress | None = None,
     gpu_jobs: Collection[str] | None = None,
     layout: LayoutChoice = "auto",

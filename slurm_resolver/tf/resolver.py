@@ -6,7 +6,7 @@ and joins the tasks that serve others. The methods return the results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ from slurm_resolver.cluster.cluster import Cluster, describe_own_task
 from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import (
     ClusterOptions,
+    HetGroups,
     LayoutChoice,
     NodeAddress,
     Placement,
@@ -69,7 +70,7 @@ class SlurmClusterResolver(
         *,
         placement: Placement = "spread",
         worker_order: WorkerOrder = "ring",
-        het_groups: Mapping[str, int] | None = None,
+        het_groups: HetGroups | None = None,
         node_address: NodeAddress | None = None,
         gpu_jobs: Collection[str] | None = None,
         layout: LayoutChoice = "auto",
