@@ -27,8 +27,9 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
 
-# Returns the layout, and the step with the values that replaced variables.
-LayoutOf = Callable[[SlurmStep, ClusterOptions], tuple[SlurmStep, Layout]]
+# The step with the values that replaced variables, and its layout.
+StepAndLayout = tuple[SlurmStep, Layout]
+LayoutOf = Callable[[SlurmStep, ClusterOptions], StepAndLayout]
 
 
 def resolve(
