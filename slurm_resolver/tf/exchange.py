@@ -59,7 +59,7 @@ class Workers(Peers):
     _begins = _STEP  # what this worker has begun with the others, as messages say it
     # How many exchanges and steps this worker has begun, and those of one that waits for it.
     _exchanges = 0
-    _steps = 0
+    _steps: int = 0
     _awaited = (0, 0)
 
     def __init__(self, strategy: Any, client: Client | None) -> None:
