@@ -38,15 +38,18 @@ def tell_once(message: str) -> None:
         logging.getLogger("slurm_resolver").info("%s", message)
 
 
-def print_line(text: str) -> None:
-    """Writes a line to standard error in one call, and flushes it: the process may end next."""
+def print_line(text: object, program: str = "slurm_resolver") -> None:
+    """Writes a line of `program` to standard error in one call, as others may write to it as well.
+
+    It is flushed, as the process may end next.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-        sys.stderr.write(f"slurm_resolver: {text}\n")
+        sys.stderr.write(f"{program}: {text}\n")
         sys.stderr.flush()
 
 
-def exit_at_once() -> NoReturn:
-    """Ends this process with status 1; its threads may be stuck, and hold its output's locks."""
+def exit_at_once(status: int = 1) -> NoReturn:
+    """Ends this process; its threads may be stuck, and hold its output's locks."""
     import threading
 
     def flush() -> None:
@@ -57,4 +60,4 @@ def exit_at_once() -> NoReturn:
     flushing = threading.Thread(target=flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
-    os._exit(1)
+    os._exit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable
 from typing import Any
@@ -25,6 +26,19 @@ def handle(numbers: Iterable[int], handler: Any) -> None:
     """Installs a function, or one of `signal.Handlers`, for each of the signals."""
     for number in numbers:
         signal.signal(number, handler)
+
+
+def end_children_by_sigterm(*handlers: Any) -> None:
+    """Lets SIGTERM end a child that this process forks, if it inherits one of these handlers.
+
+    What forks a child expects that `terminate()` ends it, and may wait for it without end.
+    """
+
+    def restore() -> None:
+        if signal.getsignal(signal.SIGTERM) in handlers:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=restore)
 
 
 def signal_name(number: int) -> str:

@@ -16,6 +16,7 @@ from typing import NoReturn
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cli.screen import reader_has_ended, screens
 from slurm_resolver.errors import SlurmResolverError
+from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
 
 COMMANDS = {
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fault = getattr(sys.stdout, "error", None)
         if not fault or reader_has_ended():
             return status
-        print(f"slurm-resolver: cannot write the output: {fault.strerror}", file=sys.stderr)
+        print_line(f"cannot write the output: {fault.strerror}", "slurm-resolver")
         return status or 2
 
 
@@ -97,5 +98,5 @@ def _run(words: Sequence[str]) -> int:
     try:
         return int(args.function(args))
     except SlurmResolverError as error:
-        print(f"slurm-resolver {args.command}: {error}", file=sys.stderr)
+        print_line(error, f"slurm-resolver {args.command}")
         return 2

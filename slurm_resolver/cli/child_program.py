@@ -22,6 +22,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.coordination.serving import START_SECONDS, Outcome, announcement
+from slurm_resolver.local import Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 
@@ -31,7 +32,7 @@ _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
 def run_child(
-    cluster: Cluster, servers: Collection[str], command: list[str], environ: dict[str, str]
+    cluster: Cluster, servers: Collection[str], command: list[str], environ: Variables
 ) -> NoReturn:
     """Runs the program until it has ended or the training is over, and ends this process.
 
@@ -45,7 +46,7 @@ def run_child(
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )
-    assert announced is not None
+    assert announced
     announced.update(serves=cluster.task.job in servers, seconds=START_SECONDS)
     program: subprocess.Popen[bytes] | None = None
     has_ended = Event()

@@ -26,6 +26,7 @@ from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
+from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
@@ -118,7 +119,7 @@ def main(args: Namespace) -> int:
     except SlurmResolverError as error:
         if not find_rendezvous_error(error):
             raise
-        print(f"slurm-resolver exec: {error}", file=sys.stderr)
+        print_line(error, "slurm-resolver exec")
         return 1
     environ = {**os.environ}
     contracts = args.env or ["tensorflow"]

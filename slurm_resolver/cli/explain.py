@@ -23,6 +23,7 @@ from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
 from slurm_resolver.diagnostics.message_search import Finding, printable, search
+from slurm_resolver.log import print_line
 from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
@@ -67,7 +68,7 @@ def main(args: Namespace) -> int:
                 written = os.fstat(stream.fileno()).st_mtime
                 starts = read_starts(stream, name)
         except OSError as error:
-            print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
+            print_line(f"{name}: {error.strerror or error}", "slurm-resolver explain")
             all_read = False
             continue
         named = _JOB.match(path)
@@ -94,7 +95,7 @@ def main(args: Namespace) -> int:
     if not all_read:
         return 2
     if not found:
-        print("slurm-resolver explain: no known message found", file=sys.stderr)
+        print_line("no known message found", "slurm-resolver explain")
     return int(bool(found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from argparse import REMAINDER, ArgumentTypeError, Namespace, _ActionsContainer
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple
@@ -101,6 +102,12 @@ def command_of(args: Namespace) -> list[str]:
     if not words:
         raise LaunchError(f"no command after -- (see slurm-resolver {args.command} --help)")
     return words
+
+
+def check_startable(command: list[str]) -> None:
+    """Raises LaunchError if PATH has no program for a command line."""
+    if not shutil.which(command[0]):
+        raise LaunchError(f"{command[0]!r} is not a program that can be started here")
 
 
 def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:

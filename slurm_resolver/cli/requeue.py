@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from argparse import Namespace
 from contextlib import suppress
 
 from slurm_resolver.cli.options import OptionAdder, number_type
 from slurm_resolver.errors import LaunchError
+from slurm_resolver.log import print_line
 from slurm_resolver.slurm import scontrol
 
 DESCRIPTION = """\
@@ -51,6 +51,6 @@ def main(args: Namespace) -> int:
     if not asks:
         return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
-    print(f"slurm-resolver requeue: {plan.message}", file=sys.stderr, flush=True)
+    print_line(plan.message, "slurm-resolver requeue")
     time.sleep(plan.wait)  # Slurm ends the batch file in this time
     return plan.status

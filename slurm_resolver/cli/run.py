@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from contextlib import suppress
 
 from slurm_resolver.cli.options import (
     OptionAdder,
     add_command,
+    check_startable,
     command_of,
     number_type,
     seconds,
@@ -105,8 +105,7 @@ def main(args: Namespace) -> int:
 
     values = values_of(args, RunOptions)
     values["command"] = command = command_of(args)
-    if not shutil.which(command[0]):
-        raise LaunchError(f"{command[0]!r} is not a program that can be started here")
+    check_startable(command)
     tasks = args.num_tasks
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:

@@ -70,7 +70,7 @@ def _screen(name: str) -> Iterator[None]:
     finally:
         setattr(sys, name, stream)
         screen.flush()
-        if screen.error is not None:
+        if screen.error:
             # Python would write the rest of the buffer at its end, and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), screen.fileno())
         screen.detach()

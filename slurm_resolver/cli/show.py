@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from argparse import Namespace
 
 from slurm_resolver.cli.options import (
@@ -19,6 +18,7 @@ from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LaunchError, NotInStepError, RendezvousError
+from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 
 _SECONDS = 10.0  # for all tasks to come
@@ -96,10 +96,7 @@ def main(args: Namespace) -> int:
         try:
             gpus = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
         except RendezvousError as error:  # the cluster is known all the same
-            print(
-                f"slurm-resolver show: the GPUs of other tasks are unknown: {error}",
-                file=sys.stderr,
-            )
+            print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
         if not {*gpus} - {"unknown", "none"}:
             gpus = []
     if not step.rank:  # None for a planned step

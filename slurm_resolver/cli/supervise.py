@@ -13,6 +13,7 @@ from slurm_resolver.cli.options import (
     OptionAdder,
     add_command,
     add_tasks_per_node,
+    check_startable,
     command_of,
     number_type,
     seconds,
@@ -83,8 +84,7 @@ def main(args: Namespace) -> int:
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
         )
-    if not shutil.which(command[0]):
-        raise LaunchError(f"{command[0]!r} is not a program that can be started here")
+    check_startable(command)
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from slurm_resolver.cluster.addresses import Task, find_service
+from slurm_resolver.cluster.addresses import Hosts, Task, find_service
 from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
+from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress, TaskName
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
@@ -40,9 +42,9 @@ class Cluster:
 
     step: SlurmStep = SlurmStep()
     layout: Layout = Layout(nodes=(), node_of=(), local_rank_of=(), distribution="", source="")
-    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    roles: Roles = field(default_factory=dict)
     ports: Ports = Ports(by_local_rank=(), source="", service_port=0)
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    hosts: Hosts = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: TaskGpus = TaskGpus()
     options: ClusterOptions = field(default=ClusterOptions(), compare=False)
@@ -312,9 +314,9 @@ def describe_gpus(cluster: Cluster) -> str:
 
 def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]:
     own = cluster.task
-    by_node: dict[str, list[Task]] = {}
+    by_node = defaultdict(list)
     for task in cluster.tasks:
-        by_node.setdefault(task.node, []).append(task)
+        by_node[task.node].append(task)
     rows = [["node", "rank", "local", "task", "GPUs", "address"]]
     left_out = 0
     for node, tasks in by_node.items():

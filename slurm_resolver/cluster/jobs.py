@@ -40,7 +40,7 @@ def job_counts(
             f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
         )
     given = f"jobs={dict(jobs)!r}"
-    counts: dict[str, int] = {}
+    counts = {}
     for name, count in jobs.items():
         # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):

@@ -97,14 +97,39 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         # ranks and node ids count on through all components
         node_of += [len(nodes) + node for node in placed]
         nodes += component.nodes
+    layout = make_layout(step, nodes, node_of, source, components, count_of)
+    return layout._replace(unambiguous=unambiguous)
+
+
+def make_layout(
+    step: SlurmStep,
+    nodes: Sequence[str],
+    node_of: Sequence[int],
+    source: str,
+    components: Sequence[Component],
+    count_of: Mapping[str, int],
+) -> Layout:
+    """Returns the layout with these nodes, given by rank the index of its node.
+
+    `count_of` is the number of tasks on each node.
+    """
+    # The ranks on each node are numbered from 0.
+    next_local_rank = [itertools.count() for _ in nodes]
+    ranks_of = {}
+    stop = 0  # ranks count on through all components, in their order
+    for component in components:
+        start = stop
+        stop += sum(count_of[host] for host in component.nodes)
+        ranks_of[component.group] = range(start, stop)
+    # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
+    distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
         nodes=tuple(nodes),
         node_of=node_of,
-        local_rank_of=local_ranks(node_of, len(nodes)),
-        distribution=" : ".join(component.distribution or "block" for component in parts),
+        local_rank_of=list(map(next, map(next_local_rank.__getitem__, node_of))),
+        distribution=distribution or step.distribution or "block",
         source=source,
-        components=ranks_of_components(components, count_of),
-        unambiguous=unambiguous,
+        components=ranks_of,
     )
 
 
@@ -235,25 +260,6 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
             f"{RESTART_HINT}"
         )
     return components
-
-
-def ranks_of_components(
-    components: Sequence[Component], count_of: Mapping[str, int]
-) -> dict[int, range]:
-    """Returns the ranks of each component; `count_of` is the number of tasks on each node."""
-    ranks_of = {}
-    stop = 0  # ranks count on through all components, in their order
-    for component in components:
-        start = stop
-        stop += sum(count_of[host] for host in component.nodes)
-        ranks_of[component.group] = range(start, stop)
-    return ranks_of
-
-
-def local_ranks(node_of: Sequence[int], num_nodes: int) -> list[int]:
-    """Returns by rank its local rank: the ranks on each node are numbered from 0."""
-    next_local_rank = [itertools.count() for _ in range(num_nodes)]
-    return list(map(next, map(next_local_rank.__getitem__, node_of)))
 
 
 def _distribute(

@@ -13,9 +13,8 @@ from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_
 from slurm_resolver.cluster.layout import (
     Layout,
     components_of_step,
-    local_ranks,
+    make_layout,
     nodes_and_counts,
-    ranks_of_components,
 )
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
@@ -67,16 +66,8 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
-    # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
-    distribution = " : ".join(component.distribution or "block" for component in components)
-    return Layout(
-        nodes=tuple(names),
-        node_of=node_of,
-        local_rank_of=local_ranks(node_of, len(names)),
-        distribution=distribution or step.distribution or "block",
-        source="rendezvous",
-        components=ranks_of_components(components, dict(zip(nodes, counts))),
-    )
+    count_of = dict(zip(nodes, counts))
+    return make_layout(step, names, node_of, "rendezvous", components, count_of)
 
 
 def _layout_from_places(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Callable, Literal, NamedTuple, Union, get_args
 
+from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.errors import JobsError, LayoutError
 
 Placement = Literal["spread", "rank"]
@@ -15,6 +16,7 @@ PLACEMENTS = get_args(Placement)
 WORKER_ORDERS = get_args(WorkerOrder)
 LAYOUTS = get_args(LayoutChoice)
 
+HetGroups = Mapping[str, int]  # from a job's name to the component to take its tasks from
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
 MEETING_SECONDS = 60.0
@@ -28,11 +30,11 @@ class ClusterOptions(NamedTuple):
     until it has started the program.
     """
 
-    jobs: Mapping[str, int] | None = None
+    jobs: JobCounts | None = None
     port_base: int | None = None
     placement: Placement = "spread"
     worker_order: WorkerOrder = "ring"
-    het_groups: Mapping[str, int] | None = None
+    het_groups: HetGroups | None = None
     node_address: NodeAddress | None = None
     gpu_jobs: Collection[str] | None = None
     layout: LayoutChoice = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Callable
 
 from slurm_resolver.cluster.addresses import find_hosts, make_addresses
@@ -14,6 +14,7 @@ from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import (
     ClusterOptions,
+    HetGroups,
     LayoutChoice,
     NodeAddress,
     Placement,
@@ -26,17 +27,18 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
 
-# Returns the layout, and the step with the values that replaced variables.
-LayoutOf = Callable[[SlurmStep, ClusterOptions], tuple[SlurmStep, Layout]]
+# The step with the values that replaced variables, and its layout.
+StepAndLayout = tuple[SlurmStep, Layout]
+LayoutOf = Callable[[SlurmStep, ClusterOptions], StepAndLayout]
 
 
 def resolve(
-    jobs: Mapping[str, int] | None = None,
+    jobs: JobCounts | None = None,
     *,
     port_base: int | None = None,
     placement: Placement = "spread",
     worker_order: WorkerOrder = "ring",
-    het_groups: Mapping[str, int] | None = None,
+    het_groups: HetGroups | None = None,
     node_address: NodeAddress | None = None,
     gpu_jobs: Collection[str] | None = None,
     layout: LayoutChoice = "auto",

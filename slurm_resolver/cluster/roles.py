@@ -43,16 +43,16 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     return roles
 
 
-def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> list[int]:
+def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
     """Returns the ranks that have these jobs, one job after the other, by index."""
     return [rank for job in jobs for rank in roles.get(job, ())]
 
 
 def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
-    allowed: dict[str, range] = {}
     if not options.het_groups:
-        return allowed
+        return {}
+    allowed = {}
     het_groups = dict(options.het_groups)
     given = f"het_groups={het_groups!r}"
     needed: Counter[int] = Counter()

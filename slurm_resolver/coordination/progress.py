@@ -8,6 +8,7 @@ tasks which workers are behind: the others wait for them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
@@ -109,7 +110,7 @@ def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float)
     """Returns the line that every task logs."""
     with_epoch = len({report.epoch for report in workers.values()}) > 1
     # by whether they are behind, and what they do: a verb and the rest
-    groups: dict[tuple[bool, str, str], list[TaskName]] = {}
+    groups = defaultdict(list)
     for task, report in workers.items():
         is_behind = task in behind
         where = report.where(with_epoch)
@@ -123,7 +124,7 @@ def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float)
             does = where
         elif report.phase in (IDLE, PREPARING):
             does = report.phase
-        groups.setdefault((is_behind, verb, does), []).append(task)
+        groups[is_behind, verb, does].append(task)
     begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
     if len(groups) == 1 and first.phase == STEP and first.silent <= silence:

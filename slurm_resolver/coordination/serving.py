@@ -35,7 +35,7 @@ from slurm_resolver.wording import shorten
 
 TRAIN = ("chief", "worker")
 START_SECONDS = 300.0  # for the leader and the servers to come
-_TAKE_PART = (*TRAIN, "ps")
+TAKE_PART = (*TRAIN, "ps")
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
@@ -57,7 +57,7 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
-    if jobs[rank] not in _TAKE_PART or not trainers or "ps" not in jobs:
+    if jobs[rank] not in TAKE_PART or not trainers or "ps" not in jobs:
         return None
     leader = min(trainers, key=tasks.__getitem__)
     # The jobs of all tasks take some 100 bytes, however many tasks there are.
@@ -108,7 +108,7 @@ class ServedTraining:
             # A failure of the leader counts a little later.
             return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
         # Tasks that come late to a failed training are told.
-        size = sum(job in _TAKE_PART for job in self._jobs)
+        size = sum(job in TAKE_PART for job in self._jobs)
         return self._outcome.status != 0 and len(self._numbers) < size
 
     def message(self, process: Process, message: Message) -> None:

@@ -28,7 +28,7 @@ class RunOptions(NamedTuple):
 
     command: Sequence[str]
     num_tasks: int
-    gpu_variables: Sequence[dict[str, str]] | None
+    gpu_variables: Sequence[Variables] | None
     output: str
     label: bool | None
     time_limit: int | None

@@ -50,7 +50,7 @@ _OF_A_STEP = re.compile(
 
 def step_environment(
     options: RunOptions, job_started: float, restarts: int, step_id: int
-) -> dict[str, str]:
+) -> Variables:
     """Returns the variables that are the same in all tasks of a step, the launcher's own included.
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
@@ -98,7 +98,7 @@ def step_environment(
 
 def free_ports(count: int) -> list[int]:
     """Returns ports of this machine that no process listens on, below the ephemeral ones."""
-    ports: list[int] = []
+    ports = []
     # in any order, so that two steps that start at the same time find different ones
     for port in random.sample(_PORTS, len(_PORTS)):
         with suppress(OSError), listen_at(port):
@@ -113,7 +113,7 @@ def gpu_variables(
     gpus: int | None,
     gpus_per_task: int | None,
     environ: Variables,
-) -> list[dict[str, str]] | None:
+) -> list[Variables] | None:
     """Returns the GPU variables of each task; None if no GPUs were asked for.
 
     The step gets the first of the GPUs that `environ` shows. All makers' variables get the same

@@ -5,6 +5,7 @@ All output comes through pipes, and threads copy it, so that lines of several ta
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -14,6 +15,7 @@ import threading
 from contextlib import suppress
 from typing import IO, BinaryIO
 
+from slurm_resolver import log
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
 
@@ -34,11 +36,8 @@ _VARIABLES = {
     "%u": "SLURM_JOB_USER",
 }
 
-
-def print_line(message: str) -> None:
-    """Prints a line of the launcher's own, in one write, as tasks may print at the same time."""
-    sys.stderr.write(f"slurm-resolver run: {message}\n")
-    sys.stderr.flush()
+# prints a line of the launcher's own
+print_line = functools.partial(log.print_line, program="slurm-resolver run")
 
 
 def file_name(pattern: str, variables: Variables) -> str:

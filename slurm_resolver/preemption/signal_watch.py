@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import threading
 from collections.abc import Collection
@@ -38,7 +37,9 @@ class SignalWatch:
         # Python removes its handlers before TensorFlow has shut down. A signal in between must not
         # kill a program that has finished.
         atexit.register(signals.handle, self._numbers, signal.SIG_IGN)
-        os.register_at_fork(after_in_child=self._leave_child_alone)
+        # The other signals reach all processes of the step: a child that reads data must live until
+        # the training is saved.
+        signals.end_children_by_sigterm(self._record)
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""
@@ -54,15 +55,6 @@ class SignalWatch:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
         self._leaving = True
         signal.signal(signal.SIGTERM, self._record)
-
-    def _leave_child_alone(self) -> None:
-        """Lets SIGTERM end a forked child, as its parent expects.
-
-        The other signals reach all processes of the step: a child that reads data must live until
-        the training is saved.
-        """
-        if signal.getsignal(signal.SIGTERM) == self._record:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _record(self, number: int, frame: object) -> None:
         # No lock: the code that the signal has interrupted may hold it.

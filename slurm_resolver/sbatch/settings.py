@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_resolver.cluster.jobs import job_counts
+from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_time
 from slurm_resolver.wording import counted
@@ -34,7 +34,7 @@ class BatchSettings(NamedTuple):
     tasks_per_node: int = 1
     cpus_per_task: int | None = None
     gpus_per_node: str | None = None
-    jobs: Mapping[str, int] | None = None
+    jobs: JobCounts | None = None
     time: str = DEFAULT_TIME
     restarts: int | None = None
     spare_nodes: int | None = None

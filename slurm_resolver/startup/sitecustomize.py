@@ -12,7 +12,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 def load(spec: ModuleSpec | None) -> None:
     """Imports a module from where it was found, if it was."""
-    if spec and spec.loader is not None:
+    if spec and spec.loader:
         sys.modules[spec.name] = module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
 

@@ -274,7 +274,7 @@ def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> tup
 
     ending = threading.Thread(target=end_tasks, daemon=True)
     with process:
-        assert process.stderr is not None
+        assert process.stderr
         for data in iter(functools.partial(process.stderr.read, _PIECE), b""):
             _write(data)
             output.feed(data)

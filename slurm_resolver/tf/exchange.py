@@ -19,7 +19,7 @@ import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -28,6 +28,7 @@ from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.peers import IN_ALL, Peers, abort_collectives
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.wording import shorten
 
 # Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.
@@ -139,7 +140,7 @@ class Workers(Peers):
         finally:
             self.is_in_step = within
 
-    def make(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def make(self, create: Method, *args: Any, **kwargs: Any) -> Any:
         """Makes a variable, which takes the first worker's value in all of them.
 
         TensorFlow would wait without end if one worker alone made it.

@@ -15,7 +15,7 @@ from slurm_resolver.cluster.alone import short_name
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.resolve import find_layout
+from slurm_resolver.cluster.resolve import StepAndLayout, find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import SlurmStep
@@ -68,9 +68,7 @@ class ResolverHooks:
             )
         return dict(zip(hosts, counts))
 
-    def _layout_by_hooks(
-        self, step: SlurmStep, options: ClusterOptions
-    ) -> tuple[SlurmStep, Layout]:
+    def _layout_by_hooks(self, step: SlurmStep, options: ClusterOptions) -> StepAndLayout:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
         by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
         if not by_counts and step.where == "step":
@@ -92,9 +90,7 @@ class ResolverHooks:
             job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
         return step, layout
 
-    def _layout_by_counts(
-        self, step: SlurmStep, options: ClusterOptions
-    ) -> tuple[SlurmStep, Layout]:
+    def _layout_by_counts(self, step: SlurmStep, options: ClusterOptions) -> StepAndLayout:
         rank = self._resolve_own_rank()
         hooks = self._hooks
         if hooks:

@@ -52,7 +52,7 @@ class Peers:
     """
 
     call = ""
-    calls: int = 0
+    calls = 0
     failure = ""
     loss = ""
     is_in_step = False

@@ -17,7 +17,6 @@ import functools
 import inspect
 import pkgutil
 import re
-import sys
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow as tf
@@ -101,6 +100,10 @@ class Name:
         parameters = getattr(code, "co_varnames", ())[: len(self._parameters)]
         return function is None or parameters != self._parameters
 
+    def replace(self, replacement: Method, owner: Any = None) -> None:
+        """Replaces the function by `replacement(original, …)`, by default where it is defined."""
+        replace(owner or self.owner(), self.name, replacement)
+
     def _is_lacked_by(self, thing: Any) -> bool:
         """Whether a thing is of the class that should have this attribute, but has it not."""
         kind = self._find_holder()
@@ -137,8 +140,10 @@ def error_of(first: Name, *others: Name) -> Exception:
     version = tf.__version__
     older = f"tensorflow<{version.rpartition('.')[0]}"
     if first.place.startswith("keras"):
+        import keras
+
         library = "Keras"
-        version = sys.modules["keras"].__version__
+        version = keras.__version__
         older = older_keras(version)
     missing = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     kind = ResumeError if first.needed_by == RESUME else KerasError

@@ -172,9 +172,7 @@ class Reporter:
         if on_stall not in ("report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
         cluster = cluster_of(resolver)
-        if cluster is None or not cluster.service or not cluster.step.is_live:
-            return
-        if len(cluster.tasks) < 2:
+        if not cluster or not cluster.service or not cluster.step.is_live or len(cluster.tasks) < 2:
             return
         seconds = cluster.step.stall_seconds
         self._limit = _STALL_SECONDS if seconds is None else float(seconds)

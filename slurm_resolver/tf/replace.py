@@ -16,9 +16,7 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 class MultiWorkerMirroredStrategy(mirrored.MultiWorkerMirroredStrategy):
     """Takes its cluster from TF_CONFIG by default, as TensorFlow's class does."""
 
-    def __init__(
-        self, cluster_resolver: Any | None = None, communication_options: Any | None = None
-    ) -> None:
+    def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
         of_config = tf.distribute.cluster_resolver.TFConfigClusterResolver
         super().__init__(cluster_resolver or of_config(), communication_options)
 

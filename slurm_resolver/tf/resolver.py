@@ -6,14 +6,16 @@ and joins the tasks that serve others. The methods return the results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster, describe_own_task
+from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import (
     ClusterOptions,
+    HetGroups,
     LayoutChoice,
     NodeAddress,
     Placement,
@@ -58,7 +60,7 @@ class SlurmClusterResolver(
 
     def __init__(
         self,
-        jobs: Mapping[str, int] | None = None,
+        jobs: JobCounts | None = None,
         port_base: int | None = None,
         gpus_per_node: int | None = None,
         gpus_per_task: int | None = None,
@@ -68,7 +70,7 @@ class SlurmClusterResolver(
         *,
         placement: Placement = "spread",
         worker_order: WorkerOrder = "ring",
-        het_groups: Mapping[str, int] | None = None,
+        het_groups: HetGroups | None = None,
         node_address: NodeAddress | None = None,
         gpu_jobs: Collection[str] | None = None,
         layout: LayoutChoice = "auto",
@@ -197,7 +199,7 @@ class SlurmClusterResolver(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any | None = None,
+        config_proto: Any = None,
     ) -> dict[str, int]:
         """Returns the GPUs that this process will use, as ``{"GPU": 2}``; {} for none.
 
@@ -220,7 +222,7 @@ class SlurmClusterResolver(
         """
         wait_until_ready(self._cluster, timeout)
 
-    def serve(self, server: Any | None = None, start_timeout: float = 300.0) -> int:
+    def serve(self, server: Any = None, start_timeout: float = 300.0) -> int:
         """Serves until the tasks that train have ended, and returns this process's exit status.
 
         For the parameter servers, and under ParameterServerStrategy the workers::

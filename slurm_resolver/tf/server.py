@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,6 +25,7 @@ from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.start.probe import answers
 from slurm_resolver.start.ready import offer_readiness
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.start import START_TIMEOUT
 
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the training has failed
@@ -71,7 +72,7 @@ def _check_connections(own: str, seconds: float) -> None:
     It waits until there is a server at each address of the cluster, also at `own`, this task's.
     """
 
-    def connect(original: Callable[..., Any], server_def: Any) -> None:
+    def connect(original: Method, server_def: Any) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
         served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
@@ -89,8 +90,7 @@ def _check_connections(own: str, seconds: float) -> None:
                 time.sleep(0.2)
         original(server_def)
 
-    name = private_names.SET_SERVER_DEF
-    private_names.replace(name.owner(), name.name, connect)
+    private_names.SET_SERVER_DEF.replace(connect)
 
 
 def take_part(cluster: Cluster) -> Member | None:
@@ -102,7 +102,7 @@ def take_part(cluster: Cluster) -> Member | None:
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
     )
-    if announced is None:
+    if not announced:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
@@ -163,7 +163,7 @@ def _let_coordinators_end() -> None:
     coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
 
-    def stop(original: Callable[..., Any], handler: Any) -> None:
+    def stop(original: Method, handler: Any) -> None:
         finish = private_names.UPDATE_OR_FINISH.of(handler, None)
         if finish is None or private_names.SHOULD_RUN.of(handler, None) is None:
             original(handler)  # another TensorFlow, with other names
@@ -171,5 +171,4 @@ def _let_coordinators_end() -> None:
         private_names.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    name = private_names.STOP_PREEMPTION
-    private_names.replace(name.owner(), name.name, stop)
+    private_names.STOP_PREEMPTION.replace(stop)

@@ -56,7 +56,7 @@ def starting_together(
     """
     cluster = cluster_of(resolver)
     client = None
-    if cluster is not None and cluster.step.is_live:
+    if cluster and cluster.step.is_live:
         if timeout is None:
             timeout = cluster.step.start_timeout or START_TIMEOUT
         _refuse_second(cluster)
@@ -69,7 +69,7 @@ def starting_together(
             yield client
         finally:
             faulthandler.cancel_dump_traceback_later()
-    if cluster is not None and cluster.task and "ps" not in cluster.roles:
+    if cluster and cluster.task and "ps" not in cluster.roles:
         _served.add(cluster.task.address)
 
 

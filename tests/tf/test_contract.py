@@ -336,7 +336,10 @@ def test_switched_off_it_trains_alone_wherever_it_is(slurm: Any, monkeypatch: Pa
         assert as_dict(resolver) == {}
         assert (resolver.get_task_info(), resolver.master()) == ((None, None), "")
     monkeypatch.setenv("SLURM_RESOLVER", "off")
+    monkeypatch.setenv("SLURM_TASK_PID", str(os.getpid()))
     assert as_dict(SlurmClusterResolver(tasks_per_node=1)) == {}
+    assert not sr.MultiWorkerMirroredStrategy().workers.names
+    monkeypatch.delenv("SLURM_TASK_PID")
     monkeypatch.setenv("SLURM_RESOLVER", "on")
     assert len(as_dict(SlurmClusterResolver())["worker"]) == 3
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,6 +31,7 @@ from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 
 SCOPE = (
@@ -38,9 +39,7 @@ SCOPE = (
 )
 
 
-def call_together(
-    name: str, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any
-) -> Any:
+def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers must call alike.
 
     It calls `train_on_batch`, `test_on_batch` or `predict_on_batch` as well; their steps compare

@@ -19,7 +19,6 @@ import functools
 import inspect
 import itertools
 import json
-import sys
 import types
 import warnings
 import zlib
@@ -34,6 +33,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
 
 Entry = tuple[str, str]
+Parts = dict[str, Any]  # what a layer, function or object computes with, by name
 
 _PLAIN = (type(None), int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
@@ -56,6 +56,8 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
 
     Their callbacks are a list.
     """
+    import keras
+
     steps = arguments.get("steps_per_epoch", arguments.get("steps"))
     yield "the data", _describe_data(arguments["x"], steps)
     validation = arguments.get("validation_data")
@@ -68,7 +70,7 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
     restoring = sorted(
         type(callback).__name__
         for callback in arguments["callbacks"]
-        if isinstance(callback, sys.modules["keras"].callbacks.BackupAndRestore)
+        if isinstance(callback, keras.callbacks.BackupAndRestore)
         or getattr(callback, "restores_all_workers", False)
     )
     yield "callbacks that restore a training", ", ".join(restoring) or "none"
@@ -136,7 +138,7 @@ def _digest_of(described: Any) -> int:
     return zlib.crc32(repr(described).encode())
 
 
-def _own(layer: Any) -> dict[str, Any]:
+def _own(layer: Any) -> Parts:
     """Returns what describes a layer without the layers in it.
 
     That is its configuration, and the numbers and arrays that a layer of the program's own computes
@@ -160,7 +162,7 @@ def _own(layer: Any) -> dict[str, Any]:
     return found
 
 
-def _config(thing: Any) -> dict[str, Any]:
+def _config(thing: Any) -> Parts:
     # The program's own code may raise anything.
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
@@ -191,7 +193,7 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
         yield from _describe(name, _parts(value), depth + 1)
 
 
-def _parts(thing: Any) -> dict[str, Any]:
+def _parts(thing: Any) -> Parts:
     """Returns what a function or an object computes with, by name."""
     import keras
 

@@ -16,7 +16,7 @@ from slurm_resolver.tf.keras.strategy_registry import is_ours
 from slurm_resolver.tf.private_names import Method
 
 # The kind of steps that each method of a model takes.
-_KIND = {
+KIND = {
     "fit": "train",
     "evaluate": "test",
     "predict": "predict",
@@ -49,7 +49,7 @@ def check_functions(method: str, model: Any) -> None:
     A model whose class overrides the method that makes the function raises it when Keras calls
     that.
     """
-    kind = _KIND[method]
+    kind = KIND[method]
     name = f"make_{kind}_function"
 
     def check(own: str) -> None:

@@ -8,7 +8,6 @@ that takes a step (`make_function`).
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import random
 import signal
@@ -18,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver import signals
+from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
@@ -32,7 +33,6 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.tf.start import choose_communication, starting_together
 
-_JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
 _BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -57,8 +57,8 @@ class MultiWorkerMirroredStrategy(
 
     def __init__(
         self,
-        cluster_resolver: Any | None = None,
-        communication_options: Any | None = None,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
         *,
         start_timeout: float | None = None,
         on_stall: Literal["report", "exit"] = "report",
@@ -98,7 +98,7 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
+        with starting_together(cluster_resolver, start_timeout, TRAIN) as client:
             configure = private_names.CONFIGURE_HEARTBEATS
             if client and not configure.is_missing():
                 context = private_names.CONTEXT.get()()
@@ -109,20 +109,20 @@ class MultiWorkerMirroredStrategy(
                 configure.set(context, with_timeout)
             super().__init__(
                 cluster_resolver,
-                choose_communication(communication_options, client, cluster_resolver, _JOBS),
+                choose_communication(communication_options, client, cluster_resolver, TRAIN),
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
-        private_names.replace(self.extended, private_names.INITIAL_VALUE.name, _initial_value)
-        os.register_at_fork(after_in_child=_end_by_sigterm)
+        private_names.INITIAL_VALUE.replace(_initial_value, owner=self.extended)
+        # TensorFlow now handles SIGTERM, where Python knows no handler. A child inherits that, such
+        # as one of a PyDataset with `use_multiprocessing`.
+        signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
-            private_names.replace(
-                self.extended, private_names.CREATE_VARIABLE.name, self.workers.make
-            )
+            private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
@@ -195,13 +195,3 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
         np.random.seed(seed)
     if set(tensorflow) == {NO_SEED}:
         tf.random.set_seed(NO_SEED)
-
-
-def _end_by_sigterm() -> None:
-    """Lets SIGTERM end a forked child, such as that of a PyDataset with `use_multiprocessing`.
-
-    TensorFlow handles SIGTERM once the strategy has started, and a child inherits the handler.
-    `terminate()` would not end the child, and the program would wait for it at its end.
-    """
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

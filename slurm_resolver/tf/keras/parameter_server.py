@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from slurm_resolver.coordination.serving import TAKE_PART
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names, start
@@ -24,7 +25,6 @@ from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
 from slurm_resolver.tf.keras.step_function import as_tensor, compiled
 
-_JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
 
@@ -61,7 +61,7 @@ class ParameterServerStrategy(
     def __init__(
         self,
         cluster_resolver: Any,
-        variable_partitioner: Any | None = None,
+        variable_partitioner: Any = None,
         *,
         start_timeout: float | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class ParameterServerStrategy(
                 "is for the chief. Before it write: if resolver.task_type != 'chief': "
                 "sys.exit(resolver.serve())"
             )
-        with start.starting_together(cluster_resolver, start_timeout, _JOBS):
+        with start.starting_together(cluster_resolver, start_timeout, TAKE_PART):
             super().__init__(cluster_resolver, variable_partitioner)
         self.num_workers = cluster_resolver.cluster_spec().num_tasks("worker")
         prepare(self)
@@ -102,7 +102,7 @@ class ParameterServerStrategy(
     def distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-        options: Any | None = None,
+        options: Any = None,
     ) -> Any:
         """Returns a dataset that each worker makes and reads for itself, for `fit`.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import gradients, losses, metrics
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
-from slurm_resolver.tf.keras.custom_functions import make_function
+from slurm_resolver.tf.keras.custom_functions import KIND, make_function
 from slurm_resolver.tf.keras.files.callbacks import make_folder
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.normalization import batch_normalization
@@ -29,9 +28,6 @@ from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_ours, register, sharing_of
 from slurm_resolver.tf.private_names import Method
-
-_CALLS = ("fit", "evaluate", "predict")
-_CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def prepare(strategy: Any) -> None:
@@ -45,11 +41,11 @@ def _patch(keras: Any) -> None:
     if keras.__version__.startswith("2."):
         return
     if keras.backend.backend() != "tensorflow":
-        for name in _CALLS:
+        for name in ("fit", "evaluate", "predict"):
             private_names.replace(keras.Model, name, _refuse_backend)
         return
     # All workers do the same, and fail together. Always necessary.
-    for name in (*_CALLS, *_CALLS_ON_BATCH):
+    for name in KIND:
         private_names.replace(keras.Model, name, functools.partial(call_together, name))
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
     if not keras_problem(keras.__version__) and not private_names.fit_problem():
@@ -58,7 +54,9 @@ def _patch(keras: Any) -> None:
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    backend = sys.modules["keras"].backend.backend()
+    import keras
+
+    backend = keras.backend.backend()
     env = {"jax": "keras-distribution"}.get(backend, backend)
     raise KerasError(
         f"Keras computes with {backend} (KERAS_BACKEND, or keras.json), and a strategy of "
@@ -70,6 +68,8 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
 
 def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
+    import keras
+
     changes: dict[private_names.Name, Method] = {
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
         private_names.MAKE_TRAIN_FUNCTION: functools.partial(make_function, "train"),
@@ -102,11 +102,9 @@ def _patch_models() -> None:
         private_names.SKIPPED_ATTRIBUTES: attributes_to_skip,
     }
     for name, replacement in changes.items():
-        private_names.replace(name.owner(), name.name, replacement)
+        name.replace(replacement)
     # Layers that are no models need no scope: a model builds them, or they are built in one.
-    private_names.replace(
-        sys.modules["keras"].Model, private_names.OPEN_NAME_SCOPE.name, _open_scopes
-    )
+    private_names.OPEN_NAME_SCOPE.replace(_open_scopes, owner=keras.Model)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
@@ -141,7 +139,7 @@ def _patch_steps() -> None:
         private_names.KEY_OF_REPLICA: _key_of_replica,
     }
     for name, replacement in changes.items():
-        private_names.replace(name.owner(), name.name, _in_steps(replacement))
+        name.replace(_in_steps(replacement))
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
     setattr(private_names.CONDITION.get(), private_names.CAPTURE.name, _capture_outside)
@@ -220,6 +218,8 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
+    import keras
+
     if not is_ours(model.distribute_strategy):
         original(model, **given)
     elif "iterator" in given and not sharing_of(model.distribute_strategy):
@@ -227,7 +227,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
             private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
         )
         shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
-        has_call = type(model).call is not sys.modules["keras"].Model.call
+        has_call = type(model).call is not keras.Model.call
         if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
             original(model, data_batch=spec)
 

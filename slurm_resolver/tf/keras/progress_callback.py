@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,9 @@ def reporting(name: str) -> Iterator[Any]:
 
 @functools.cache  # once, and only here, as Keras need not be imported
 def _make_callback() -> Any:
-    class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
+    import keras
+
+    class SlurmResolverProgress(keras.callbacks.Callback):  # type: ignore[misc]
         stage = ""
 
         def on_train_begin(self, logs: Any = None) -> None:

@@ -8,6 +8,7 @@ user vouches for it with ``custom_losses="mean"``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +32,7 @@ _MEANINGS = {
 }
 
 
+@dataclass(eq=False)
 class ComputeWholeError(BaseException):
     """Ends the tracing of a step that must compute the whole batch.
 
@@ -41,10 +43,8 @@ class ComputeWholeError(BaseException):
         vouchable: whether ``custom_losses="mean"`` would let the step be split.
     """
 
-    def __init__(self, reason: str, *, vouchable: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.vouchable = vouchable
+    reason: str
+    vouchable: bool = False
 
 
 def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value:
@@ -64,7 +64,7 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
         raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
     if not step.analysis or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
-    value: Value = step.analysis.value_of(tensor)
+    value = step.analysis.value_of(tensor)
     if not value.reason:
         return value
     check_may_assume(step, what, value, value.reason.operation, certain=certain)

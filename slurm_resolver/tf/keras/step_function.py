@@ -307,7 +307,7 @@ class StepFunction:
                 graph.seed = (graph.seed + step.seed_offset) % _SEEDS
             if not step.whole:
                 step.analysis = analysis_of(part)
-        creator: Any = tf.variable_creator_scope(self._make_variable)
+        creator = tf.variable_creator_scope(self._make_variable)
         if (
             self._strategy.sharing.local_replicas > 1
         ):  # the replicas' threads make variables together

@@ -8,7 +8,6 @@ first difference. It is a FitError in every worker that says which worker has wh
 from __future__ import annotations
 
 import itertools
-import sys
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -123,7 +122,9 @@ def callback_of(workers: Workers, callbacks: Sequence[str]) -> Any:
     It compares the weights, and gives `callbacks` to `compare_weights`.
     """
 
-    class SlurmResolverCheck(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
+    import keras
+
+    class SlurmResolverCheck(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if self.model.stop_training:
                 place = f"after step {batch + 1} of epoch {reporter.epoch}"

@@ -23,6 +23,7 @@ from slurm_resolver.tf.rows.values import (
     RefutedError,
     UnprovenError,
     Value,
+    Values,
 )
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
@@ -102,7 +103,7 @@ class Analysis:
             found = [found] * len(operation.outputs)
         self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
 
-    def _results(self, operation: Any, values: list[Value]) -> Any:
+    def _results(self, operation: Any, values: Values) -> Any:
         if operation.type == "Placeholder":
             return values or _argument(operation.outputs[0])
         if operation.type in _CALLS:
@@ -119,9 +120,7 @@ class Analysis:
 
     # --- Functions -------------------------------------------------------------------------------
 
-    def call(
-        self, operation: Any, values: list[Value], name: str = "f", first: int = 0
-    ) -> list[Value]:
+    def call(self, operation: Any, values: Values, name: str = "f", first: int = 0) -> Values:
         """Derives what the results of a function are.
 
         Args:
@@ -144,7 +143,7 @@ class Analysis:
         self._called.setdefault(operation, []).append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
-    def condition(self, operation: Any, values: list[Value]) -> list[Value]:
+    def condition(self, operation: Any, values: Values) -> Values:
         """Derives what a condition returns: what both branches do, unless the data decides."""
         branches = [
             self.call(operation, values, name, first=1) for name in ("then_branch", "else_branch")
@@ -153,7 +152,7 @@ class Analysis:
             return self._depend(operation, values[0], "a condition")
         return [_joined(operation, *pair) for pair in zip(*branches)]
 
-    def loop(self, operation: Any, values: list[Value]) -> list[Value]:
+    def loop(self, operation: Any, values: Values) -> Values:
         """Derives what the variables of a loop are in any round, and whether the data ends it."""
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
@@ -169,7 +168,7 @@ class Analysis:
             return self._depend(operation, ends, "the end of a loop")
         return values
 
-    def _depend(self, operation: Any, condition: Value, what: str) -> list[Value]:
+    def _depend(self, operation: Any, condition: Value, what: str) -> Values:
         """Returns the values of what depends on a condition that differs between the workers."""
         if condition.kind is not Kind.UNKNOWN:
             error = RefutedError(f"{what} that depends on the batch")
@@ -227,7 +226,7 @@ class Analysis:
 # What is known of what is added to a variable that gets another value.
 _REPLACED = Value(Kind.UNKNOWN, reason=Reason("a new value", refuted=True))
 
-_CALLS: dict[str, Callable[[Analysis, Any, list[Value]], list[Value]]] = {
+_CALLS: dict[str, Callable[[Analysis, Any, Values], Values]] = {
     "PartitionedCall": Analysis.call,
     "StatefulPartitionedCall": Analysis.call,
     "If": Analysis.condition,

@@ -45,16 +45,8 @@ FOLLOWED = (BATCHES[0], BATCHES[2])
 RowsAlongAxis = tuple[bytes, ...]
 
 
-class Kind(enum.Enum):
-    """What a tensor is; the module's table has the meanings."""
-
-    SAME = enum.auto()
-    NUMBERS = enum.auto()
-    ROWS = enum.auto()
-    SUM = enum.auto()
-    COMPONENT = enum.auto()
-    LIST = enum.auto()
-    UNKNOWN = enum.auto()
+# What a tensor is; the module's table has the meanings.
+Kind = enum.Enum("Kind", "SAME NUMBERS ROWS SUM COMPONENT LIST UNKNOWN")
 
 
 class Value(NamedTuple):
@@ -85,7 +77,7 @@ class Value(NamedTuple):
     @property
     def is_mean(self) -> bool:
         """Whether the tensor is a mean over the rows."""
-        return self.kind is Kind.SUM and self.power == -1
+        return self == MEAN
 
     @property
     def is_sum(self) -> bool:

@@ -19,6 +19,7 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.sharing import without
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
@@ -223,15 +224,12 @@ class _QuietHandler(
 
 def _let_others_end() -> None:
     """Lets the thread that watches for other ranks' signals end without a traceback."""
-    watch = private_names.WATCH_KEY.find()
-    if watch is None:
-        return
 
-    def watch_quietly(handler: Any) -> None:
+    def watch_quietly(watch: Method, handler: Any) -> None:
         with contextlib.suppress(tf.errors.OpError):
             watch(handler)
 
-    setattr(_QuietHandler, private_names.WATCH_KEY.name, watch_quietly)
+    private_names.WATCH_KEY.replace(watch_quietly, owner=_QuietHandler)
 
 
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:

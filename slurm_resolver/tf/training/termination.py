@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
-import os
 import sys
 import time
 from collections.abc import Collection
@@ -26,7 +25,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.exit_status import REQUEUE_STATUS
-from slurm_resolver.log import warn
+from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf import private_names
@@ -39,7 +38,7 @@ _EXIT_WAIT = 15.0
 
 
 def termination_config(
-    resolver: Any | None = None,
+    resolver: Any = None,
     *,
     signals: Collection[str] = ("SIGUSR1", "SIGTERM"),
     requeue: str | None = "scontrol",
@@ -169,7 +168,7 @@ class SavingRanks:
     def __init__(self, resolver: Any) -> None:
         self._cluster = cluster_of(resolver)
         self.step = slurm_step_of(resolver)
-        spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
+        spec = resolver.cluster_spec().as_dict() if resolver else {}
         if spec.get("ps"):
             raise ResumeError(
                 f"this cluster has {len(spec['ps'])} parameter servers; TensorFlow's "
@@ -189,7 +188,7 @@ class SavingRanks:
         if self.count == 1:
             return {"": own}
         cluster = self._cluster
-        if cluster is None or not cluster.service:
+        if not cluster or not cluster.service:
             raise ResumeError(
                 "the ranks that save together meet through a SlurmClusterResolver, and the "
                 "strategy's resolver is another one: use a SlurmClusterResolver."
@@ -216,6 +215,4 @@ def _leave(status: int) -> None:
             run_all()
     finally:
         logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status)
+        exit_at_once(status)

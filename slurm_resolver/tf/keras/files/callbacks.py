@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
@@ -35,10 +34,11 @@ def listed(callbacks: Any) -> list[Any]:
 
 def writing(callbacks: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
     """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
-    known = sys.modules["keras"].callbacks
+    import keras
+
     for callback in callbacks:
         for kind, attribute in _PATHS.items():
-            if isinstance(callback, getattr(known, kind)):
+            if isinstance(callback, getattr(keras.callbacks, kind)):
                 yield kind, os.path.abspath(getattr(callback, attribute)), callback
 
 
