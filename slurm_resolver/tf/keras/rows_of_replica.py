@@ -81,7 +81,7 @@ def step_on_own_data(model: Any, part: Any, comparison: Comparison) -> Step:
     replica = replica_number()
     own = tf.cast(count_rows(part), tf.int32)
     replicas = model.distribute_strategy.sharing.replicas
-    counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
+    (counts,) = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0))
     return Step(
         model,
         replica,

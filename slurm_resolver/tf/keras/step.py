@@ -250,7 +250,7 @@ def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
     indices = places[: tf.where(repeated, 0, tf.size(places)), tf.newaxis]
     own = sent[: tf.shape(indices)[0]]
     shape = tf.concat([[rows], tf.shape(sent)[1:]], axis=0)
-    others = all_reduce(tf.scatter_nd(indices, tf.stop_gradient(own), shape))
+    (others,) = all_reduce(tf.scatter_nd(indices, tf.stop_gradient(own), shape))
     whole = tf.cast(tf.tensor_scatter_nd_update(others, indices, own), value.dtype)
     whole.set_shape([tf.get_static_value(rows), *value.shape[1:]])
     # The rows of a tensor that all replicas have need not be those of the batch.
@@ -264,26 +264,17 @@ def add_up(values: Sequence[Any]) -> list[Any]:
         places = [place for place, value in enumerate(values) if value.dtype == dtype]
         # TensorFlow needs tensors that are made on this replica's device.
         parts = [tf.identity(values[place]) for place in places]
-        for place, total in zip(places, all_reduce(parts)):
+        for place, total in zip(places, all_reduce(*parts)):
             sums[place] = total
     return sums
 
 
-def all_reduce(value: Any) -> Any:
-    """Returns the sums over all replicas of a tensor, or of each of a list."""
-
-    def sent(one: Any) -> Any:
-        return tf.cast(one, _SENT.get(one.dtype, one.dtype))
-
-    def as_given(total: Any, one: Any) -> Any:
-        return tf.cast(total, one.dtype)
-
-    replica = tf.distribute.get_replica_context()
-    totals = replica.all_reduce(
-        tf.distribute.ReduceOp.SUM,
-        tf.nest.map_structure(sent, value),
-    )
-    return tf.nest.map_structure(as_given, totals, value)
+def all_reduce(*values: Any) -> list[Any]:
+    """Returns the sums over all replicas of tensors of one type."""
+    dtype = values[0].dtype
+    sent = [tf.cast(value, _SENT.get(dtype, dtype)) for value in values]
+    totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
+    return [tf.cast(total, dtype) for total in totals]
 
 
 def current_step() -> Step | None:
