@@ -34,7 +34,7 @@ def test_what_was_started_once_a_task_is_told_how_to_start_it(real_slurm: SlurmC
     )
     for tasks, advice in {"4": 1, "1": 0}.items():
         done = real_slurm.run(f"salloc -Q -w n8 -N1 -n{tasks} bash -c {shlex.quote(beside)}")
-        assert done.stderr.count("its job has place for 4. For one training") == advice
+        assert done.stderr.count("its job has room for 4. For one training") == advice
     one = real_slurm.run(f"salloc -n4 srun -n1 {resolver} show")
     assert "worker 0" in one.stdout
     assert "slurm-resolver show: " not in one.stderr
