@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from captured import Logged, Patch
 from kinds import Counts, Strings
-from local_run import captured
+from local_run import captured, in_step
 
 import slurm_resolver as sr
 from slurm_resolver import SlurmClusterResolver
@@ -336,12 +336,16 @@ def test_switched_off_it_trains_alone_wherever_it_is(slurm: Any, monkeypatch: Pa
         assert as_dict(resolver) == {}
         assert (resolver.get_task_info(), resolver.master()) == ((None, None), "")
     monkeypatch.setenv("SLURM_RESOLVER", "off")
-    monkeypatch.setenv("SLURM_TASK_PID", str(os.getpid()))
     assert as_dict(SlurmClusterResolver(tasks_per_node=1)) == {}
-    assert not sr.MultiWorkerMirroredStrategy().workers.names
-    monkeypatch.delenv("SLURM_TASK_PID")
     monkeypatch.setenv("SLURM_RESOLVER", "on")
     assert len(as_dict(SlurmClusterResolver())["worker"]) == 3
+
+
+def test_switched_off_a_strategy_trains_alone_in_a_step() -> None:
+    program = "import slurm_resolver as sr; print(sr.MultiWorkerMirroredStrategy().workers.names)"
+    environ = {**os.environ, "SLURM_RESOLVER": "off"}
+    command = in_step("-n2 --no-label", sys.executable, "-c", program)
+    assert captured(command, status=0, env=environ).stdout == "[]\n[]\n"
 
 
 def test_everything_after_the_constructor_is_pure(slurm: Any, monkeypatch: Patch) -> None:
