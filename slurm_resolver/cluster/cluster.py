@@ -7,7 +7,7 @@ import json
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Hosts, Task, find_service
@@ -37,7 +37,7 @@ class Cluster:
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
             planned.
-        options: those of `resolve`, which do not tell clusters apart.
+        options: the arguments of `resolve`; ignored when clusters are compared.
     """
 
     step: SlurmStep = SlurmStep()
@@ -217,7 +217,7 @@ class Cluster:
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
             "self": this_task,
-            "tasks": [asdict(task) for task in self.tasks],
+            "tasks": [{**vars(task)} for task in self.tasks],
         }
 
     def __repr__(self) -> str:

@@ -530,7 +530,7 @@ remedy = Compare srun's options with the job: scontrol show job JOBID. Inside a 
 pattern = Unable to create (?:step for job|job step)[^:]{0,40}: (?:Memory required by task
     |More processors requested|CPU count specification|Task (?:count|distribution) specification
     |Cannot request more threads per core|Requires more ports|Requested time limit is invalid
-    |Requested operation not supported|Requested GRES option|Invalid GRES
+    |Requested operation not supported|Requested GRES option|Invalid GRES|Invalid feature
     |(?:Invalid|Duplicate) generic resource|Invalid Trackable|X11 forwarding not available
     |Step limit reached|Pathname of a file)
 kind = request
