@@ -90,4 +90,5 @@ def _layout_from_places(
     position_of = {name: position for position, name in enumerate(nodes)}
     if set(node_id_of.values()) == set(range(len(nodes))):
         position_of = node_id_of
-    return sorted(nodes, key=position_of.__getitem__), [position_of[name] for name, _ in places]
+    node_of = [position_of[name] for name, _ in places]
+    return sorted(nodes, key=position_of.__getitem__), node_of

@@ -104,8 +104,8 @@ srun: error: Unable to create step for job 1: Requested node configuration is
 refused 9 srun at TIME, exit status 9: Unable to create step for job 1: Invalid generic resource
 srun: error: Unable to create step for job 1: Invalid generic resource
 
-refused 9 srun at TIME, exit status 9: Unable to create step for job 8: Invalid feature specification
-srun: error: Unable to create step for job 8: Invalid feature specification
+refused 9 srun at TIME, exit status 9: Unable to create step for job 8: Invalid feature
+srun: error: Unable to create step for job 8: Invalid feature
 
 refused 9 srun at TIME, exit status 9: unrecognized option '--nosuch'
 /usr/bin/srun: unrecognized option '--nosuch'

@@ -113,8 +113,8 @@ class MultiWorkerMirroredStrategy(
             )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
         private_names.INITIAL_VALUE.replace(_initial_value, owner=self.extended)
-        # TensorFlow now handles SIGTERM, where Python knows no handler. A child inherits that, such
-        # as one of a PyDataset with `use_multiprocessing`.
+        # TensorFlow now handles SIGTERM, which Python does not know. A forked child inherits the
+        # handler, such as that of a PyDataset with `use_multiprocessing`.
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)

@@ -17,7 +17,7 @@ from slurm_resolver.tf.keras.sharing import (
     names_of_tensors,
     part_of_batch,
 )
-from slurm_resolver.tf.keras.step import Step, all_reduce, gather_rows, replica_number
+from slurm_resolver.tf.keras.step import Step, add_up, gather_rows, replica_number
 from slurm_resolver.tf.keras.step_comparison import Comparison
 
 
@@ -81,7 +81,7 @@ def step_on_own_data(model: Any, part: Any, comparison: Comparison) -> Step:
     replica = replica_number()
     own = tf.cast(count_rows(part), tf.int32)
     replicas = model.distribute_strategy.sharing.replicas
-    (counts,) = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0))
+    (counts,) = add_up([tf.one_hot(replica, replicas, on_value=own, off_value=0)])
     return Step(
         model,
         replica,

@@ -49,12 +49,6 @@ class SummedVariable:
     factor: Factor | None = None
 
 
-# TensorFlow does not add these types on GPUs: `CreateCollective` in base_collective_executor.cc.
-_SENT = {
-    tf.int32: tf.int64,
-    tf.bfloat16: tf.float32,
-}
-
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: dict[int, Step] = {}
 
@@ -244,13 +238,11 @@ def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
         rows: the number of all rows.
         repeated: whether the tensor has all rows: a bool or a tensor.
     """
-    sent = value
-    if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
-        sent = tf.cast(value, tf.int32)
+    sent = _as_sent(value)
     indices = places[: tf.where(repeated, 0, tf.size(places)), tf.newaxis]
     own = sent[: tf.shape(indices)[0]]
     shape = tf.concat([[rows], tf.shape(sent)[1:]], axis=0)
-    (others,) = all_reduce(tf.scatter_nd(indices, tf.stop_gradient(own), shape))
+    (others,) = add_up([tf.scatter_nd(indices, tf.stop_gradient(own), shape)])
     whole = tf.cast(tf.tensor_scatter_nd_update(others, indices, own), value.dtype)
     whole.set_shape([tf.get_static_value(rows), *value.shape[1:]])
     # The rows of a tensor that all replicas have need not be those of the batch.
@@ -260,21 +252,27 @@ def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
 def add_up(values: Sequence[Any]) -> list[Any]:
     """Returns the sums over all replicas; one collective for each type takes them all."""
     sums = list(values)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        places = [place for place, value in enumerate(values) if value.dtype == dtype]
-        # TensorFlow needs tensors that are made on this replica's device.
-        parts = [tf.identity(values[place]) for place in places]
-        for place, total in zip(places, all_reduce(*parts)):
-            sums[place] = total
+    # TensorFlow needs tensors that are made on this replica's device.
+    sent = [tf.identity(_as_sent(value)) for value in values]
+    for dtype in dict.fromkeys(value.dtype for value in sent):
+        places = [place for place, value in enumerate(sent) if value.dtype == dtype]
+        parts = [sent[place] for place in places]
+        totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        for place, total in zip(places, totals):
+            sums[place] = tf.cast(total, values[place].dtype)
     return sums
 
 
-def all_reduce(*values: Any) -> list[Any]:
-    """Returns the sums over all replicas of tensors of one type."""
-    dtype = values[0].dtype
-    sent = [tf.cast(value, _SENT.get(dtype, dtype)) for value in values]
-    totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
-    return [tf.cast(total, dtype) for total in totals]
+def _as_sent(value: Any) -> Any:
+    """Returns a tensor in a type that TensorFlow adds on every device.
+
+    On GPUs it adds no bfloat16, and of integers only int64 (`CreateCollective` in
+    base_collective_executor.cc).
+    """
+    dtype = value.dtype
+    if dtype == tf.bool or dtype.is_integer:
+        return tf.cast(value, tf.int64)
+    return tf.cast(value, tf.float32) if dtype == tf.bfloat16 else value
 
 
 def current_step() -> Step | None:

@@ -45,8 +45,16 @@ FOLLOWED = (BATCHES[0], BATCHES[2])
 RowsAlongAxis = tuple[bytes, ...]
 
 
-# What a tensor is; the module's table has the meanings.
-Kind = enum.Enum("Kind", "SAME NUMBERS ROWS SUM COMPONENT LIST UNKNOWN")
+class Kind(enum.Enum):
+    """What a tensor is; the module's table has the meanings."""
+
+    SAME = 1
+    NUMBERS = 2
+    ROWS = 3
+    SUM = 4
+    COMPONENT = 5
+    LIST = 6
+    UNKNOWN = 7
 
 
 class Value(NamedTuple):

@@ -14,6 +14,8 @@ from pytest_mock import MockerFixture
         ("float32", "float32"),
         ("int64", "int64"),
         ("int32", "int64"),
+        ("uint8", "int64"),
+        ("uint32", "int64"),
         ("bfloat16", "float32"),
     ],
 )
@@ -30,6 +32,6 @@ def test_types_that_gpus_do_not_add_are_sent_as_larger_ones(
 
     context = mocker.patch.object(tf.distribute, "get_replica_context")
     context.return_value.all_reduce = doubled
-    totals = step.all_reduce(tf.constant([1, 2], given), tf.constant(3, given))
+    totals = step.add_up([tf.constant([1, 2], given), tf.constant(3, given)])
     assert [total.dtype.name for total in totals] == [given, given]
     assert [total.numpy().tolist() for total in totals] == [[2, 4], 6]
