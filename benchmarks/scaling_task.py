@@ -116,11 +116,11 @@ def arrays(keras: Any, batches: int) -> Any:
 
 WARM_UP = 1  # batch of the first fit, which traces the graphs
 DATA = {
-    "jpeg": Data(jpeg_files, batch=64, batches=24, model="small"),
-    "folder": Data(image_folder, batch=64, batches=24, model="small"),
-    "tfrecord": Data(tfrecords, batch=64, batches=24, model="small"),
+    "jpeg": Data(jpeg_files, batch=64, batches=48, model="small"),
+    "folder": Data(image_folder, batch=64, batches=48, model="small"),
+    "tfrecord": Data(tfrecords, batch=64, batches=48, model="small"),
     "sleep": Data(sleeping, batch=64, batches=12, model="dense"),
-    "arrays": Data(arrays, batch=512, batches=4, model="slow"),
+    "arrays": Data(arrays, batch=512, batches=20, model="slow"),
 }
 
 
