@@ -286,6 +286,9 @@ PARALLEL_CALLS = tensorflow.python.data.ops.map_op:_ParallelMapDataset()._num_pa
 MAP_FUNCTION = tensorflow.python.data.ops.map_op:_MapDataset()._map_func
 PYTHON_FUNCTION = tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper()._func
 
+# TensorFlow refuses some operations after `enable_op_determinism`.
+IS_DETERMINISTIC = tensorflow.python.framework.config:is_op_determinism_enabled
+
 # If a worker fails or is lost, the collectives of the others end with an error that says why.
 CONTEXT = tensorflow.python.eager.context:context
 ABORT = tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)

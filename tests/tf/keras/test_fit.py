@@ -119,6 +119,28 @@ def test_reading_and_saving_need_no_other_worker(tmp_path: Path) -> None:
     assert told(READING, tmp_path) == ["told ['auc', 'loss', 'mae']"] * 2
 
 
+# TensorFlow then refuses what may differ from run to run, such as the operation that tells the time.
+DETERMINISTIC = """
+import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
+from slurm_resolver.tf import data_waits
+tf.config.experimental.enable_op_determinism()
+keras.utils.set_random_seed(1)
+strategy = sr.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=2)
+x = np.ones((32, 4))
+model.fit(x, x[:, :1], batch_size=4, verbose=0)
+print("told", model.get_weights()[0].tolist(), data_waits.read()[1] > 0)
+"""
+
+
+def test_training_is_deterministic_where_tensorflow_is(tmp_path: Path) -> None:
+    runs = [told(DETERMINISTIC, tmp_path) for _ in range(2)]
+    (weights,) = {line for lines in runs for line in lines}
+    assert weights.endswith(" True"), "how long it waited for data is not measured"
+
+
 def told(script: str, folder: Path) -> Strings:
     """Returns what both workers say in a line that starts with "told"."""
     lines = run([sys.executable, "-W", "ignore", "-c", script], folder).splitlines()
