@@ -119,7 +119,7 @@ DATA = {
     "jpeg": Data(jpeg_files, batch=64, batches=48, model="small"),
     "folder": Data(image_folder, batch=64, batches=48, model="small"),
     "tfrecord": Data(tfrecords, batch=64, batches=48, model="small"),
-    "sleep": Data(sleeping, batch=64, batches=12, model="dense"),
+    "sleep": Data(sleeping, batch=64, batches=24, model="dense"),
     "arrays": Data(arrays, batch=512, batches=20, model="slow"),
 }
 

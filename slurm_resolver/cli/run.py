@@ -108,7 +108,7 @@ def main(args: Namespace) -> int:
     check_startable(command)
     tasks = args.num_tasks
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
-    if args.signal is not None and limit is None:
+    if args.signal and limit is None:
         print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
     if args.fail_after is not None:
         after, rank = args.fail_after

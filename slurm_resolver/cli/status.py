@@ -21,6 +21,7 @@ from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import Message, Process, WireError, encode, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
+from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
@@ -118,7 +119,7 @@ def main(args: Namespace) -> int:
             f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
             "it sets port_base, add --port with port_base plus the largest task count on any node."
         )
-        print(f"slurm-resolver status: {text}", file=sys.stderr)
+        print_line(text, "slurm-resolver status")
         return 1
     with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
         while True:

@@ -77,7 +77,7 @@ def main(args: Namespace) -> int:
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
     command = command_of(args)
-    if args.nodes is not None and (args.min_nodes or 0) > args.nodes:
+    if args.nodes and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
     if os.path.basename(command[0]) != "srun" or len(command) < 2:
         raise LaunchError(

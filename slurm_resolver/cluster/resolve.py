@@ -110,7 +110,7 @@ def resolve_step(
         advice = advise_on_lonely_step(step)
         if advice:
             warn_once(advice)
-    if layout_of is not None:
+    if layout_of:
         step, layout = layout_of(step, options)
     else:
         layout = find_layout(step, options)

@@ -353,7 +353,7 @@ def _leave_at_exit() -> None:
     """Says goodbye, with the exception that ends this process if there is one."""
     error = getattr(sys, "last_value", None)
     failure = ""
-    if error is not None:
+    if error:
         first_line = str(error).partition("\n")[0]
         failure = f"{type(error).__name__}: {first_line}".rstrip(": ")[:500]
     leave_all(failure)

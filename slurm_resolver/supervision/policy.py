@@ -81,7 +81,7 @@ def job_is_ending(
     if is_lost(slurm_job):
         return NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
     end = scontrol.end_time(slurm_job)
-    if end is not None and end - now < least_time:
+    if end and end - now < least_time:
         return NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
     return None
 

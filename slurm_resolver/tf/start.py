@@ -128,9 +128,9 @@ def choose_communication(
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
         if "SLURM_STEP_GPUS" in text:
             warn_once(text)
-        elif given is None:
+        elif not given:
             tell_once(text)
-    if given is not None or not nccl:
+    if given or not nccl:
         return given
     return tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.NCCL

@@ -190,7 +190,7 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
         if private_names.IN_SYMBOLIC_SCOPE.get()():
             return original(*args, **kwargs)
         step = current_step()
-        if step is not None:
+        if step:
             return replacement(step, original, *args, **kwargs)
         return outside(original, *args, **kwargs) if outside else original(*args, **kwargs)
 

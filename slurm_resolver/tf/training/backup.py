@@ -359,7 +359,7 @@ class _Fit:
                     f"the model {model.name!r} is not built, so that nothing can be restored into "
                     f"it ({problem}): start it with keras.Input, or call it on a batch before fit."
                 )
-            if model.optimizer is not None and not model.optimizer.built:
+            if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
 
     def _untracked(self) -> list[tf.Variable]:

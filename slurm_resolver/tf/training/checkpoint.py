@@ -171,7 +171,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""
         _handler.save_checkpoint_if_preempted()
-        if self._every is not None and self._since >= self._every:
+        if self._every and self._since >= self._every:
             self.save()
 
     def after_steps(self, count: int = 1) -> None:
