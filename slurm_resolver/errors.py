@@ -19,10 +19,10 @@
     ├── SavingError            RuntimeError  another task does not finish saving a model
     └── ResumeError            RuntimeError  a training cannot be saved or resumed
 
-The built-in base beside each name is what TensorFlow's own resolver raises in that case: ``except``
-clauses for it keep working. An UnreadableValueError is also a RuntimeError.
+With the built-in base beside each name, ``except`` clauses that were written for TensorFlow's own
+resolver keep working. An UnreadableValueError is also a RuntimeError.
 
-Each message states the variable or argument, its value, what was expected, and what to do.
+If a variable or an argument is wrong, the message names it, its value and what was expected.
 """
 
 from __future__ import annotations

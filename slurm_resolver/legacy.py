@@ -13,8 +13,8 @@ def tf_config_from_slurm(
 ) -> tuple[dict[str, list[str]], str, int]:
     """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
 
-    If a node has several tasks, only its first task can be a parameter server. The cluster is a
-    dict from job name to addresses ``node:port``.
+    A node's second task is a parameter server only if there are more parameter servers than nodes.
+    The cluster is a dict from job name to addresses ``node:port``.
 
     Args:
         ps_number: the number of parameter servers, on the first nodes; the rest are workers.
@@ -26,7 +26,9 @@ def tf_config_from_slurm(
         SlurmResolverError: as in `slurm_resolver.resolve`.
     """
     if whole_number(ps_number) is None:
-        raise JobsError(f"ps_number={ps_number!r}: expected a whole number of nodes, 0 or more.")
+        raise JobsError(
+            f"ps_number={ps_number!r}: expected a whole number of parameter servers, 0 or more."
+        )
     cluster = resolve({"ps": ps_number, "worker": -1}, port_base=port_number, environ=environ)
     if not cluster.task:
         raise NotInStepError(

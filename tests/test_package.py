@@ -43,7 +43,7 @@ def test_without_tensorflow_what_needs_it_is_missing_and_says_how_to_get_it() ->
     for name, error in errors.items():
         assert name in error
         assert "TensorFlow" in error
-        assert "pip install 'tensorflow>=2.15'" in error
+        assert "pip install 'tensorflow[and-cuda]>=2.15'" in error
 
 
 def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:

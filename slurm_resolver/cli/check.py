@@ -25,12 +25,13 @@ from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Checks, before TensorFlow starts, whether it can start: all tasks are present and agree, names
-resolve, ports can be reached, no GPU is shared, and versions are equal. One task prints a line for
-each check that is not ok, and a summary. Without srun it checks this machine only."""
+resolve, ports can be reached, no GPU is shared, and versions are equal. One task prints each
+warning and failure, and a summary. Without srun it checks this machine only."""
 
 EPILOG = """\
-exit status, the same in every task: 0 if no check failed (without srun 3), 1 if one failed, 2 if
-usage or environment is wrong. Warnings count only if --collective has measured them.
+exit status, the same in every task: 0 if no check failed (3 without srun), 1 if one failed or
+--collective warns of what it measured, 2 if usage or environment is wrong. Other warnings do not
+change it.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1

@@ -39,8 +39,8 @@ own. In a step with a ps, COMMAND is a child process, which gets the signals tha
 and may be ended when the training is over: see --servers."""
 
 EPILOG = """\
-exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time, 2 if usage or
-environment is wrong.
+exit status: COMMAND's; that of the training, 0 or 1, if this process ended COMMAND (see --servers);
+1 if the tasks do not meet or are not ready in time; 2 if usage or environment is wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
@@ -62,7 +62,7 @@ def add_arguments(add: OptionAdder) -> None:
     add_cluster_options(add)
     add(
         "--wait SECONDS",
-        "wait until all tasks have started and agree; after SECONDS, name the missing ones",
+        "wait until all tasks have started and agree; after SECONDS, end and name the missing ones",
         type=seconds,
     )
     add(

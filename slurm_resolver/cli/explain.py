@@ -27,12 +27,13 @@ from slurm_resolver.log import print_line
 from slurm_resolver.wording import counted, shorten
 
 DESCRIPTION = """\
-Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: the cause,
-the task that the message names, and the remedy. The first line names the task that failed first.
+Reads logs and explains the messages of TensorFlow, gRPC, CUDA, NCCL and Slurm that it knows: the
+cause, the task that the message names, and the remedy. The first line names what failed first.
 Logs of several jobs, and of several starts of a job, are told apart; the last start comes first."""
 
 EPILOG = """\
-exit status: 0 if it found no known message, 1 if it found one, 2 if a file cannot be read.
+exit status: 0 if it found nothing, 1 if it found a failure or a known message, 2 if a file cannot
+be read.
 
 examples:
   slurm-resolver explain slurm-1234.out
@@ -95,7 +96,7 @@ def main(args: Namespace) -> int:
     if not all_read:
         return 2
     if not found:
-        print_line("no known message found", "slurm-resolver explain")
+        print_line("no known message found: look for the first error", "slurm-resolver explain")
     return int(bool(found))
 
 

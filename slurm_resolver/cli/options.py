@@ -34,7 +34,7 @@ def add_cluster_options(add: OptionAdder) -> None:
     """Adds an option for each keyword of `slurm_resolver.resolve`."""
     add(
         "--jobs JOB=N,…",
-        "tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
+        "tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all are workers",
         type=numbers_by_name,
     )
     add(
@@ -55,7 +55,10 @@ def add_cluster_options(add: OptionAdder) -> None:
         type=numbers_by_name,
     )
     add("--port-base PORT", "first port on each node", type=int)
-    add("--node-address SUFFIX", "appended to node names, as in --node-address=-ib0")
+    add(
+        "--node-address SUFFIX",
+        "appended to node names, as in --node-address=-ib0; slurm: the addresses that Slurm has",
+    )
     add(
         "--gpu-jobs JOB,…",
         "jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
@@ -107,7 +110,10 @@ def command_of(args: Namespace) -> list[str]:
 def check_startable(command: list[str]) -> None:
     """Raises LaunchError if PATH has no program for a command line."""
     if not shutil.which(command[0]):
-        raise LaunchError(f"{command[0]!r} is not a program that can be started here")
+        raise LaunchError(
+            f"{command[0]!r} is not a program that can be started here: it is not on PATH, or "
+            "lacks the permission to be executed"
+        )
 
 
 def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:

@@ -16,8 +16,8 @@ For a batch file, after the training: requeues the job if the training's exit st
 failed while Slurm was preempting the job. `slurm-resolver sbatch --requeue` prints such a file."""
 
 EPILOG = """\
-exit status, for the batch file: STATUS; 1 if the job has already been restarted --max-restarts
-times; 143 if it was cancelled; 75 if Slurm does not answer.
+exit status, for the batch file: STATUS if no requeue is needed; 1 if the job has already been
+restarted --max-restarts times; 143 if it was cancelled, or if Slurm itself requeues it; else 75.
 
 examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""

@@ -64,7 +64,7 @@ def add_arguments(add: OptionAdder) -> None:
     add("--requeue", "continue the job after preemption or time limit")
     add(
         "--signal SIGNAL[@SECONDS]",
-        f"sent to the tasks before the time limit (with --requeue: {DEFAULT_SIGNAL})",
+        f"the signal before the time limit (with --requeue: {DEFAULT_SIGNAL})",
         type=_signal,
     )
     add("--no-check", "no checks before the training", dest="check", action="store_false")

@@ -86,7 +86,10 @@ def main(args: Namespace) -> int:
     else:
         cluster = resolve_step(step, cluster_options(args))
         if not cluster.tasks:
-            raise NotInStepError("this process trains alone: there is no cluster to show")
+            raise NotInStepError(
+                "this process trains alone: there is no cluster to show. Start it with srun, and "
+                "without SLURM_RESOLVER=off"
+            )
     if args.json:
         print(json.dumps(cluster.to_dict()))
         return 0

@@ -64,12 +64,12 @@ _MOST_NAMES = 20  # tasks of a job array that a message names
 _STATES = {
     "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
     "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
-    "CONFIGURING": "Slurm prepares its nodes",
-    "COMPLETING": "it has ended, and Slurm waits for its last processes on {NodeList}",
+    "CONFIGURING": "Slurm is preparing its nodes",
+    "COMPLETING": "it has ended, and Slurm is waiting for its last processes on {NodeList}",
     "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
     "JobHeldUser": "it is held; scontrol release {0} lets it start",
-    "JobHeldAdmin": "an administrator holds it",
-    "Dependency": "it waits for another job; squeue -o %E -j {0} shows which",
+    "JobHeldAdmin": "an administrator holds it: ask the site",
+    "Dependency": "it is waiting for another job; squeue -o %E -j {0} shows which",
     "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
     "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
 }

@@ -103,9 +103,8 @@ def _check_command(command: Sequence[str]) -> list[str]:
             break
     else:
         raise LaunchError(
-            f"--check: none of the words of {shlex.join(command)} is a program that can be started "
-            "here, before which the options of srun end. Remove --check, or run "
-            "slurm-resolver check --collective in the batch file."
+            f"--check: found no program in {shlex.join(command)}: none of its words can be started "
+            "here. Remove --check, or run slurm-resolver check --collective in the batch file."
         )
     return [
         *command[:position],

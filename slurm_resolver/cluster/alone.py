@@ -155,5 +155,5 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
         return ""
     return (
         f"step {step.name} has one task, which trains alone, and its job has room for {tasks}. "
-        f"For one training, start one step of all tasks: srun -n {tasks} …"
+        f"For one training, start one step with all tasks: srun -n {tasks} …"
     )

@@ -165,7 +165,7 @@ class Cluster:
             ValueError: for another contract.
         """
         if contract not in CONTRACTS:
-            raise ValueError(f"{contract!r}: expected one of {', '.join(CONTRACTS)}")
+            raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")
         tasks = self.tasks
         own = self.task
         if not own:

@@ -215,8 +215,8 @@ class Client:
                 if monotonic() > until:
                     raise RendezvousError(
                         f"the coordination service cannot listen at port {self.address.port} of "
-                        f"this node: {error.strerror}. End the process that uses it, or start the "
-                        "step again, which gives it another port."
+                        f"this node: {error.strerror}. End the process that uses it, or choose "
+                        "another port_base; without port_base, start the step again."
                     ) from error
                 time.sleep(_LONGEST_PAUSE / 10)
 

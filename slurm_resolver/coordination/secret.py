@@ -30,7 +30,7 @@ _MUNGE_SOCKET = "/run/munge/munge.socket.2"
 _MUNGE_SECONDS = 10.0
 _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
 _REPLAYED = 17  # unmunge(1) only: the credential is valid, but was decrypted here before
-_REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
+_REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -hex 32)"
 MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
 
 
@@ -114,6 +114,6 @@ def _run_munge(program: str, options: list[str], text: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     raise RendezvousError(
-        f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or: "
-        f"{_REMEDY}."
+        f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or do "
+        f"without it. {_REMEDY}."
     )

@@ -177,7 +177,9 @@ def open_connection(
         if "other" in answer:
             raise WireError(f"a service answers there, but {answer['other']}")
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
-            raise WireError("what answers there does not know the step's secret")
+            raise WireError(
+                "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
+            )
         sock.settimeout(HANDSHAKE_SECONDS)
         return sock, sock.makefile("rb"), answer
     except BaseException:

@@ -213,7 +213,7 @@ kind = effect
 cues = Shape mismatch in the collective instance|but got type 0 and data_type
 cause = The workers do not run the same program: the model, the metrics or the data differ.
 remedy = Run the same program with the same arguments and data in all tasks; the strategy divides
-    the data. fit of slurm_resolver.MultiWorkerMirroredStrategy names what differs.
+    the data. fit under slurm_resolver.MultiWorkerMirroredStrategy names what differs.
 pattern = Shape mismatch in the collective instance
     |Collective instance \d+ expected type .{1,60} but got type
 
@@ -230,14 +230,14 @@ kind = effect
 
 [keras-3-fit]
 cues = Attempt to convert a value (PerReplica
-cause = Keras 3 cannot fit() under TensorFlow's own multi-worker strategies.
+cause = Keras 3's fit() fails under TensorFlow's own multi-worker strategies.
 remedy = Use slurm_resolver.MultiWorkerMirroredStrategy; or leave the program as it is and start
     it with srun slurm-resolver exec --replace-strategy -- python …
 pattern = Attempt to convert a value \(PerReplica
 
 [keras-3-fit-servers]
 cues = create_per_worker_dataset|Cannot get the cardinality of a dataset that is not built
-cause = Keras 3 cannot fit() under TensorFlow's own ParameterServerStrategy.
+cause = Keras 3's fit() fails under TensorFlow's own ParameterServerStrategy.
 remedy = Use slurm_resolver.ParameterServerStrategy.
 pattern = to pass this dataset to ClusterCoordinator\.create_per_worker_dataset
     |Cannot get the cardinality of a dataset that is not built
@@ -271,8 +271,8 @@ remedy = pip install tensorboard, or remove the callback and the calls of tf.sum
 cues = input ran out of data|End of sequence
 cause = The data has fewer batches than the training asks for. fit ends early; in a loop of your
     own, the other workers wait for the one without data.
-remedy = Repeat the data (dataset.repeat()), or ask for fewer steps: steps_per_epoch counts batches
-    of the whole training, not of a worker.
+remedy = Repeat the data (dataset.repeat()), or ask for fewer steps: steps_per_epoch counts global
+    batches, not those of each worker.
 pattern = input ran out of data|OutOfRangeError: .{0,80}End of sequence
 
 [dataset-too-small]
@@ -286,10 +286,10 @@ pattern = enough elements in this dataset for each shard
 [dataset-unshardable]
 cues = Found an unshardable source dataset|Did not find a shardable source
     |AUTO sharding policy will apply DATA
-cause = The dataset does not read files. TensorFlow divides its elements instead, so that every
+cause = The dataset does not read files. TensorFlow divides its elements instead, so every
     worker reads all of them. This is not an error; the dump below it describes the dataset.
 remedy = AutoShardPolicy.DATA in the dataset's options has the same effect, without the message.
-    fit of slurm_resolver.MultiWorkerMirroredStrategy divides the data before it is read.
+    fit under slurm_resolver.MultiWorkerMirroredStrategy divides the data before it is read.
 kind = note
 
 [module-missing]
@@ -500,8 +500,8 @@ pattern = ^(?: *\d{1,7}: ?)?(?=[a-z_ ]{12})(?P<address>[a-z_]{1,30})  +failed   
 
 [step-waits]
 cues = step creation temporarily disabled|step creation still disabled|Step created for
-cause = srun waits within its job for CPUs, memory, GPUs or nodes that another step holds; the tasks
-    have not started.
+cause = srun is waiting for CPUs, memory, GPUs or nodes of its job that another step holds; the
+    tasks have not started.
 remedy = In the shell of srun --pty, in Jupyter, or beside another step: srun --overlap. Else start
     the other step with less: srun --exact, --mem, --gres. squeue --steps shows the steps.
 pattern = step creation (?:temporarily|still) disabled
@@ -685,7 +685,8 @@ kind = end
 [program-not-executable]
 cues = execve():
 cause = The file is not a program: it lacks the permission to be executed, or its first line (#!).
-remedy = Start it with its interpreter (python train.py), or chmod +x it. A disk may be noexec.
+remedy = Start it with its interpreter (python train.py), or chmod +x it. Its disk may be
+    mounted noexec.
 pattern = execve\(\): (?P<address>[^\s()]{1,200}): (?:Permission denied|Exec format error)
 
 [program-not-found]

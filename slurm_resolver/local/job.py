@@ -212,7 +212,7 @@ class _Step:
             print_line(
                 "not preempted: the tasks ended before --preempt-after, which counts from the "
                 "first step that BackupAndResume, ResumableLoop or termination_config reports "
-                "(kill -USR2 preempts any program)"
+                "(SIGUSR2 to slurm-resolver run preempts any program)"
             )
         elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
             print_line("nothing was saved after the preemption")

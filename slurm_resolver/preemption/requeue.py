@@ -134,8 +134,8 @@ def requeue_job(
     if not announced and others > 0 and is_running and not scontrol.is_preempted(slurm_job):
         return ExitPlan(
             TERMINATED_STATUS,
-            f"job {ref} not requeued: this step received SIGTERM, but Slurm neither preempts "
-            f"nor ends the job, and {others} of its step's {step.num_tasks} tasks did not save, "
+            f"job {ref} not requeued: this step received SIGTERM, but Slurm is neither preempting "
+            f"nor ending the job, and {others} of its step's {step.num_tasks} tasks did not save, "
             "one of which may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
             "--signal=USR1@120)",
         )

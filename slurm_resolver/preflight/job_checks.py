@@ -44,7 +44,7 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[R
         if may_requeue and not append:
             requeue = "a requeued job overwrites its output: #SBATCH --open-mode=append keeps it"
         elif not may_requeue and "--no-requeue" not in options:
-            requeue = "the job may not be requeued after the signal to save: sbatch --requeue"
+            requeue = "the job cannot be requeued after the signal to save: use sbatch --requeue"
         if not asked:
             signal = (
                 "the batch file has no --signal (options of the command line cannot be seen): at "
@@ -55,7 +55,10 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[R
             signal = f"only the batch shell gets B:{asked[2]}; without B: the tasks get it"
     return [
         result_of(
-            "requeue", [requeue], f"the job may {'' if may_requeue else 'not '}be requeued", WARNING
+            "requeue",
+            [requeue],
+            f"the job {'can' if may_requeue else 'cannot'} be requeued",
+            WARNING,
         ),
         result_of(
             "signal", [signal], f"the batch file asks for {asked[2] if asked else 'none'}", WARNING

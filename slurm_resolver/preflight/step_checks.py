@@ -96,7 +96,7 @@ def check_here() -> list[Result]:
     return [
         *check_versions(),
         _check_proxies(),
-        Result("gpus", SKIPPED, "no NVIDIA driver can be asked")
+        Result("gpus", SKIPPED, "no NVIDIA driver, or no nvidia-ml-py to ask it")
         if gpus is None
         else Result("gpus", OK, f"the driver shows {gpus}"),
         *check_job(SlurmStep.read()),
@@ -142,7 +142,8 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         secret = Result(
             "secret",
             SKIPPED,
-            "any user of these nodes can connect to the tasks while they start",
+            "any user of these nodes can connect to the tasks while they start; to prevent it: "
+            "export SLURM_RESOLVER_SECRET=$(openssl rand -hex 32) before srun",
         )
     return [
         # What a task's variables say of its place has been compared with the layout.
@@ -166,8 +167,8 @@ def _check_memlock() -> list[Result]:
     if 0 <= limit < _LEAST_LOCKED:
         problem = (
             f"RLIMIT_MEMLOCK is {limit >> 10} KiB (ulimit -l), too little for InfiniBand: srun "
-            "--propagate=NONE, if the shell's limit is the cause; else ask for LimitMEMLOCK="
-            "infinity of slurmd"
+            "--propagate=NONE, if the shell's limit is the cause; else ask the site to set "
+            "LimitMEMLOCK=infinity for slurmd"
         )
     adapters = glob.glob("/sys/class/infiniband/*")
     return [result_of("memlock", [problem], "enough", WARNING)] if adapters else []
@@ -179,7 +180,7 @@ def _check_proxies() -> Result:
     problem = ""
     if names and not given & {"no_grpc_proxy", "no_proxy"}:
         problem = (
-            f"{', '.join(names)} set, which gRPC would use between the tasks; unset them, or name "
+            f"{', '.join(names)}: gRPC would use this proxy between the tasks; unset it, or name "
             "the nodes in no_proxy"
         )
     return result_of("proxies", [problem], "none that gRPC would use", WARNING)

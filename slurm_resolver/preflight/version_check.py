@@ -24,8 +24,8 @@ def check_versions(uses_gpus: bool = False) -> list[Result]:
         tensorflow = Result(
             "tensorflow",
             FAILED,
-            "not installed: load your site's module, or pip install 'tensorflow>=2.15' (without "
-            "GPUs tensorflow-cpu)",
+            "not installed: load your site's module, or pip install 'tensorflow[and-cuda]>=2.15' "
+            "for NVIDIA GPUs, or tensorflow-cpu",
         )
     elif uses_gpus and installed_version("tensorflow-cpu") and not installed_version("tensorflow"):
         tensorflow = Result(

@@ -48,13 +48,16 @@ def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
     gpus = settings.gpus_per_node
     if gpus is not None and not re.fullmatch(r"[\w.:,-]+", gpus, re.ASCII):
-        raise LaunchError(f"--gpus-per-node {gpus!r}: expected a number, or a type and a number.")
+        raise LaunchError(
+            f"--gpus-per-node {gpus!r}: expected a number such as 4, or a type and a number such "
+            "as a100:4."
+        )
     limit = parse_time(settings.time)
     earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if settings.signal and limit is not None and limit <= earliest:
         raise LaunchError(
             f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
-            f"{SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; expected a "
+            f"{SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
             f"time of more than {earliest} s."
         )
     program = settings.command[0]
@@ -89,7 +92,7 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     if counts.keys() <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
             f"jobs={settings.jobs!r} leave none of the {counted(tasks, 'task')} ({place}) for a "
-            "worker: expected fewer others, or more --nodes or --tasks-per-node."
+            "worker: give the others fewer tasks, or raise --nodes or --tasks-per-node."
         )
 
 

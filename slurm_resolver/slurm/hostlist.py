@@ -84,7 +84,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
         total += repetitions
         if total > MAX_HOSTS:
             raise HostlistError(
-                f"makes more than {MAX_HOSTS:,} counts, the most that are read",
+                f"makes more than {MAX_HOSTS:,} counts, the limit",
                 tasks_per_node,
                 part,
             )
@@ -105,9 +105,7 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
         reason = "a '[' that is not closed" if left[0] == "[" else "a ']' without a '[' before"
         raise HostlistError(reason, hostlist, left[0])
     if total > limit:
-        raise HostlistError(
-            f"stands for more than {limit:,} hosts, the most that are read", hostlist, hostlist
-        )
+        raise HostlistError(f"stands for more than {limit:,} hosts, the limit", hostlist, hostlist)
     return names
 
 

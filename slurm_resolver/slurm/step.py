@@ -112,7 +112,7 @@ class SlurmStep:
     # the job's end (Slurm 22.05 does not set it), and its next start
     job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
     restart_count = number_variable(
-        "SLURM_RESTART_COUNT", 0, 2**31 - 1, "how often it was requeued"
+        "SLURM_RESTART_COUNT", 0, 2**31 - 1, "the number of times that Slurm requeued the job"
     )
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
@@ -155,7 +155,7 @@ class SlurmStep:
     exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT")
     # set by `supervise` for a step that it has started again
     step_restart = number_variable(
-        "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "how often the step was started again"
+        "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "the number of restarts of the step"
     )
     # GPUs
     cuda_devices = devices_variable("CUDA_VISIBLE_DEVICES")

@@ -15,8 +15,8 @@ Environ = Mapping[str, str]
 Value = TypeVar("Value")
 
 _REMEDY = (
-    "Slurm sets this variable itself: look for a script that exports it; or unset it, and start "
-    "again with srun"
+    "Slurm or this package sets this variable: look for a script that exports it; or unset it, and "
+    "start again with srun"
 )
 
 

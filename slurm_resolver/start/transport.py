@@ -133,5 +133,6 @@ def why_no_gpu(cuda: bool, rocm: bool) -> str:
         return "NVIDIA's driver is not loaded on this node: tell its administrators"
     return (
         "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
-        "libraries): pip install 'tensorflow[and-cuda]'"
+        "libraries): load the site's CUDA or ROCm module; for NVIDIA, pip install "
+        "'tensorflow[and-cuda]'"
     )

@@ -77,7 +77,7 @@ def job_is_ending(
     if slurm_job.get("Restarts", "0") not in ("0", str(restarts)):
         return NoRestartError("the job has been requeued")
     if scontrol.is_preempted(slurm_job):
-        return NoRestartError("Slurm preempts the job", requeue=True)
+        return NoRestartError("Slurm is preempting the job", requeue=True)
     if is_lost(slurm_job):
         return NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
     end = scontrol.end_time(slurm_job)

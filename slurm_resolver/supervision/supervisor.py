@@ -188,7 +188,7 @@ class Supervisor:
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
             again = ", and the failure was the same each time" if same else ""
-            raise NoRestartError(f"--restarts {self._options.restarts} is used up{again}")
+            raise NoRestartError(f"--restarts {self._options.restarts} allows no more{again}")
         node = failure.node
         if node and failure.kind == "node":
             self._suspects[node] = FAILED

@@ -7,6 +7,6 @@ except ImportError as error:
         "SlurmClusterResolver needs TensorFlow, and so do MultiWorkerMirroredStrategy, "
         "ParameterServerStrategy, termination_config, BackupAndResume, ResumableLoop and install, "
         f"but it cannot be imported here ({error}). Load your site's TensorFlow module, or "
-        "install one: pip install 'tensorflow>=2.15' (without GPUs tensorflow-cpu). "
-        "The rest of slurm_resolver works without."
+        "install it: pip install 'tensorflow[and-cuda]>=2.15' for NVIDIA GPUs, or tensorflow-cpu. "
+        "The rest of slurm_resolver works without it."
     ) from error

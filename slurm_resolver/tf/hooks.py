@@ -148,7 +148,10 @@ class ResolverHooks:
             raise LayoutError(f"{source} names no node; expected the number of tasks on each node.")
         for host, count in given.items():
             if whole_number(count, least=-math.inf) is None:
-                raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
+                raise LayoutError(
+                    f"{count!r} tasks on node {host!r}; expected a whole number from "
+                    "tasks_per_node or _resolve_task_configuration()."
+                )
         return {host: int(count) for host, count in given.items()}
 
 

@@ -53,6 +53,8 @@ class SlurmClusterResolver(
       (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
       TF_FORCE_GPU_ALLOW_GROWTH. Create the resolver before TensorFlow looks at the devices.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
+    - In a step, it makes tf.config.experimental_connect_to_cluster raise a JobsError where that
+      would wait without end.
     - With a ps job, a thread holds a connection to the step's coordination service until the
       process ends. It sets GRPC_FAIL_FAST unless that is set, and in a chief it changes
       TensorFlow's ClusterCoordinator, which would wait for lost workers without end.
@@ -80,8 +82,8 @@ class SlurmClusterResolver(
 
         Args:
             jobs: number of tasks by job name: chief, worker, ps, evaluator, or names of your own
-                for TensorFlow's servers. They sum to the tasks of the step; one may be -1, the
-                rest. None makes all workers.
+                for TensorFlow's servers. They must sum to the tasks of the step; one may be -1, for
+                the rest. None makes every task a worker.
             port_base: the first port on each node; the task with local rank i gets
                 ``port_base + i``. None takes the ports that Slurm reserved for the step, or derives
                 them from its ids; 8888 without either.
@@ -166,7 +168,7 @@ class SlurmClusterResolver(
         return self._cluster.gpus
 
     def cluster_spec(self) -> Any:
-        """Returns the `tf.train.ClusterSpec` of the tasks that train and ps; {} without Slurm."""
+        """Returns the `tf.train.ClusterSpec` of all jobs but evaluator; empty without Slurm."""
         return self._spec
 
     def get_task_info(self) -> tuple[str | None, int | None]:

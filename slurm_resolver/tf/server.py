@@ -146,7 +146,10 @@ def serve(
     member.await_joined(start_timeout)
     refusal = member.client.refusal
     if refusal:
-        raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
+        raise JobsError(
+            f"serve() in process {os.getpid()}: {refusal} Call it in the process that represents "
+            "the rank."
+        )
     if server is None and not member.outcome:
         server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
     outcome = member.await_over()

@@ -39,7 +39,7 @@ def test_a_good_step_is_one_line() -> None:
     assert checks[0] == "presence    ok       all 2 tasks are present"
 
 
-PROXY = "proxies     warning  {}: https_proxy set, which gRPC would use between the tasks"
+PROXY = "proxies     warning  {}: https_proxy: gRPC would use this proxy between the tasks"
 ONE = "worker 1 (rank 1 on localhost)"
 BOTH = "worker 0 (rank 0 on localhost), "
 

@@ -84,7 +84,10 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(log: Path, capsys: 
     )
     log.write_bytes(b"epoch 1\n")
     assert main(["explain", log.name]) == 0
-    assert capsys.readouterr() == ("", "slurm-resolver explain: no known message found\n")
+    assert capsys.readouterr() == (
+        "",
+        "slurm-resolver explain: no known message found: look for the first error\n",
+    )
 
 
 def test_standard_input() -> None:

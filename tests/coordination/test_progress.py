@@ -243,7 +243,7 @@ def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
 JOBS = {
     "PENDING JobHeldUser": " (JobHeldUser): it is held; scontrol release 4 lets it start",
     "PENDING Resources": " (Resources): Slurm expects it to start at NOON",
-    "COMPLETING JobHeldUser": ": it has ended, and Slurm waits for its last processes on n1",
+    "COMPLETING JobHeldUser": ": it has ended, and Slurm is waiting for its last processes on n1",
     "CANCELLED None": ": it has ended, with exit status 0:15",
     "RUNNING None": None,
 }

@@ -141,7 +141,7 @@ def test_restarts_are_used_up(folder: Path) -> None:
     # No step is held; without a step, scancel obeys variables such as SCANCEL_USER.
     assert not (folder / "scancel.calls").exists()
     assert said[1:] == [
-        "not started again after 1 restart: --restarts 1 is used up",
+        "not started again after 1 restart: --restarts 1 allows no more",
         "first failure: rank 1 on n2, exit status 3: RuntimeError: no step 2",
     ]
 

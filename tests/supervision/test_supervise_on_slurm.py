@@ -94,7 +94,7 @@ CASES = {
         "--pause 10",
         KILLED,
         (
-            "not started again: Slurm preempts the job; exit status 75 .*",
+            "not started again: Slurm is preempting the job; exit status 75 .*",
             "first failure: rank 3 on B .*, SIGKILL",
         ),
         ("AB",),

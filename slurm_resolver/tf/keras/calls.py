@@ -109,7 +109,8 @@ def _is_in_scope(name: str, model: Any) -> bool:
         raise FitError(
             f"{name} of {model.name!r}, a model that was built outside strategy.scope(): this "
             f"process would train it alone, on all of the data. {SCOPE} To train one alone on "
-            'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
+            'purpose, build it in the scope of tf.distribute.OneDeviceStrategy("/gpu:0") or '
+            '("/cpu:0").'
         )
     return False
 
@@ -145,6 +146,6 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
         value = getattr(optimizer, name, None)
         if value and obstacle:
             raise FitError(
-                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow cannot "
-                f"do {obstacle}"
+                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow does "
+                f"not support {obstacle}"
             )

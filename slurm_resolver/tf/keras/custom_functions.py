@@ -55,7 +55,7 @@ def check_functions(method: str, model: Any) -> None:
     def check(own: str) -> None:
         if kind not in _made.get(model, ()):
             raise FitError(
-                f"the model {model.name!r}: its own {own} would take the steps in each worker "
+                f"the model {model.name!r}: with its own {own}, each worker would run its steps "
                 f"alone. Override {kind}_step() instead, which Keras calls for each batch, or let "
                 f"{name}() call super().{name}() and then wrap self.{kind}_function."
             )

@@ -51,7 +51,8 @@ class MultiWorkerMirroredStrategy(
         model.fit(dataset, epochs=10)
 
     The batch size of the dataset is the global one: each worker takes its share. Weights, history,
-    evaluation and prediction are those of one process that trains on the same batches. Every worker
+    evaluation and prediction are those of one process that trains on the same batches, except for
+    what docs/keras.md lists as different by design, such as dropout's random numbers. Every worker
     may save the model. Custom loops and tf_keras work as under TensorFlow's class.
     """
 

@@ -81,8 +81,8 @@ class ParameterServerStrategy(
         task = getattr(cluster_resolver, "task_type", None)
         if task in ("ps", "worker"):
             raise JobsError(
-                f"ParameterServerStrategy in {task} {cluster_resolver.task_id}, which serves; it "
-                "is for the chief. Before it write: if resolver.task_type != 'chief': "
+                f"ParameterServerStrategy in {task} {cluster_resolver.task_id}, which serves; "
+                "expected the chief. Before the strategy, write: if resolver.task_type != 'chief': "
                 "sys.exit(resolver.serve())"
             )
         with start.starting_together(cluster_resolver, start_timeout, TAKE_PART):

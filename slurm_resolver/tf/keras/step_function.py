@@ -286,7 +286,7 @@ class StepFunction:
             )
         if not isinstance(batch, Share):
             raise FitError(
-                f"{reason} Each worker reads its own data, so that none has a whole batch. Use "
+                f"{reason} Each worker reads its own data, so none has a whole batch. Use "
                 f"AutoShardPolicy.AUTO.{vouch}"
             )
         warn_once(f"{reason} Every worker computes whole batches, as one process does.{vouch}")

@@ -114,7 +114,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Restores, and sets the epoch and step at which `fit` begins.
 
         Raises:
-            ResumeError: outside of `fit`, or for a Keras or TensorFlow that lacks a name.
+            ResumeError: outside of `fit`, or if Keras or TensorFlow lacks a private name it needs.
             KerasError: for a Keras 3 that is too old.
         """
         check_keras()
@@ -356,7 +356,7 @@ class _Fit:
                 problem = error
             if not model.built:
                 raise ResumeError(
-                    f"the model {model.name!r} is not built, so that nothing can be restored into "
+                    f"the model {model.name!r} is not built, so nothing can be restored into "
                     f"it ({problem}): start it with keras.Input, or call it on a batch before fit."
                 )
             if model.optimizer and not model.optimizer.built:

@@ -172,7 +172,7 @@ class CheckpointFolder:
         Raises:
             ResumeError: if it is one of another program or of another model.
         """
-        other = "was saved by another program than BackupAndResume or ResumableLoop"
+        other = "was not saved by BackupAndResume or ResumableLoop"
         is_ours = False
         try:
             is_ours = tf.train.load_checkpoint(path).has_tensor(POSITION)
@@ -186,7 +186,7 @@ class CheckpointFolder:
         except Exception as error:  # TensorFlow raises other errors than its own
             if not (is_ours and isinstance(error, _OF_OTHER_MODELS)):
                 return _first_line(error)
-            other = f"is that of another model: {_first_line(error)}"
+            other = f"belongs to another model: {_first_line(error)}"
         raise ResumeError(f"{path} {other}. Give each training its own folder.")
 
     def save(self) -> str:

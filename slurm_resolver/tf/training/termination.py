@@ -57,8 +57,9 @@ def termination_config(
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
     no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor, and the
     PreemptionCheckpointHandler installs it again. A child process of the task installs none.
-    SIGTERM ends a child that the task forks later; such a child ignores the other signals: if
-    children read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
+    A child process that the task forks later ends on SIGTERM, and ignores the other signals. If
+    child processes read the data, have Slurm send another signal before SIGTERM (``#SBATCH
+    --signal=USR1@120``).
 
     Training ends with the save, as Slurm gives a task little time after SIGTERM: KillWait, or the
     partition's GraceTime.
@@ -173,7 +174,8 @@ class SavingRanks:
             raise ResumeError(
                 f"this cluster has {len(spec['ps'])} parameter servers; TensorFlow's "
                 "PreemptionCheckpointHandler works only with strategies whose ranks take every "
-                "step together, such as MultiWorkerMirroredStrategy."
+                "step together, such as MultiWorkerMirroredStrategy. Leave termination_config out, "
+                "and pass save_every to BackupAndResume."
             )
         first = ("chief" if spec.get("chief") else "worker", 0)
         self.leads = not spec or (resolver.task_type, resolver.task_id) == first

@@ -55,7 +55,7 @@ def test_one_that_has_stopped_is_not_waited_for_for_ever(
     path = str(tmp_path / "model")
 
     def stops(name: str) -> None:
-        with pytest.raises(SavingError, match=r"model: another task saves it in .* remove that"):
+        with pytest.raises(SavingError, match=r"model: another task is saving it .* remove that"):
             saving.write_once(path, "state", os.mkdir)
         Path(name).touch()
 

@@ -82,7 +82,7 @@ def test_errors_say_what_to_do(told: Told) -> None:
     assert "Received a label value of 7" in found["a_step_that_fails"]
     for worker in (0, 1):
         assert (
-            f"told ParameterServerStrategy in worker {worker}, which serves; it is for the chief"
+            f"told ParameterServerStrategy in worker {worker}, which serves; expected the chief"
             in output
         )
 

@@ -95,7 +95,7 @@ def _take(scratch: str, path: str) -> bool:
             since = time.monotonic()
         elif time.monotonic() - since > STALLED_SECONDS:
             raise SavingError(
-                f"{path}: another task saves it in {scratch}, and has written nothing for "
+                f"{path}: another task is saving it in {scratch}, and has written nothing for "
                 f"{STALLED_SECONDS:.0f} s. Read its log; if it was killed, remove that folder."
             )
         time.sleep(0.02)
