@@ -263,7 +263,7 @@ RUNNING = {
         ({}, None, False),
         ({"JobState": "COMPLETING"}, "the job is COMPLETING", False),
         ({"Restarts": "2"}, "requeued", False),
-        ({"PreemptTime": "2026-01-01T00:00:00"}, "preempts", True),
+        ({"PreemptTime": "2026-01-01T00:00:00"}, "preempting", True),
         ({"EndTime": "1999-12-31T00:02:00"}, None, False),
         ({"EndTime": "1999-12-31T00:00:59"}, "the time limit is 59 s away", True),
         ({"NodeList": "n[2-3]"}, "the job has lost n1", True),
