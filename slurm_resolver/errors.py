@@ -13,7 +13,7 @@
     ├── JobsError              RuntimeError  the jobs do not fit the tasks of the step
     ├── AddressError           RuntimeError  a port or host is not valid, or two addresses are equal
     ├── GpuError               RuntimeError  GPU variables or counts do not fit
-    ├── LaunchError            RuntimeError  a command cannot be started on this machine
+    ├── LaunchError            RuntimeError  a command cannot start, or its options are not valid
     ├── KerasError             RuntimeError  Keras would train incorrectly on several workers
     ├── FitError               RuntimeError  the workers' fit is not one training, or one failed
     ├── SavingError            RuntimeError  another task does not finish saving a model
@@ -108,7 +108,7 @@ class GpuError(SlurmResolverError, RuntimeError):
 
 
 class LaunchError(SlurmResolverError, RuntimeError):
-    """A command cannot be started on this machine."""
+    """A command cannot be started on this machine, or its options are not valid."""
 
 
 class KerasError(SlurmResolverError, RuntimeError):

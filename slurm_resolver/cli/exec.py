@@ -92,7 +92,7 @@ def add_arguments(add: OptionAdder) -> None:
         "--servers JOB,…",
         "jobs whose programs only serve. They are ended when all other programs have ended; "
         "all programs are ended when a ps, or the chief (else worker 0), is lost. Default: ps. "
-        "Under ParameterServerStrategy: ps,worker. none: end no program",
+        "Under ParameterServerStrategy, give ps,worker. none: end no program",
         choices=("ps", "ps,worker", "none"),
     )
     add_command(add)

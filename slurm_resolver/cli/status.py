@@ -116,8 +116,9 @@ def main(args: Namespace) -> int:
     else:
         text = describe_job(job_id, slurm_job) or (
             f"no coordination service answers in a step of job {job_id}"
-            f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
-            "it sets port_base, add --port with port_base plus the largest task count on any node."
+            f"{reason}: the program has not created a strategy of slurm_resolver, trains alone, or "
+            "has ended. If it sets port_base, add --port with port_base plus the largest task "
+            "count on any node."
         )
         print_line(text, "slurm-resolver status")
         return 1
@@ -160,7 +161,11 @@ def _print(workers: list[Worker], as_json: bool) -> None:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
         return
     if not workers:
-        print("no worker has created its strategy yet", flush=True)
+        print(
+            "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and "
+            "ResumableLoop do",
+            flush=True,
+        )
         return
     lines = [describe_epoch(slow or workers[0]), advise(workers)]
     if slow:

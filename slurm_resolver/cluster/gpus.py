@@ -314,9 +314,9 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         per_task = per_node // most
     if per_task * most > per_node:
         raise GpuError(
-            f"gpus_per_task={per_task} and up to {most} tasks on a node need {per_task * most} "
-            f"GPUs, but the node has {per_node}. Ask Slurm for more (srun --gpus-per-node), or "
-            "start fewer tasks on each node."
+            f"gpus_per_task={per_task} times the largest number of tasks on a node ({most}) is "
+            f"{per_task * most}, more than the GPUs of a node ({per_node}). Ask Slurm for more "
+            "(srun --gpus-per-node), or start fewer tasks on each node."
         )
     if shown and len(shown) < per_node:
         if len(shown) != per_task:

@@ -58,14 +58,14 @@ def job_counts(
     rest = [name for name, count in counts.items() if count == -1]
     if len(rest) > 1:
         raise JobsError(
-            f"{given}: {' and '.join(rest)} both have -1, the rest; expected at most one -1."
+            f"{given}: {' and '.join(rest)} have -1, the rest; expected at most one -1."
         )
     total = sum(counts.values()) + len(rest)  # without the -1
     if rest:
         counts[rest[0]] = num_tasks - total
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
-        start = f", or start {total} tasks (srun -n {total})" if total else ""
+        start = f", or start the step with srun -n {total}" if total else ""
         raise JobsError(
             f"{given} need {needed}, but {source} {num_tasks}. Change jobs, let one job take the "
             f"rest with -1{start}."

@@ -66,8 +66,8 @@ def choose_ports(
                 service_port = reserved[max_tasks_per_node]
             return Ports(reserved[:max_tasks_per_node], "SLURM_STEP_RESV_PORTS", service_port)
         warn(
-            "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used. "
-            "Start with srun --resv-ports=%d to have enough",
+            "SLURM_STEP_RESV_PORTS has fewer ports (%d) than a node has tasks (up to %d), and is "
+            "not used. Start with srun --resv-ports=%d to have enough",
             len(reserved),
             max_tasks_per_node,
             max_tasks_per_node,

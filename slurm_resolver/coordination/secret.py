@@ -69,8 +69,9 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     offered = str(offer.get("means"))
     if offered != means:
         raise RendezvousError(
-            f"{name} uses {MEANS.get(offered, f'{offered!r:.40}')} as its secret, but this task "
-            f"has {MEANS[means]}. {_REMEDY}, and see that srun passes it on (--export)."
+            f"{name} and this task have different kinds of secret: "
+            f"{MEANS.get(offered, f'{offered!r:.40}')} there, and {MEANS[means]} here. {_REMEDY}, "
+            "and see that srun passes it on (--export)."
         )
     if means != "munge":
         return os.environb.get(VARIABLE.encode(), b"")

@@ -289,7 +289,8 @@ cues = Found an unshardable source dataset|Did not find a shardable source
 cause = The dataset does not read files. TensorFlow divides its elements instead, so every
     worker reads all of them. This is not an error; the dump below it describes the dataset.
 remedy = AutoShardPolicy.DATA in the dataset's options has the same effect, without the message.
-    fit under slurm_resolver.MultiWorkerMirroredStrategy divides the data before it is read.
+    In fit under slurm_resolver.MultiWorkerMirroredStrategy, each worker applies the maps directly
+    before batch to its own rows only.
 kind = note
 
 [module-missing]

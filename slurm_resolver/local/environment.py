@@ -144,7 +144,7 @@ def gpu_variables(
         whose = "the driver shows"
     if count > len(devices):
         raise GpuError(
-            f"{count} GPUs are requested, but {whose} {len(devices)}. Ask for fewer, or name "
+            f"GPUs requested: {count}, but {whose} {len(devices)}. Ask for fewer, or name "
             f"devices in {CUDA} to simulate more."
         )
     devices = devices[:count]

@@ -159,7 +159,7 @@ tasks  |# (in a container) it ends with exit status <status>, and the lines belo
 tasks  |# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
 tasks  |# 143. --wait ends them <seconds> s after the first task has ended, whatever its status is.
 again  |# supervise: starts the step again, on nodes that are healthy, when a task or a node
-again  |# has failed, and says why. It ends the other tasks of one that has failed.
+again  |# has failed, and says why. If a task has failed, it ends the others.
 counts |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
 counts |#   SlurmClusterResolver(<jobs>)
 quotes |# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is

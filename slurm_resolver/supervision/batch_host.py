@@ -135,8 +135,8 @@ def main(every: float, job_ref: JobRef, *end: str) -> None:
     # The job's output file, to which the lost node wrote before.
     with contextlib.suppress(OSError), open(slurm_job.get("StdOut", ""), "a") as stream:
         stream.write(
-            f"slurm-resolver supervise: {slurm_job['BatchHost']} has failed, "
-            f"the node of the batch file: the job is {done}\n"
+            f"slurm-resolver supervise: {slurm_job['BatchHost']}, "
+            f"the node of the batch file, has failed: the job is {done}\n"
         )
     while True:
         with contextlib.suppress(OSError):

@@ -187,7 +187,7 @@ class Supervisor:
             raise NoRestartError(why.format(failure.status))
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
-            again = ", and the failure was the same each time" if same else ""
+            again = ", and the last two failures were the same" if same else ""
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more{again}")
         node = failure.node
         if node and failure.kind == "node":
@@ -196,7 +196,7 @@ class Supervisor:
             is_other = node != self._failures[-2].node
             if node is None or node in self._suspects or is_other or not spare:
                 raise NoRestartError(
-                    "the failure was the same each time, without any progress in between"
+                    "the last two failures were the same, without any progress in between"
                 )
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"

@@ -233,9 +233,9 @@ class SlurmClusterResolver(
                 sys.exit(resolver.serve())
 
         The status is 0 if the training has ended well. It is 1, with a message on standard error,
-        if a task that trains has failed, or the chief or a parameter server is lost. If a server is
-        lost, the tasks that train end with status 1 after 5 s, as TensorFlow may wait for it
-        without end.
+        if a task that trains has failed, or the chief or a parameter server is lost. If a parameter
+        server is lost, the tasks that train end with status 1 after 5 s, as TensorFlow may wait for
+        it without end.
 
         Args:
             server: this task's server: a tf.distribute.Server or tf.compat.v1.train.Server. None

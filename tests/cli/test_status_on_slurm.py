@@ -97,12 +97,12 @@ def test_the_service_is_found(real_slurm: SlurmCluster, name: str) -> None:
     finally:
         real_slurm.run("scancel --me")
         job.communicate(timeout=60)
-    assert found == "no worker has created its strategy yet\n"
+    assert found.startswith("no worker reports yet: only slurm_resolver.MultiWorker")
 
 
 def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     done = real_slurm.run(f"salloc -n1 srun -n1 {STATUS}", status=1)
-    assert "the program has not created its strategy, trains alone, or has ended" in done.stderr
+    assert "has not created a strategy of slurm_resolver, trains alone, or has ended" in done.stderr
     assert "If it sets port_base, add --port" in done.stderr
     assert "node_address" not in done.stderr
 

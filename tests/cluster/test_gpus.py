@@ -145,7 +145,7 @@ def test_explicit_counts_as_tensorflow(
 @pytest.mark.parametrize(
     ("visible", "explicit", "on_node", "message"),
     [
-        (None, (2, 2), None, "gpus_per_task=2 and up to 2 tasks on a node need 4 GPUs.*has 2"),
+        (None, (2, 2), None, "gpus_per_task=2 times .* .2. is 4, more than the GPUs of a node .2."),
         ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES=0,1 has 2"),
         ("0,1", (8, 4), 2, "gpus_per_node=8, but SLURM_GPUS_ON_NODE=2"),
         (None, (-1, None), None, "gpus_per_node=-1"),

@@ -53,7 +53,7 @@ def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
         choose_ports(step(reserved_ports=(23001, 23001, 23002)), 3).source
         == "SLURM_JOB_ID and SLURM_STEP_ID"
     )
-    assert "SLURM_STEP_RESV_PORTS has 2 ports for up to 3 tasks" in caplog.text
+    assert "RESV_PORTS has fewer ports (2) than a node has tasks (up to 3)" in caplog.text
     assert "--resv-ports=3" in caplog.text
 
 

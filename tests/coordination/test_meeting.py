@@ -253,7 +253,7 @@ def test_a_short_secret(environ: Patch) -> None:
 
 
 def test_a_task_with_munge_takes_nothing_else(munged: Munged) -> None:
-    with pytest.raises(RendezvousError, match=r"S uses .* as its secret, but this task has munge"):
+    with pytest.raises(RendezvousError, match=r"S and .* no secret there, and munge here"):
         secret.accept_offer({"means": "none"}, "S")
 
 

@@ -34,9 +34,9 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
 @pytest.mark.parametrize(
     ("gpus", "per_task", "environ", "message"),
     [
-        (3, None, {CUDA: "0,1"}, "3 GPUs are requested, but CUDA_VISIBLE_DEVICES=0,1 names 2"),
-        (None, 2, {CUDA: "0,1"}, "4 GPUs are requested"),
-        (5, None, {}, "5 GPUs are requested, but the driver shows 4."),
+        (3, None, {CUDA: "0,1"}, "GPUs requested: 3, but CUDA_VISIBLE_DEVICES=0,1 names 2"),
+        (None, 2, {CUDA: "0,1"}, "GPUs requested: 4"),
+        (5, None, {}, "GPUs requested: 5, but the driver shows 4."),
     ],
 )
 def test_more_gpus_than_there_are(

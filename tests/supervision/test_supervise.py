@@ -101,7 +101,7 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
     ]
     assert "n[1,3], without n2 (the same failure twice); first failure: rank 1 on" in said[1]
     assert said[2].startswith(
-        "not started again after 2 restarts: the failure was the same each time"
+        "not started again after 2 restarts: the last two failures were the same"
     )
 
 
@@ -214,6 +214,6 @@ def test_a_job_that_has_lost_its_batch_file(
     monkeypatch.setattr("time.sleep", lose)
     batch_host.main(1, JobRef("7"), *end)
     assert (folder / "my out").read_text() == (
-        f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
+        f"slurm-resolver supervise: n1, the node of the batch file, has failed: the job is {done}\n"
     )
     assert calls(folder, end[0])[-1] == " ".join((*end[1:], "7"))

@@ -351,7 +351,7 @@ def test_nodes_that_vanish(five_nodes: SlurmCluster, tmp_path: Path) -> None:
     ), said[0]
     assert (
         said[1].count(
-            "slurm-resolver supervise: n4 has failed, the node of the batch file: "
+            "slurm-resolver supervise: n4, the node of the batch file, has failed: "
             "the job is requeued"
         )
         == 1

@@ -219,7 +219,7 @@ class StepFunction:
                 if self._depends_on_step:
                     made = self._made  # TensorFlow initializes the variable in the first step
                 elif self._splits and not self._whole:
-                    reason = f"it needs the number of rows as a constant: {error}"
+                    reason = f"it fails if the number of rows is not a constant: {error}"
                     self._make_functions(ComputeWholeError(reason))
                     continue
                 else:

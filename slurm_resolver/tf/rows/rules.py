@@ -103,7 +103,7 @@ def _of_sum(operation: Any, values: Values) -> Value:
         multiplied = any(power for _, power in others)
         if not multiplied and (found.is_mean or not adds) and not _rounds(operation):
             return found
-    raise RefutedError("a sum or mean over the rows, and not a linear function of it alone")
+    raise RefutedError("a function of a sum or mean over the rows, and not linear in it alone")
 
 
 def _power(value: Value) -> int:
@@ -272,7 +272,7 @@ def _of_shape(operation: Any, values: Values) -> Found:
     of_rows = sizes / [[batch.rows] for batch in BATCHES]
     counted = np.flatnonzero(sizes[0] != sizes[1])
     if len(counted) != 1 or np.ptp(of_rows[:, counted]):
-        raise RefutedError("another number of entries than of rows")
+        raise RefutedError("a different number of entries than rows")
     axis = int(counted[0])
     count = int(of_rows[0][axis])
     if of_constant:

@@ -65,8 +65,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     ``shuffle(n, seed=1).repeat()`` and `steps_per_epoch`. The state of a Python generator and of
     random generators outside the model is not kept.
 
-    If the batches have another size than before, as with another number of workers, the position in
-    the epoch is converted by the number of samples, rounded down to a batch.
+    If the batches have a different size than before, as with a different number of workers, the
+    position in the epoch is converted by the number of samples, rounded down to a batch.
     """
 
     async_safe = True  # lets other callbacks run in parallel

@@ -24,9 +24,9 @@ class ResumableLoop:
                 train_step(batch)
 
     A run that was preempted ends with the weights of an uninterrupted one, if the batches of an
-    epoch come in the same order each time: seed whatever shuffles. If the batches have another size
-    than before, as with another number of workers, the position is converted by the number of
-    samples, rounded down to a batch. Keras' dropout draws new masks after a restart, unless its
+    epoch come in the same order each time: seed whatever shuffles. If the batches have a different
+    size than before, as with a different number of workers, the position is converted by the number
+    of samples, rounded down to a batch. Keras' dropout draws new masks after a restart, unless its
     random generator is in the state too.
 
     Every rank makes the same calls.

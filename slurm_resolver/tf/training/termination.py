@@ -56,10 +56,9 @@ def termination_config(
 
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
     no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor, and the
-    PreemptionCheckpointHandler installs it again. A child process of the task installs none.
-    A child process that the task forks later ends on SIGTERM, and ignores the other signals. If
-    child processes read the data, have Slurm send another signal before SIGTERM (``#SBATCH
-    --signal=USR1@120``).
+    PreemptionCheckpointHandler installs it again. A child process that the task forks later ends on
+    SIGTERM, and ignores the other signals; one that it spawns has no handler. If forked processes
+    read the data, have Slurm send another signal before SIGTERM (``#SBATCH --signal=USR1@120``).
 
     Training ends with the save, as Slurm gives a task little time after SIGTERM: KillWait, or the
     partition's GraceTime.
@@ -172,7 +171,7 @@ class SavingRanks:
         spec = resolver.cluster_spec().as_dict() if resolver else {}
         if spec.get("ps"):
             raise ResumeError(
-                f"this cluster has {len(spec['ps'])} parameter servers; TensorFlow's "
+                "this cluster has parameter servers; TensorFlow's "
                 "PreemptionCheckpointHandler works only with strategies whose ranks take every "
                 "step together, such as MultiWorkerMirroredStrategy. Leave termination_config out, "
                 "and pass save_every to BackupAndResume."
