@@ -162,7 +162,7 @@ class Rounds:
                     )
                 else:
                     count, names = self._describe_missing(current)
-                    notice = f"after {now - current.began:.0f} s still waiting for {count}: {names}"
+                    notice = f"has waited {now - current.began:.0f} s for {count}: {names}"
                     self._send([rank], {"notice": notice})
 
     def _expire(self, current: Round, timeout: float) -> None:

@@ -179,7 +179,7 @@ def test_the_missing_are_reported_while_others_wait(step: Step) -> None:
     second = step.start(1, "sys.stdin.readline(); gather(3)")
     first.go()
     second.go()
-    assert first.ends()[1] == ["after 1 s still waiting for 1 of 3 tasks: rank 2"]
+    assert first.ends()[1] == ["has waited 1 s for 1 of 3 tasks: rank 2"]
     assert second.ends()[1] == []
 
 
