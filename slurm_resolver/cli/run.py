@@ -20,7 +20,7 @@ from slurm_resolver.local import IMITATED_SLURM
 
 DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node. The options are some of srun's, with their meaning in Slurm {IMITATED_SLURM}."""
+node. Most options are srun's, with their meaning in Slurm {IMITATED_SLURM}."""
 
 EPILOG = """\
 exit status: the highest of the tasks', 128 plus the signal's number for a signal; 2 if usage or

@@ -65,10 +65,10 @@ def job_counts(
         counts[rest[0]] = num_tasks - total
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
-        start = f", or start the step with srun -n {total}" if total else ""
+        start = f", or change the number of tasks to {total}" if total else ""
         raise JobsError(
-            f"{given} need {needed}, but {source} {num_tasks}. Change jobs, let one job take the "
-            f"rest with -1{start}."
+            f"{given} need {needed}, but {source} {num_tasks}. Change jobs or let one job take "
+            f"the rest with -1{start}."
         )
     for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:

@@ -33,10 +33,10 @@ def measure_rate(cluster: Cluster) -> float | None:
     rates = []
     with listening(own, _count):
         for neighbour in _NEIGHBOURS:
-            client.gather("the links", None, _MEET_SECONDS)
+            client.gather("the network measurement", None, _MEET_SECONDS)
             if own in ends:
                 rates.append(_rate(ends[(ends.index(own) + neighbour) % len(ends)].address))
-        client.gather("the links", None, _MEET_SECONDS)
+        client.gather("the network measurement", None, _MEET_SECONDS)
     return max(rates, default=None)
 
 

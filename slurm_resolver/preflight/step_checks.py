@@ -142,7 +142,8 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         secret = Result(
             "secret",
             SKIPPED,
-            "any user of these nodes can connect to the tasks while they start; to prevent it: "
+            "any user who can reach these nodes can connect in place of a task while the tasks "
+            "start; to prevent it: "
             "export SLURM_RESOLVER_SECRET=$(openssl rand -hex 32) before srun",
         )
     return [

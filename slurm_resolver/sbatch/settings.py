@@ -87,12 +87,12 @@ def check_settings(settings: BatchSettings) -> None:
 
 def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     tasks = nodes * settings.tasks_per_node
-    place = f"{counted(nodes, 'node')} with {counted(settings.tasks_per_node, 'task')} each"
-    counts = job_counts(settings.jobs, tasks, f"{place} (--nodes, --tasks-per-node) have")
+    place = f"{counted(nodes, 'node')}, {counted(settings.tasks_per_node, 'task')} per node"
+    counts = job_counts(settings.jobs, tasks, f"the step ({place}: --nodes, --tasks-per-node) has")
     if counts.keys() <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
-            f"jobs={settings.jobs!r} leave none of the {counted(tasks, 'task')} ({place}) for a "
-            "worker: give the others fewer tasks, or raise --nodes or --tasks-per-node."
+            f"jobs={settings.jobs!r} leave no task of the step ({place}) for a worker: give the "
+            "others fewer tasks, or raise --nodes or --tasks-per-node."
         )
 
 

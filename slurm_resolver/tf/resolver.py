@@ -43,8 +43,8 @@ class SlurmClusterResolver(
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
-    ``print(resolver)`` shows the cluster. It is empty, and TensorFlow trains locally, without
-    Slurm, in an allocation of one task without srun, with ``local=True`` and with
+    ``print(resolver)`` shows the cluster. In each of these cases it is empty, and TensorFlow trains
+    locally: without Slurm; in an allocation of one task without srun; with ``local=True``; with
     SLURM_RESOLVER=off.
 
     Only the constructor changes the process:
@@ -102,8 +102,8 @@ class SlurmClusterResolver(
             node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
                 such as "-ib0". "slurm" asks Slurm for the addresses, once in each task: use it if
                 names do not resolve. None takes the names.
-            gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, and a
-                chief beside parameter servers, which only coordinates.
+            gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers and, beside
+                them, the chief, which then only coordinates.
             layout: "environment" computes from the variables alone which rank runs on which node.
                 With "rendezvous" the tasks tell each other over TCP; all tasks of the step must
                 choose it. "auto" does that if the variables do not describe the layout.

@@ -128,7 +128,7 @@ def test_names_that_look_misspelt_are_warned_of(
     ("jobs", "message"),
     [
         ({"my-mesh": 4}, "TensorFlow does not accept the job name 'my-mesh'; expected a letter"),
-        ({"worker": 3}, "need 3 tasks, but the job step .SLURM_STEP_NUM_TASKS. has 4.*srun -n 3"),
+        ({"worker": 3}, "need 3 tasks, but the job step .SLURM_STEP_NUM_TASKS. has 4.*tasks to 3"),
         ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
         ({"ps": -1, "worker": -1}, "ps and worker have -1"),
         ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),

@@ -152,11 +152,11 @@ REFUSED = {
     "--partition gpu": "unrecognized arguments: --partition",
     "--ps 0": "argument --ps: '0': expected a number from 1",
     "--ps 1 --jobs ps=1,worker=-1": "--jobs: not allowed with argument --ps",
-    "--ps 3 --nodes 4": "leave none of the 4 tasks (4 nodes with 1 task each) for a worker",
-    "--ps 2 --nodes 1": "need 3 tasks or more, but 1 node with 1 task each",
+    "--ps 3 --nodes 4": "leave no task of the step (4 nodes, 1 task per node) for a worker",
+    "--ps 2 --nodes 1": "need 3 tasks or more, but the step (1 node, 1 task per node: ",
     "--spare-nodes 1": "--spare-nodes 1: expected --restarts as well",
     "--restarts 1 --nodes 2 --min-nodes 3": "--min-nodes 3: expected at most --nodes 2",
-    "--restarts 1 -N 3 --min-nodes 2 --jobs ps=1,worker=2": "need 3 tasks, but 2 nodes with 1 task",
+    "--restarts 1 -N 3 --min-nodes 2 --jobs ps=1,worker=2": "need 3 tasks, but the step (2 nodes, ",
 }
 
 

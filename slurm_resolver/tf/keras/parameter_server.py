@@ -68,7 +68,8 @@ class ParameterServerStrategy(
         """Waits until the workers and parameter servers serve, and connects to them.
 
         Args:
-            cluster_resolver: with a chief, which this process is, workers and parameter servers.
+            cluster_resolver: its cluster has workers, parameter servers and a chief, which is this
+                process.
             variable_partitioner: how to partition large variables, as in TensorFlow; for custom
                 loops and tf_keras, not for Keras 3.
             start_timeout: seconds in which all others have to call ``resolver.serve()``; see
