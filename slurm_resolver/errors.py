@@ -6,7 +6,7 @@
     ├── HostlistError          ValueError    a host list or a list of counts is not valid
     ├── EnvironmentValueError  RuntimeError  a variable is missing, or its value cannot be used
     │   ├── UnreadableValueError  ValueError  … its value is not a host list, a number or an id
-    │   └── NotInStepError                   srun did not start this process
+    │   └── NotInStepError                   this process has no rank
     ├── LayoutError            RuntimeError  the nodes of the ranks are unknown or contradictory
     │   └── UnknownLayoutError               … but all tasks together know them
     ├── RendezvousError        RuntimeError  the tasks did not meet, or do not agree
@@ -63,7 +63,7 @@ class UnreadableValueError(EnvironmentValueError, ValueError):
 
 
 class NotInStepError(EnvironmentValueError):
-    """srun did not start this process, so it has no rank."""
+    """This process has no rank: srun did not start it, or its variables were removed."""
 
 
 class LayoutError(SlurmResolverError, RuntimeError):

@@ -40,7 +40,7 @@ def add_arguments(add: OptionAdder) -> None:
     add("-N --nodes N", "nodes (1)", type=number, default=1)
     add_tasks_per_node(add)
     add("-c --cpus-per-task N", "CPUs of each task", type=number)
-    add("--gpus-per-node [TYPE:]N", "GPUs of each node, shared by its tasks")
+    add("--gpus-per-node [TYPE:]N", "GPUs of each node, divided among its tasks")
     add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
     add_jobs = OptionAdder(add.parser.add_mutually_exclusive_group())
     add_jobs(
@@ -61,7 +61,7 @@ def add_arguments(add: OptionAdder) -> None:
         "if no spare node is left, continue with at least M nodes and fewer tasks",
         type=number,
     )
-    add("--requeue", "continue the job after preemption or time limit")
+    add("--requeue", "continue after preemption or time limit, if the program saves and resumes")
     add(
         "--signal SIGNAL[@SECONDS]",
         f"the signal before the time limit (with --requeue: {DEFAULT_SIGNAL})",

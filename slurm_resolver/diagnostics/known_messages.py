@@ -385,8 +385,9 @@ remedy = export XLA_FLAGS=--xla_gpu_cuda_data_dir=FOLDER before srun; FOLDER con
 cues = ibv_
 cause = NCCL or UCX cannot use InfiniBand: the limit of locked memory is too low for it, or a
     container does not have its devices.
-remedy = srun bash -c 'ulimit -l' has to print unlimited in each task: the site sets LimitMEMLOCK of
-    slurmd. Until then NCCL_IB_DISABLE=1 makes NCCL use the slower IP network.
+remedy = srun bash -c 'ulimit -l' has to print unlimited in each task: if it does not, ask the site
+    to set LimitMEMLOCK of slurmd. Until then NCCL_IB_DISABLE=1 makes NCCL use the slower IP
+    network.
 pattern = ibv_\w{1,40}(?:\(\))? failed
 
 [nccl-shared-memory]
@@ -541,8 +542,8 @@ hides = step-waits
 cues = Invalid --|Invalid numeric value|nvalid number of |nvalid node count|not a valid node count
     |Invalid argument (|unrecognized |option|Invalid accounting frequency
 cause = srun does not accept an option, or a variable that it reads in place of one.
-remedy = The line names it; srun --help shows the options of this Slurm. The batch file's own
-    options are such variables as well, such as SLURM_CPUS_PER_TASK.
+remedy = The line names it; srun --help shows the options of this Slurm. sbatch makes
+    such variables of the batch file's own options, for example SLURM_CPUS_PER_TASK.
 pattern = (?:srun|sbatch|salloc): (?:(?:error|fatal): (?:Invalid (?:--|numeric value|argument \()
     |[Ii]nvalid n(?:umber of |ode count)|.{1,200} is not a valid node count|unrecognized --)
     |(?:unrecognized |invalid |ambiguous )?option\b)|Invalid accounting frequency requested

@@ -48,8 +48,8 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[R
         if not asked:
             signal = (
                 "the batch file has no --signal (options of the command line cannot be seen): at "
-                "the time limit the tasks get SIGTERM, and SIGKILL soon after; #SBATCH "
-                "--signal=USR1@120 gives them two minutes to save"
+                "the time limit the tasks get SIGTERM, and SIGKILL soon after; if the training "
+                "saves on a signal, #SBATCH --signal=USR1@120 gives it two minutes"
             )
         elif asked[1] and not re.search(rf"^\s*trap\s.*\s(SIG)?{asked[2]}\b", batch_file, re.M):
             signal = f"only the batch shell gets B:{asked[2]}; without B: the tasks get it"

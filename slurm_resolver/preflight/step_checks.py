@@ -53,7 +53,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     assert cluster.service
     client = connect(cluster.service, cluster.name_of)
     with listening(task) as port_taken:
-        client.gather("check: presence", None, timeout)
+        client.gather("the checks", None, timeout)
         own = _check_alone(cluster, cluster.service, port_taken)
         driver = check_driver(cluster)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
@@ -65,7 +65,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             # One task asks: a thousand would burden Slurm's controller.
             "job": check_job(cluster.step) if task.rank == 0 else [],
         }
-        notes = dict(enumerate(client.gather("check: results", note, _PROBING_SECONDS)))
+        notes = dict(enumerate(client.gather("the exchange of results", note, _PROBING_SECONDS)))
     cpus = defaultdict(list)
     for rank, note in notes.items():
         cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
@@ -181,7 +181,7 @@ def _check_proxies() -> Result:
     problem = ""
     if names and not given & {"no_grpc_proxy", "no_proxy"}:
         problem = (
-            f"{', '.join(names)}: gRPC would use this proxy between the tasks; unset it, or name "
-            "the nodes in no_proxy"
+            f"{', '.join(names)}: gRPC would use this proxy between the tasks, unless the name of "
+            "the variable is in capitals; unset it, or name the nodes in no_proxy"
         )
     return result_of("proxies", [problem], "none that gRPC would use", WARNING)

@@ -116,8 +116,8 @@ requeue|#SBATCH --requeue
 requeue|#SBATCH --open-mode=append
 signal |# Sent to <receiver> <seconds> s before the time limit, or earlier.
 signal |#SBATCH --signal=<script:B:><signal>
-again  |# A node that fails does not end the job: supervise, below, continues without it.
-again  |# <step_nodes> for the step, <spare> to spare.
+again  |# A node that fails does not end the job: supervise, below, continues without it if <least>
+again  |# or more nodes are healthy. <step_nodes> for the step, <spare> to spare.
 again  |#SBATCH --no-kill
        |#SBATCH --nodes=<all_nodes>
        |#SBATCH --ntasks-per-node=<each>
@@ -154,8 +154,10 @@ check  |    slurm-resolver check --timeout 120<fit: --jobs <counts>><script: || 
 at_once|# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.
 script |# In the background, because bash handles a signal at once only while it waits.
 tasks  |status=0
-tasks  |# A task that gets the signal saves, and requeues the job with scontrol. Where there is none
-tasks  |# (in a container) it ends with exit status <status>, and the lines below requeue the job.
+tasks  |# With BackupAndResume, ResumableLoop or termination_config, the tasks save at the signal,
+tasks  |# and one requeues the job with scontrol; without them, the signal ends the tasks. Where
+tasks  |# there is no scontrol (in a container), the tasks end with exit status <status> after the
+tasks  |# save, and the lines below requeue the job.
 tasks  |# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
 tasks  |# 143. --wait ends them <seconds> s after the first task has ended, whatever its status is.
 again  |# supervise: starts the step again, on nodes that are healthy, when a task or a node

@@ -85,7 +85,7 @@ def _check_connections(own: str, seconds: float) -> None:
                         "tf.config.experimental_connect_to_cluster waits without end unless all "
                         f"tasks of the cluster serve, and no server listens at {address}. Remove "
                         "the call: the strategies connect by themselves. To connect from one task, "
-                        "let all others serve: resolver.serve(), or tf.distribute.Server."
+                        "start a tf.distribute.Server in each of the others."
                     )
                 time.sleep(0.2)
         original(server_def)

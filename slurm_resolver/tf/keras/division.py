@@ -280,7 +280,7 @@ def _check_operation(operation: Any) -> None:
         raise UndividedError(f"a map depends on earlier elements ({kind})")
     global_seed = tf.compat.v1.get_seed(1)[0]
     if global_seed != NO_SEED or attributes["seed"].i or attributes["seed2"].i:
-        raise UndividedError(f"a map draws random numbers with a seed ({kind}): leave it out")
+        raise UndividedError(f"a map draws random numbers with a seed ({kind}): omit the seed")
 
 
 def _check_rows(dataset: tf.data.Dataset) -> None:

@@ -104,9 +104,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if keras.__version__.startswith("2.") or not isinstance(model, keras.Model):
             raise ResumeError(
                 f"BackupAndResume in the fit of {type(model).__module__}.{type(model).__name__}; "
-                "expected a model of Keras 3. For a model of Keras 2, use its own callback "
-                "tf.keras.callbacks.BackupAndRestore(folder, save_freq=500), or ResumableLoop in "
-                "a training loop of your own."
+                "expected a model of Keras 3. For a model of Keras 2, use Keras 2's own callback, "
+                "such as tf_keras.callbacks.BackupAndRestore(folder, save_freq=500), or "
+                "ResumableLoop in a training loop of your own."
             )
         super().set_model(model)
 
