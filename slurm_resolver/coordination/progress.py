@@ -127,7 +127,8 @@ def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float)
         groups[is_behind, verb, does].append(task)
     begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
-    if len(groups) == 1 and first.phase == STEP and first.silent <= silence:
+    in_step = len(groups) == 1 and first.phase == STEP and first.silent <= silence
+    if in_step and len(behind) > 1:
         nodes = list(dict.fromkeys(task.node for task in behind))
         return (
             f"{begin}{_group(behind)} wait for each other {first.where()}, in its collective "

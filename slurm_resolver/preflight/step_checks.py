@@ -176,12 +176,13 @@ def _check_memlock() -> list[Result]:
 
 
 def _check_proxies() -> Result:
-    given = {name.lower() for name, value in os.environ.items() if value}
+    # gRPC does not read the names in capitals.
+    given = {name for name, value in os.environ.items() if value}
     names = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in given]
     problem = ""
     if names and not given & {"no_grpc_proxy", "no_proxy"}:
         problem = (
-            f"{', '.join(names)}: gRPC would use this proxy between the tasks, unless the name of "
-            "the variable is in capitals; unset it, or name the nodes in no_proxy"
+            f"{', '.join(names)}: gRPC would use this proxy between the tasks; unset it, or name "
+            "the nodes in no_proxy"
         )
     return result_of("proxies", [problem], "none that gRPC would use", WARNING)

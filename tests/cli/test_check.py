@@ -47,9 +47,11 @@ BOTH = "worker 0 (rank 0 on localhost), "
 @pytest.mark.parametrize(
     ("ranks", "variables", "told"),
     [
-        ("1", "HTTPS_PROXY=x", PROXY.format(ONE)),
-        ("[01]", "HTTPS_PROXY=x", PROXY.format(BOTH + ONE)),
-        ("1", "HTTPS_PROXY=x NO_PROXY=n1", "check: 10 ok, 4 skipped"),
+        ("1", "https_proxy=x", PROXY.format(ONE)),
+        ("[01]", "https_proxy=x", PROXY.format(BOTH + ONE)),
+        ("1", "https_proxy=x no_proxy=n1", "check: 10 ok, 4 skipped"),
+        ("1", "https_proxy=x NO_PROXY=n1", PROXY.format(ONE)),  # gRPC does not read it
+        ("1", "HTTPS_PROXY=x", "check: 10 ok, 4 skipped"),
     ],
 )
 def test_what_tasks_find_alone_is_told_once_with_their_names(

@@ -72,6 +72,7 @@ STALLS = {
             "GPUs (nvidia-smi, dmesg)"
         ),
     ),
+    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) is in step 812"),
     "stopped": (
         {
             **WAITING,
