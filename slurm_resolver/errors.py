@@ -1,4 +1,4 @@
-"""Every exception that this package raises on purpose.
+"""The exceptions of this package.
 
 ::
 

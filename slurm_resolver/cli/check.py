@@ -51,7 +51,7 @@ def add_arguments(add: OptionAdder) -> None:
     add("--verbose", "print every check")
     add(
         "--collective",
-        "if no check fails, measure a step and an all-reduce of the strategy in every task",
+        "under srun, if no check fails, measure a step and an all-reduce in every task",
     )
     add("--json", "print JSON")
 

@@ -70,7 +70,7 @@ _STATES = {
     "JobHeldUser": "it is held; scontrol release {0} lets it start",
     "JobHeldAdmin": "an administrator holds it: ask the site",
     "Dependency": "it is waiting for another job; squeue -o %E -j {0} shows which",
-    "DependencyNeverSatisfied": "it can never start, because a job that it depends on has failed",
+    "DependencyNeverSatisfied": "it can never start: its dependency can no longer be satisfied",
     "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
 }
 

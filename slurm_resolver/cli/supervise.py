@@ -104,7 +104,7 @@ def _check_command(command: Sequence[str]) -> list[str]:
     else:
         raise LaunchError(
             f"--check: found no program in {shlex.join(command)}: none of its words can be started "
-            "here. Remove --check, or run slurm-resolver check --collective in the batch file."
+            "here. Remove --check, or run srun slurm-resolver check --collective in the batch file."
         )
     return [
         *command[:position],

@@ -143,7 +143,8 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
     rank = step.require(SlurmStep.rank)
     if not 0 <= rank < layout.num_tasks:
         raise LayoutError(
-            f"SLURM_PROCID={rank}, but job step {step.name} has {layout.num_tasks} tasks; "
+            f"SLURM_PROCID={rank}, but the number of tasks in job step {step.name} is "
+            f"{layout.num_tasks}; "
             f"expected a rank from 0 to {layout.num_tasks - 1}. {RESTART_HINT}"
         )
     node = layout.node_of[rank]
@@ -198,8 +199,8 @@ def nodes_and_counts(
     problem = ""
     if len(nodes) != len(counts):
         problem = (
-            f"{node_list} names {len(nodes)} nodes ({short_hostlist(nodes)}), but {count_list} has "
-            f"{len(counts)} counts; expected one for each node"
+            f"the number of nodes in {node_list} is {len(nodes)} ({short_hostlist(nodes)}), but "
+            f"that of counts in {count_list} is {len(counts)}; expected one count for each node"
         )
     elif len(set(nodes)) != len(nodes):
         problem = (

@@ -83,8 +83,8 @@ def _layout_from_places(
     for name, given in zip(nodes, counts):  # there are as many places as the counts sum to
         if count_of[name] != given:
             raise LayoutError(
-                f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "
-                f"SLURM_STEP_TASKS_PER_NODE give it {given}"
+                f"the number of tasks on node {name} is {count_of[name]}, but SLURM_STEP_NODELIST "
+                f"and SLURM_STEP_TASKS_PER_NODE give it {given}"
             )
     node_id_of = {name: node_id for name, node_id in places if node_id is not None}
     position_of = {name: position for position, name in enumerate(nodes)}

@@ -117,7 +117,7 @@ def requeue_job(
         return ExitPlan(REQUEUE_STATUS, f"{asks}: start the program again to resume")
     if step.simulated:  # scontrol might requeue a real job with the same id
         return ExitPlan(REQUEUE_STATUS, f"{asks} asks slurm-resolver run to start the tasks again")
-    asks += f" leaves it to the batch file to requeue job {job_label}"
+    asks += f" leaves job {job_label} to be requeued, by the batch file or with scontrol"
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, asks)
     try:

@@ -63,8 +63,9 @@ class ResolverHooks:
         counts = self._step.require(SlurmStep.tasks_per_node)
         if len(hosts) != len(counts):
             raise LayoutError(
-                f"_resolve_hostlist() gives {len(hosts)} nodes, but SLURM_STEP_TASKS_PER_NODE has "
-                f"{len(counts)} counts; override _resolve_task_configuration() as well."
+                f"the number of nodes from _resolve_hostlist() is {len(hosts)}, but that of counts "
+                f"in SLURM_STEP_TASKS_PER_NODE is {len(counts)}; override "
+                "_resolve_task_configuration() as well."
             )
         return dict(zip(hosts, counts))
 
@@ -78,8 +79,9 @@ class ResolverHooks:
             if set(names) != set(nodes):  # the order of the same names may be that of a set
                 if len(nodes) != len(names):
                     raise LayoutError(
-                        f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes "
-                        "of SLURM_STEP_NODELIST; expected one per node, in the same order."
+                        f"the number of names from _resolve_hostlist() is {len(names)}, but that "
+                        f"of nodes in SLURM_STEP_NODELIST is {len(nodes)}; expected one name for "
+                        "each node, in the same order."
                     )
                 name_of = dict(zip(nodes, names))
                 layout = layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))

@@ -44,8 +44,8 @@ class SlurmClusterResolver(
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
     ``print(resolver)`` shows the cluster. In each of these cases it is empty, and TensorFlow trains
-    locally: without Slurm; in an allocation of one task without srun; with ``local=True``; with
-    SLURM_RESOLVER=off.
+    locally: with ``local=True``; with SLURM_RESOLVER=off; and, if `jobs` is None, without Slurm, or
+    in an allocation of one task without srun. With `jobs`, the last two raise a NotInStepError.
 
     Only the constructor changes the process:
 
@@ -232,8 +232,8 @@ class SlurmClusterResolver(
             if resolver.task_type in ("ps", "worker"):
                 sys.exit(resolver.serve())
 
-        The status is 0 if the training has ended well. It is 1, with a message on standard error,
-        if a task that trains has failed, or the chief or a parameter server is lost. If a parameter
+        The status is 0 if the training has ended well, else 1, with a message on standard error:
+        for example, if a task that trains has failed, or the chief is lost. If a parameter
         server is lost, the tasks that train end with status 1 after 5 s, as TensorFlow may wait for
         it without end.
 

@@ -95,7 +95,7 @@ TASK = {
     [
         ({"SLURM_STEP_NUM_TASKS": "3"}, ["SLURM_STEP_NUM_TASKS=3", "4"]),
         ({"SLURM_STEP_NUM_NODES": "3"}, ["SLURM_STEP_NUM_NODES=3", "2"]),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST", "2 nodes", "1 counts"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST is 2", "TASKS_PER_NODE is 1"]),
         ({"SLURM_STEP_NODELIST": "n9,n9"}, ["SLURM_STEP_NODELIST", "'n9' more than once"]),
         ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "from 0 to 3"]),
         ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME=n9", "n10"]),

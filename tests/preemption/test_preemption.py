@@ -102,7 +102,7 @@ BY_SLURM = (
     "job 42 is preempted, and Slurm requeues it",
     ["--batch --signal=TERM 42"],
 )
-ASKS = "exit status 75 leaves it to the batch file to requeue job 42"
+ASKS = "exit status 75 leaves job 42 to be requeued, by the batch file or with scontrol"
 BEYOND = (
     1,
     "has reached max_restarts",

@@ -79,8 +79,9 @@ class MultiWorkerMirroredStrategy(
                 SLURM_RESOLVER_START_TIMEOUT, or 600. Missing workers are named after 30 s, and then
                 every minute.
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
-                (300): "report" it, or also "exit" with status 1 from the tasks that the others wait
-                for, so that `slurm-resolver supervise` starts the step again.
+                (300): "report" it; with "exit", the tasks that the others wait for also end, with
+                status 1 (all tasks, if one is silent), so that `slurm-resolver supervise` starts
+                the step again.
             custom_losses: what to do if the graph of a Keras 3 model's step does not show whether
                 the workers may split a batch. "whole": every worker computes the whole batches,
                 which is right for any loss. "mean": they split the batches, which is right if each

@@ -109,8 +109,9 @@ class ParameterServerStrategy(
 
         Args:
             dataset_fn: takes a `tf.distribute.InputContext`, and returns a batched dataset. Each
-                worker shuffles it differently if it has no seed. A finite dataset is repeated; an
-                epoch has as many steps, of all workers together, as it has batches. Otherwise give
+                worker shuffles it differently if it has no seed. If its `cardinality()` is known
+                and finite, it is repeated; an epoch has as many steps, of all workers together, as
+                it has batches. Make any other dataset endless with ``repeat()``, and give
                 `steps_per_epoch`.
             options: a `tf.distribute.InputOptions`.
         """

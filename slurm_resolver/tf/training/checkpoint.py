@@ -137,7 +137,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.step = self.step * before // batch_size
         self.drawn, repeated = divmod(self.drawn * before, batch_size)
         if self._ranks.leads:
-            again = f"{repeated} samples are trained on again"
+            again = f"samples trained on again: {repeated}"
             warn(
                 "%s: training resumes after step %s of epoch %s; %s",
                 sizes,

@@ -156,7 +156,7 @@ class CheckpointFolder:
                 # The next save must not overwrite a checkpoint that could not be read.
                 self._checkpoint.save_counter.assign(_number(names[0]))
                 return path
-            seen_by = "" if len(damaged) == len(results) else f", as {', '.join(damaged)} sees it"
+            seen_by = "" if len(damaged) == len(results) else f", as seen by {', '.join(damaged)}"
             damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
         if not names:
             return None

@@ -333,7 +333,7 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
         open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
         == f"{folder}/ckpt-3"
     )
-    assert f"({folder}/ckpt-4: its disk is broken, as worker 1 sees it)" in caplog.text
+    assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1)" in caplog.text
 
 
 def files(folder: Path) -> Strings:

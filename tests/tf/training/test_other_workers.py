@@ -31,9 +31,9 @@ SIZES = (
     8,
 )
 SAID = [
-    SAY.format(8, 12, 4, 1, "4 samples are trained on again"),
+    SAY.format(8, 12, 4, 1, "samples trained on again: 4"),
     SAY.format(4, 8, 14, 1, "no sample is repeated"),
-    SAY.format(8, 4, 8, 1, "4 samples are trained on again"),
+    SAY.format(8, 4, 8, 1, "samples trained on again: 4"),
 ]
 
 
@@ -154,4 +154,4 @@ def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
         )
         == 1
     )
-    assert done.stderr.count(SAY.format(12, 8, 6, 2, "8 samples are trained on again")) == 1
+    assert done.stderr.count(SAY.format(12, 8, 6, 2, "samples trained on again: 8")) == 1
