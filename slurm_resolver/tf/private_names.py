@@ -185,6 +185,7 @@ MAKE_TEST_FUNCTION = keras:Model.make_test_function(self, force)
 MAKE_PREDICT_FUNCTION = keras:Model.make_predict_function(self, force)
 READ_DATA = keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)
 DISTRIBUTED_DATASET = keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset
+MAKE_ITERATOR = keras.src.backend.tensorflow.trainer:TFEpochIterator._get_iterator(self)
 DATA_ADAPTER = keras.src.trainers.epoch_iterator:EpochIterator().data_adapter
 ARRAYS = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter
 

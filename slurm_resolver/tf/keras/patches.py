@@ -23,6 +23,7 @@ from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
 from slurm_resolver.tf.keras.files.callbacks import make_folder
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
+from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.normalization import batch_normalization
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
@@ -77,6 +78,8 @@ def _patch_models() -> None:
         private_names.MAKE_PREDICT_FUNCTION: functools.partial(make_function, "predict"),
         # It also splits the data by rows. Until TensorFlow does.
         private_names.READ_DATA: _read_data,
+        # No worker waits for the end of another one's iterator. Until TensorFlow does not wait.
+        private_names.MAKE_ITERATOR: make_iterator,
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
         # build.
         private_names.BUILD_FOR_DATA: _build_without_data,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.division import UndividedError, divide
+from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.sharing import Sharing
 
 ROWS = tf.data.Dataset.range(11)
@@ -120,3 +123,17 @@ def test_a_random_map_without_a_seed_draws_for_each_worker() -> None:
     pipeline = tf.data.Dataset.range(64).map(lambda x: tf.random.uniform([])).batch(64)
     drawn = [next(iter(divide(pipeline, Sharing(k, 1, 2)))).batch.numpy() for k in range(2)]
     assert (drawn[0] != drawn[1]).any()
+
+
+def test_an_iterator_ends_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow may need a minute to end it."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
+    iterator = make_iterator(lambda data: data, ROWS)
+    resource = weakref.ref(iterator._iterator_resource)
+    assert next(iterator) == 0
+    del iterator
+    assert resource() is not None
+    (thread,) = threads
+    thread.run()
+    assert resource() is None

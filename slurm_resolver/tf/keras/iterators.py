@@ -1,0 +1,24 @@
+"""Iterators over data whose end no worker waits for.
+
+To end an iterator, TensorFlow waits for the thread that tunes it, which sleeps for as long as the
+iterator has existed, for a minute at most. That thread often misses that it is woken up: it looks
+before the end is noted (`CancellationManager::StartCancelWithStatus`). In each step, all workers
+would wait for the one that still ends the iterator of the last epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from slurm_resolver.tf.private_names import Method
+
+
+def make_iterator(original: Method, data: Any) -> Any:
+    """Returns an iterator that ends in a thread of its own."""
+    iterator = iter(original(data))
+    # The attributes hold what TensorFlow ends. Without the thread, they would go with the iterator.
+    ends = threading.Thread(target=vars(iterator).clear)
+    weakref.finalize(iterator, ends.start).atexit = False
+    return iterator
