@@ -90,7 +90,7 @@ class RendezvousError(SlurmResolverError, RuntimeError):
 def find_rendezvous_error(error: BaseException) -> RendezvousError | None:
     """Returns the RendezvousError in an error and its causes; None without one."""
     cause: BaseException | None = error
-    while cause and not isinstance(cause, RendezvousError):
+    while cause is not None and not isinstance(cause, RendezvousError):
         cause = cause.__cause__
     return cause
 
