@@ -186,10 +186,10 @@ class StepFunction:
         spec = shares.element_spec
         if self._takes_batches():
             rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
-            self._trace("_on_batch", spec._replace(rows=rows))
+            self._trace("_on_batch", spec._replace(rows=rows), chooses=True)
         else:
             # An iterator would make a shuffled dataset begin its next epoch.
-            self._trace("_on_iterator", tf.data.IteratorSpec(spec))
+            self._trace("_on_iterator", tf.data.IteratorSpec(spec), chooses=True)
         if self._whole:
             private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
@@ -202,11 +202,14 @@ class StepFunction:
             except ComputeWholeError as error:  # in a step that runs eagerly
                 self._make_functions(error)
 
-    def _trace(self, name: str, data: Any) -> None:
-        """Traces a function until it makes no variable. One that runs eagerly is not traced."""
+    def _trace(self, name: str, data: Any, chooses: bool = False) -> None:
+        """Traces a function until it makes no variable. One that runs eagerly is not traced.
+
+        To choose the data, it is traced until it is known that each replica computes whole batches.
+        """
         if self._model.run_eagerly:
             return
-        while name not in self._traced:
+        while name not in self._traced and not (chooses and self._whole):
             made = self._made
             try:
                 getattr(self, name).get_concrete_function(data)

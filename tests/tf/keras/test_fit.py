@@ -141,6 +141,24 @@ def test_training_is_deterministic_where_tensorflow_is(tmp_path: Path) -> None:
     assert weights.endswith(" True"), "how long it waited for data is not measured"
 
 
+# The rows are divided before the map, and each is compared with the others of its batch.
+WORDS = """
+import keras, tensorflow as tf, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    words = keras.Input((1,), dtype="string")
+    found = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(words)
+    model = keras.Model(words, found - keras.ops.max(found, axis=0, keepdims=True))
+data = tf.data.Dataset.from_tensor_slices([["a"], ["b"], ["b"]]).map(lambda word: word).batch(2)
+print("told", model.predict(data, verbose=0).tolist())
+"""
+
+
+def test_words_are_compared_though_tensorflow_does_not_send_them(tmp_path: Path) -> None:
+    rows = [[0, 0, -1], [0, -1, 0], [0, 0, 0]]
+    assert told(WORDS, tmp_path) == [f"told {rows}"] * 2
+
+
 def told(script: str, folder: Path) -> Strings:
     """Returns what both workers say in a line that starts with "told"."""
     lines = run([sys.executable, "-W", "ignore", "-c", script], folder).splitlines()
