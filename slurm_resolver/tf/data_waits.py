@@ -49,7 +49,8 @@ def timed(get: Callable[[], Any]) -> Any:
 def _now() -> Any:
     """Returns a tensor: the time in seconds.
 
-    After `enable_op_determinism`, TensorFlow runs no `tf.timestamp`, which is faster.
+    After `enable_op_determinism`, TensorFlow refuses `tf.timestamp`, which takes less time than a
+    function of Python.
     """
     if private_names.IS_DETERMINISTIC.get()():
         return tf.numpy_function(time.time, inp=[], Tout=tf.float64)

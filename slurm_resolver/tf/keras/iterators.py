@@ -2,8 +2,8 @@
 
 To end an iterator, TensorFlow waits for the thread that tunes it, which sleeps for as long as the
 iterator has existed, for a minute at most. That thread often misses that it is woken up: it looks
-before the end is noted (`CancellationManager::StartCancelWithStatus`). In each step, all workers
-would wait for the one that still ends the iterator of the last epoch.
+before the end is noted (`CancellationManager::StartCancelWithStatus`). In the first step of the
+next epoch, all workers would wait for one that still ends its iterator.
 """
 
 from __future__ import annotations

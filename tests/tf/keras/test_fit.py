@@ -119,7 +119,7 @@ def test_reading_and_saving_need_no_other_worker(tmp_path: Path) -> None:
     assert told(READING, tmp_path) == ["told ['auc', 'loss', 'mae']"] * 2
 
 
-# TensorFlow then refuses what may differ from run to run, such as to tell the time.
+# TensorFlow then refuses what may differ from run to run, such as `tf.timestamp`.
 DETERMINISTIC = """
 import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
 from slurm_resolver.tf import data_waits
