@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
-import sys
-import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from slurm_resolver.cli.options import OptionAdder
-from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress, wire
@@ -47,13 +43,11 @@ exit status: 0; 1 if no coordination service answers; 2 if usage or environment 
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
-  srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42 --watch
+  watch srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
 Worker = dict[str, Any]  # a `Report`, with rank and name
 
-_WATCH_SECONDS = 5.0  # the workers report as often
-_CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
@@ -84,7 +78,6 @@ def add_arguments(add: OptionAdder) -> None:
         help="default: this job, and its newest step that answers",
     )
     add("--json", "print JSON")
-    add("--watch", "print it every 5 s until the step ends; a terminal shows it in place")
     add(
         "--port PORT",
         "needed if the program sets port_base: port_base plus the largest task count on any node",
@@ -122,14 +115,7 @@ def main(args: Namespace) -> int:
         )
         print_line(text, "slurm-resolver status")
         return 1
-    with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
-        while True:
-            _print(workers, args.json)
-            if not args.watch or reader_has_ended():
-                break
-            time.sleep(_WATCH_SECONDS)
-            workers = _ask(address)["workers"]
-            print(_CLEAR if sys.stdout.isatty() and not args.json else "", end="")
+    _print(workers, args.json)
     return 0
 
 

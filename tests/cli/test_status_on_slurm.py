@@ -46,14 +46,10 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
                 or '{"workers": []}'
             )
         lines = real_slurm.run(f"{inside} {STATUS} {job_id}").stdout.splitlines()
-        # It ends when nobody reads it any more.
-        watch = f"{inside} bash -o pipefail -c '{STATUS} {job_id} --watch --json | head -n 2'"
-        watched = [json.loads(line) for line in real_slurm.run(watch).stdout.splitlines()]
         other = real_slurm.run(f"{inside} {STATUS} {job_id}.7", status=1)
     finally:
         real_slurm.run("scancel --me")
         job.communicate(timeout=60)
-    assert [len(one["workers"]) for one in watched] == [3, 3]
     assert [line.split()[0] for line in lines[:4]] == ["worker"] * 4  # below a heading
     assert [worker["rank"] for worker in found["workers"]] == [0, 1, 2]
     assert {worker["stage"] for worker in found["workers"]} == {"training"}
