@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from slurm_resolver.cli.options import OptionAdder
-from slurm_resolver.cli.screen import reader_has_ended, screens
+from slurm_resolver.cli.screen import screen_of
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
@@ -74,15 +74,16 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line, and returns the exit status."""
-    with screens():
-        status = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        fault = getattr(sys.stdout, "error", None)
-        if not fault or reader_has_ended():
-            return status
-        print_line(f"cannot write the output: {fault.strerror}", "slurm-resolver")
-        return status or 2
+    """Runs the command line, or the words of a caller, and returns the exit status."""
+    if argv is not None:
+        return _run(argv)
+    output = screen_of("stdout")
+    screen_of("stderr")
+    status = _run(sys.argv[1:])
+    if not output.error or isinstance(output.error, BrokenPipeError):
+        return status
+    print_line(f"cannot write the output: {output.error.strerror}", "slurm-resolver")
+    return status or 2
 
 
 def _run(words: Sequence[str]) -> int:
@@ -92,10 +93,7 @@ def _run(words: Sequence[str]) -> int:
         return 2  # a script should notice that nothing was done
     # The parser's own options end the program, so the subcommand is the first other word.
     parser = build_parser([word for word in words if not word.startswith("-")][:1])
-    args, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.prog += f" {args.command}"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args = parser.parse_args(words)
     try:
         return int(args.function(args))
     except SlurmResolverError as error:

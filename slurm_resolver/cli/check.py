@@ -104,7 +104,6 @@ def main(args: Namespace) -> int:
         print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
     if args.collective and not status:
         leave_all()
-        sys.stdout.flush()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         # This process becomes one that imports TensorFlow, which no command does.
         os.execv(

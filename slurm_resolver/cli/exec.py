@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -136,7 +135,6 @@ def main(args: Namespace) -> int:
         environ[startup.VARIABLE] = ",".join(args.replace)
     command = fill_in(command, cluster)
     servers = _watched_servers(cluster, args.servers)
-    sys.stdout.flush()
     try:
         if servers:  # imported here: it takes long
             from slurm_resolver.cli.child_program import run_child

@@ -9,12 +9,10 @@ import json
 import os
 import re
 import shutil
-import sys
 import textwrap
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict
 from operator import itemgetter
 
@@ -65,7 +63,7 @@ def main(args: Namespace) -> int:
     for path in args.logs or ["-"]:
         name = printable(path)
         try:
-            with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:
+            with open(0 if path == "-" else path, "rb") as stream:
                 written = os.fstat(stream.fileno()).st_mtime
                 starts = read_starts(stream, name)
         except OSError as error:

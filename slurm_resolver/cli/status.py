@@ -144,13 +144,12 @@ def choose_job(jobs: list[Fields]) -> Fields:
 def _print(workers: list[Worker], as_json: bool) -> None:
     slow = slowest(workers)
     if as_json:
-        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
+        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
         return
     if not workers:
         print(
             "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and "
-            "ResumableLoop do",
-            flush=True,
+            "ResumableLoop do"
         )
         return
     lines = [describe_epoch(slow or workers[0]), advise(workers)]
@@ -160,7 +159,7 @@ def _print(workers: list[Worker], as_json: bool) -> None:
             "time outside of steps"
         )
     below = "\n".join(filter(None, lines))
-    print(table(workers) + (f"\n\n{below}" if below else ""), flush=True)
+    print(table(workers) + (f"\n\n{below}" if below else ""))
 
 
 def describe_epoch(worker: Worker) -> str:
