@@ -8,19 +8,20 @@ import statistics
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress, wire
-from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import Message, Process, WireError, encode, open_connection
+from slurm_resolver.coordination.wire import Process, WireError, encode, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
+    UNSET,
     Fields,
     JobRef,
     own_job,
@@ -48,25 +49,30 @@ examples:
 
 Worker = dict[str, Any]  # a `Report`, with rank and name
 
-_SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
+# The columns of the table, and what each has of a worker.
+_COLUMNS = {
+    "worker": "{name}",
+    "epoch": "{epoch}",
+    "step": "{step}",
+    "stage": "{stage}",
+    "doing": "{phase}",
+    "ms per step": "{ms:.1f}",
+    "data": "{waiting:.0%}",
+    "between": "{outside:.0%}",
+    "reported": "{silent:.0f} s ago",
+}
+_NUMBERS = (1, 2, 5, 6, 7, 8)  # the columns that are aligned right
+
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
-_MOST_NAMES = 20  # tasks of a job array that a message names
-
-# What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
-# other fields are those of `scontrol show job`.
-_STATES = {
-    "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
-    "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
-    "CONFIGURING": "Slurm is preparing its nodes",
-    "COMPLETING": "it has ended, and Slurm is waiting for its last processes on {NodeList}",
-    "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
-    "JobHeldUser": "it is held; scontrol release {0} lets it start",
-    "JobHeldAdmin": "an administrator holds it: ask the site",
-    "Dependency": "it is waiting for another job; squeue -o %E -j {0} shows which",
-    "DependencyNeverSatisfied": "it can never start: its dependency can no longer be satisfied",
-    "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
-}
+_MOST_REASONS = 3  # why no service answers
+# What Slurm may know of a job that no service answers for.
+_FIELDS = (
+    "Reason",
+    "StartTime",
+    "NodeList",
+    "ExitCode",
+)
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -96,27 +102,24 @@ def main(args: Namespace) -> int:
         addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id or own.job_label}: {error}") from None
-    job_id = ref_of(slurm_job)
-    reason = ""
+    reasons = []
     for address in addresses:
         try:
-            workers = _ask(address)["workers"]
-            break
-        except RendezvousError as error:  # the service answers, but the secret is missing
-            reason = f" ({error})"
-        except (OSError, WireError) as error:
-            reason = reason or f" ({address.host}:{address.port}: {error})"
-    else:
-        text = describe_job(job_id, slurm_job) or (
-            f"no coordination service answers in a step of job {job_id}"
-            f"{reason}: the program has not created a strategy of slurm_resolver, trains alone, or "
-            "has ended. If it sets port_base, add --port with port_base plus the largest task "
-            "count on any node."
+            workers = _ask(address)
+        except (OSError, WireError, RendezvousError) as error:
+            reasons.append(f"{address.host}:{address.port}: {error}")
+        else:
+            _print(workers, args.json)
+            return 0
+    text = describe_job(slurm_job)
+    if slurm_job["JobState"] in RUNNING_STATES:
+        text += (
+            f" ({shorten(reasons, _MOST_REASONS) or 'srun has started nothing'}): the program has "
+            "not created a strategy of slurm_resolver, trains alone, or has ended. If "
+            "it sets port_base, add --port with port_base plus the largest task count on any node."
         )
-        print_line(text, "slurm-resolver status")
-        return 1
-    _print(workers, args.json)
-    return 0
+    print_line(text, "slurm-resolver status")
+    return 1
 
 
 def choose_job(jobs: list[Fields]) -> Fields:
@@ -130,78 +133,25 @@ def choose_job(jobs: list[Fields]) -> Fields:
     """
     array = jobs[0].get("ArrayJobId")
     running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
-    if array and len(running) == 1:
-        return running[0]
-    if array and len(jobs) > 1:
-        # Slurm shows the newest task first, and those that wait together as one: 3-9%2.
-        tasks = [f"{array}_{job['ArrayTaskId']} is {job['JobState']}" for job in reversed(jobs)]
+    if not array or len(jobs) == 1:
+        return jobs[0]
+    if len(running) != 1:
         raise LaunchError(
-            f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
+            f"job {array} is an array, and {len(running)} of its tasks are running: give one of "
+            f"them, such as {array}_1 (squeue -j {array} lists them)"
         )
-    return jobs[0]
+    return running[0]
 
 
-def _print(workers: list[Worker], as_json: bool) -> None:
-    slow = slowest(workers)
-    if as_json:
-        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
-        return
-    if not workers:
-        print(
-            "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and "
-            "ResumableLoop do"
-        )
-        return
-    lines = [describe_epoch(slow or workers[0]), advise(workers)]
-    if slow:
-        lines.append(
-            f"slowest: {slow['name']}, which spends {min(1.0, _outside_of_steps(slow)):.0%} of its "
-            "time outside of steps"
-        )
-    below = "\n".join(filter(None, lines))
-    print(table(workers) + (f"\n\n{below}" if below else ""))
-
-
-def describe_epoch(worker: Worker) -> str:
-    """Returns what a worker has spent its last whole epoch with; '' before its end."""
-    spent = sorted(worker["seconds"].items(), key=lambda item: -item[1])
-    total = sum(worker["seconds"].values())
-    if not total:
-        return ""
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
+def describe_job(slurm_job: Fields) -> str:
+    """Returns the state of a job (`show_job`) that no service answers for, in Slurm's words."""
+    known = [
+        f"{name}={slurm_job[name]}" for name in _FIELDS if slurm_job.get(name, "") not in UNSET
+    ]
     return (
-        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
-        f" ({worker['name']})"
+        f"no coordination service answers in a step of job {ref_of(slurm_job)}, which is "
+        f"{slurm_job['JobState']}, {', '.join(known)}"
     )
-
-
-def advise(workers: list[Worker]) -> str:
-    """Returns what to do if all workers wait for data for long; else ''."""
-    share = min(float(worker["waiting"]) for worker in workers)
-    if share < _WAITING:
-        return ""
-    remedy = "end the dataset with prefetch(tf.data.AUTOTUNE), and give each task more CPUs"
-    if any(worker["whole"] for worker in workers):
-        remedy = "each worker produces all rows; expensive work belongs in a map before batch(n)"
-    return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
-
-
-def describe_job(job_id: str, slurm_job: Fields) -> str:
-    """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
-    state = slurm_job.get("JobState", "")
-    reason = slurm_job.get("Reason", "None")
-    if state == "PENDING":
-        state += f" ({reason})"
-        known = ""
-        if slurm_job.get("StartTime", "Unknown") != "Unknown":
-            known = "Slurm expects it to start at {StartTime}"
-        meaning = _STATES.get(reason, known)
-    else:
-        meaning = _STATES.get(state, "it has ended, with exit status {ExitCode}")
-        if state in RUNNING_STATES and state not in _STATES:
-            return ""
-    meaning = meaning.format(job_id, **slurm_job)
-    return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 
 def _addresses(
@@ -214,38 +164,30 @@ def _addresses(
     """
     cluster = own.cluster_name or show_config().get("ClusterName")
     job_id = slurm_job.get("HetJobId", slurm_job["JobId"])
-    numbered = defaultdict(list)
+    components = defaultdict(list)  # of a step; one where the job is not heterogeneous
     for fields in show_steps(slurm_job):
-        name = fields.get("StepId", "").rpartition(".")[2]
-        if name.isdigit() and step_id in ("", name):
-            numbered[int(name)].append(fields)
-    for number, records in sorted(numbered.items(), reverse=True):
-        if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
-            continue  # the step that this command runs in
+        components[fields.get("StepId", "").rpartition(".")[2]].append(fields)
+    numbers = [name for name in components if name.isdigit() and step_id in ("", name)]
+    for number in sorted(numbers, key=int, reverse=True):
         step = SlurmStep(
             cluster_name=cluster,
             job_id=job_id,
-            step_id=str(number),
+            step_id=number,
             restart_count=int(slurm_job.get("Restarts") or 0),
         )
-        nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
-        ports = [given_port or derive_service_port(step)]
-        if "HetJobId" not in slurm_job:
-            nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
+        # The first node of the step is that of one of its components.
+        for fields in components[number]:
+            node = expand_hostlist(fields["NodeList"])[0]
+            host = show_nodes("NodeAddr", node).get(node, node)
             # By default the last reserved port is left over; the layout, which decides, is not
-            # known here. Heterogeneous steps do not use reserved ports.
-            if not given_port:
-                listed = SlurmStep.reserved_ports.parse(records[0].get("ResvPorts", "")) or ()
-                ports = [*reversed(listed[1:]), *ports]
-        hosts = show_nodes("NodeAddr", ",".join(nodes))
-        for node in nodes:
-            for port in ports:
-                yield ServiceAddress(
-                    hosts.get(node, node), port, node, identity_of(step), 0, 0, False
-                )
+            # known here.
+            reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
+            ports = [*reversed(reserved), derive_service_port(step)]
+            for port in [given_port] if given_port else ports:
+                yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 
 
-def _ask(address: ServiceAddress) -> Message:
+def _ask(address: ServiceAddress) -> list[Worker]:
     """Returns what a service knows of the workers; raises as `open_connection`."""
     observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
     sock, lines, answer = open_connection(address, observer)
@@ -253,7 +195,54 @@ def _ask(address: ServiceAddress) -> Message:
         if "refused" in answer:
             raise WireError(str(answer["refused"]))
         sock.sendall(encode({}))
-        return wire.read(lines)
+        workers: list[Worker] = wire.read(lines)["workers"]
+        return workers
+
+
+def _print(workers: list[Worker], as_json: bool) -> None:
+    slow = slowest(workers)
+    if as_json:
+        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
+    elif workers:
+        lines = [table(workers), describe_epoch(slow or workers[0]), advise(workers)]
+        if slow:
+            lines.append(f"slowest: {slow['name']}, which spends the most time outside of steps")
+        print("\n".join(filter(None, lines)))
+    else:
+        print(
+            "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and "
+            "ResumableLoop do"
+        )
+
+
+def table(workers: list[Worker]) -> str:
+    """Returns a line for each worker, below the headings."""
+    rows = [[cell.format(**worker) for cell in _COLUMNS.values()] for worker in workers]
+    return "\n".join(aligned([[*_COLUMNS], *rows], _NUMBERS))
+
+
+def describe_epoch(worker: Worker) -> str:
+    """Returns a line with what a worker has spent its last whole epoch with; '' before its end."""
+    total = sum(worker["seconds"].values())
+    if not total:
+        return ""
+    spent = sorted(worker["seconds"].items(), key=itemgetter(1), reverse=True)
+    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
+    return (
+        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
+        f" ({worker['name']})"
+    )
+
+
+def advise(workers: list[Worker]) -> str:
+    """Returns a line with what to do if all workers wait for data for long; else ''."""
+    share = min(worker["waiting"] for worker in workers)
+    if share < _WAITING:
+        return ""
+    remedy = "end the dataset with prefetch(tf.data.AUTOTUNE), and give each task more CPUs"
+    if any(worker["whole"] for worker in workers):
+        remedy = "each worker produces all rows; expensive work belongs in a map before batch(n)"
+    return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
 
 
 def slowest(workers: list[Worker]) -> Worker | None:
@@ -262,36 +251,8 @@ def slowest(workers: list[Worker]) -> Worker | None:
     The workers wait for each other in a step. The slowest spends more time than the others waiting
     for data, or between steps.
     """
-    if not workers:
+    outside = [worker["waiting"] + worker["outside"] for worker in workers]
+    most = max(outside, default=0.0)
+    if most - statistics.median_low(outside or [0.0]) < _SLOWER:
         return None
-    worst = max(workers, key=_outside_of_steps)
-    slower = _outside_of_steps(worst) - statistics.median_low(map(_outside_of_steps, workers))
-    return worst if slower >= _SLOWER else None
-
-
-def _outside_of_steps(worker: Worker) -> float:
-    """Returns the share of its time that a worker spends waiting for data, or between steps."""
-    return float(worker["waiting"] + worker["outside"])
-
-
-def table(workers: list[Worker]) -> str:
-    """Returns a line for each worker, below the headings."""
-    rows = [("worker", "epoch", "step", "doing", "ms per step", "data", "between")]
-    for worker in workers:
-        doing = "idle" if worker["phase"] == IDLE else str(worker["phase"])
-        if worker["stage"] not in ("", "training") and worker["stage"] not in doing:
-            doing = f"{worker['stage']}: {doing}"
-        if worker["silent"] > _SILENT_SECONDS:
-            doing = f"{doing}; no report for {worker['silent']:.0f} s"
-        rows.append(
-            (
-                worker["name"],
-                str(worker["epoch"] or "-"),
-                str(worker["step"] or "-"),
-                doing,
-                f"{worker['ms']:.1f}" if worker["ms"] else "-",
-                f"{worker['waiting']:.0%}",
-                f"{worker['outside']:.0%}",
-            )
-        )
-    return "\n".join(aligned(rows, numbers=(1, 2, 4, 5, 6)))
+    return workers[outside.index(most)]
