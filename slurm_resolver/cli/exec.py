@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from slurm_resolver.cli.options import (
     OptionAdder,
     add_cluster_options,
     add_command,
+    check_startable,
     cluster_options,
     command_of,
     seconds,
@@ -53,7 +53,7 @@ examples:
 TF_CONFIG contains the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
-_PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
+_PLACEHOLDER = re.compile(r"\{(\{[a-z_]+\}|[a-z_]+)\}")
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -107,13 +107,10 @@ def main(args: Namespace) -> int:
     try:
         cluster = resolve_step(SlurmStep.read(), options)
         if args.wait is not None and cluster.tasks:
-            import shutil
-
             from slurm_resolver.start.ready import wait_until_ready
 
             # Checked before the others start, because they would wait for this task.
-            if not shutil.which(command[0]):
-                raise _not_startable(command[0], OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+            check_startable(command)
             wait_until_ready(cluster, options.meeting_seconds)
     except SlurmResolverError as error:
         if not find_rendezvous_error(error):
@@ -146,18 +143,19 @@ def main(args: Namespace) -> int:
     except OSError as error:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe
         leave_all(f"its program cannot be started: {error.strerror}")
-        raise _not_startable(command[0], error) from error
+        raise LaunchError(
+            f"{command[0]!r} is not a program that can be started here ({error.strerror}). "
+            "'Argument list too long' means more than Linux passes to a program: 128 KiB in an "
+            "argument or variable, and a quarter of `ulimit -s` together. Then start fewer tasks, "
+            "or use slurm_resolver.resolve() in the program."
+        ) from error
 
 
 def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
     """Returns the words with the placeholders filled in; other braces stay."""
-    if not any("{" in word for word in words):
-        return list(words)  # the lists of hosts are long
-    values = {}
-    for name, value in placeholders(cluster).items():
-        values[f"{{{name}}}"] = value
-        values[f"{{{{{name}}}}}"] = f"{{{name}}}"
-    return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
+    values = placeholders(cluster)
+    values.update({f"{{{name}}}": f"{{{name}}}" for name in values})
+    return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words]
 
 
 def _watched_servers(cluster: Cluster, given: str | None) -> Sequence[str]:
@@ -178,13 +176,3 @@ def _watched_servers(cluster: Cluster, given: str | None) -> Sequence[str]:
         f"--servers {given}: this step has the jobs {', '.join(sorted(jobs))}; expected a ps, and "
         "a chief or worker that does not only serve, as in --jobs chief=1,ps=1,worker=-1"
     )
-
-
-def _not_startable(name: str, error: OSError) -> LaunchError:
-    if error.errno == errno.E2BIG:
-        return LaunchError(
-            "the arguments and variables, with this step's tasks filled in, are longer than Linux "
-            "passes to a program: 128 KiB each, and a quarter of `ulimit -s` together. Start fewer "
-            "tasks, or use slurm_resolver.resolve() in the program."
-        )
-    return LaunchError(f"{name!r} is not a program that can be started here ({error.strerror})")

@@ -155,4 +155,4 @@ def test_more_tasks_than_linux_passes(
         },
     )
     assert done.returncode == (2 if refused else 0)
-    assert ("longer than Linux passes to a program" in done.stderr) == refused
+    assert ("(Argument list too long). " in done.stderr) == refused
