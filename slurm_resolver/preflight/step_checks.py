@@ -60,7 +60,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         note = {
             **agreement_facts(cluster),
             "bad": {one.id: one for one in (*own, driver) if one.is_bad},
-            "cpus": cpu_facts(cluster.step, task.rank, gpus is not None),
+            "cpus": cpu_facts(cluster.step, gpus is not None),
             "gpus": gpus,
             # One task asks: a thousand would burden Slurm's controller.
             "job": check_job(cluster.step) if task.rank == 0 else [],

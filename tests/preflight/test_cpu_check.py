@@ -11,7 +11,9 @@ from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus
 
 def tasks(*own: int, machine: int = 64, **fields: Any) -> list[CpuFacts]:
     """Returns a node's tasks from their CPU masks, in which bit N stands for CPU N."""
-    return [CpuFacts(rank, mask, machine, **fields) for rank, mask in enumerate(own)]
+    return [
+        CpuFacts([cpu for cpu in range(64) if mask >> cpu & 1], machine, **fields) for mask in own
+    ]
 
 
 ALL = (1 << 64) - 1
@@ -50,16 +52,16 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
             per_task=8,
             granted=2,
         ),
-        "ranks 0-1 on n1 may use CPUs 0-1, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises",
+        "2 tasks on n1 may use 2 CPUs of its 64; SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK promise",
     ),
-    "fewer than the step has": (tasks(1, 2, granted=64), "ranks 0-1 on n1 may use CPUs 0-1, but"),
+    "fewer than the step has": (tasks(1, 2, granted=64), "2 tasks on n1 may use 2 CPUs of its 64;"),
     "one CPU for a GPU": (
         tasks(
             128,
             uses_gpus=True,
             granted=1,
         ),
-        "rank 0 on n1 may use 1 CPU of the node's 64, too few to feed a GPU",
+        "1 task on n1 may use 1 CPU of its 64;",
     ),
 }
 
