@@ -32,9 +32,8 @@ COMMANDS = {
 }
 
 _EPILOG = """\
-exit status: 0 for success, 1 if it found a problem, 2 if usage or environment is wrong; that of
-check may be 3, and exec, run, supervise and requeue return the program's own. COMMAND --help has
-details and examples."""
+exit status: 0 for success, 1 if it found a problem, 2 if usage or environment is wrong; exec, run,
+supervise and requeue return the program's own. COMMAND --help has details and examples."""
 
 
 class _Parser(ArgumentParser):

@@ -16,27 +16,28 @@ from slurm_resolver.cli.options import (
     seconds,
     values_of,
 )
-from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous_error
+from slurm_resolver.errors import (
+    JobsError,
+    NotInStepError,
+    SlurmResolverError,
+    find_rendezvous_error,
+)
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Checks, before TensorFlow starts, whether it can start: all tasks are present and agree, names
 resolve, ports can be reached, no GPU is shared, and versions are equal. One task prints each
-warning and failure, and a summary. Without srun it checks this machine only."""
+warning and failure, and a summary."""
 
 EPILOG = """\
-exit status, the same in every task: 0 if no check failed (3 without srun), 1 if one failed or
---collective warns of what it measured, 2 if usage or environment is wrong. Other warnings do not
-change it.
+exit status, the same in every task: 0 if no check failed, 1 if one failed or --collective warns of
+what it measured, 2 if usage or environment is wrong. Other warnings do not change it.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
-  srun slurm-resolver check --collective
-  slurm-resolver check"""
+  srun slurm-resolver check --collective"""
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -51,39 +52,35 @@ def add_arguments(add: OptionAdder) -> None:
     add("--verbose", "print every check")
     add(
         "--collective",
-        "under srun, if no check fails, measure a step and an all-reduce in every task",
+        "if no check fails, measure a step and an all-reduce in every task",
     )
     add("--json", "print JSON")
 
 
 def main(args: Namespace) -> int:
-    """Runs the checks, prints them in one task, and returns 0, 1 or 3."""
+    """Runs the checks, prints them in one task, and returns 0 or 1."""
     # Imported here: --help does not need them, and they take long.
     from slurm_resolver.coordination.client import leave_all
     from slurm_resolver.preflight.result import FAILED, Result
-    from slurm_resolver.preflight.step_checks import check_here, check_step
+    from slurm_resolver.preflight.step_checks import check_step
 
     until = time.monotonic() + args.timeout
     step = SlurmStep.read()
-    jobs = args.jobs or {}
-    refuse_misspelt_jobs(jobs)
-    if args.collective and "ps" in jobs:
+    if args.collective and "ps" in (args.jobs or {}):
         raise JobsError(
             "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
             "not start in a cluster with parameter servers. Remove ps."
         )
-    printing = True
-    status = 0
     try:
-        options = cluster_options(args)._replace(until=until)
-        cluster = resolve_step(step, options) if step.is_launched else Cluster()
-        if cluster.service:
-            printing = cluster.service.hosts_service
-            results = check_step(cluster, until - time.monotonic())
-        else:
-            status = 3  # no step was checked
-            job_counts(args.jobs, sum(map(abs, jobs.values())))
-            results = check_here()
+        cluster = resolve_step(step, cluster_options(args)._replace(until=until))
+        if not cluster.service:
+            raise NotInStepError(
+                "no step to check: start this command with srun, like the training, to check all "
+                "of its tasks together; on this machine alone, with slurm-resolver run -n 2 -- "
+                "slurm-resolver check"
+            )
+        printing = cluster.service.hosts_service
+        results = check_step(cluster, until - time.monotonic())
     except SlurmResolverError as error:
         cause = find_rendezvous_error(error)
         if not cause:
@@ -91,8 +88,7 @@ def main(args: Namespace) -> int:
         results = [Result("presence", FAILED, str(error))]
         printing = cause.unreached or step.rank == 0
     counts = Counter(result.status for result in results)
-    if counts[FAILED]:
-        status = 1
+    status = 1 if counts[FAILED] else 0
     if printing and args.json:
         print(json.dumps({"ok": not status, "checks": [result._asdict() for result in results]}))
     elif printing:

@@ -81,12 +81,6 @@ def job_counts(
     return {name: count for name, count in counts.items() if count}
 
 
-def refuse_misspelt_jobs(jobs: JobCounts) -> None:
-    """Raises JobsError for a name that looks misspelt, in a check before the training."""
-    for misspelt in _misspelt(jobs):
-        raise JobsError(f"jobs={dict(jobs)!r}: {misspelt}.")
-
-
 def _misspelt(jobs: Iterable[str]) -> Iterator[str]:
     """Yields a message about each name that looks misspelt."""
     for name in jobs:

@@ -24,8 +24,6 @@ from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
 from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
-from slurm_resolver.slurm.gpu_variables import count_driver_gpus
-from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.start.probe import ask_rank, listening
 from slurm_resolver.start.ready import agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, task_devices
@@ -87,25 +85,6 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         check_cpus(cpus),
         driver if driver.is_bad else check_gpus(devices, tasks),
         *(Result(*result) for result in notes[0]["job"]),
-    ]
-
-
-def check_here() -> list[Result]:
-    """Runs the checks that need no step."""
-    gpus = count_driver_gpus()
-    return [
-        *check_versions(),
-        _check_proxies(),
-        Result("gpus", SKIPPED, "no NVIDIA driver, or no nvidia-ml-py to ask it")
-        if gpus is None
-        else Result("gpus", OK, f"the driver shows {gpus}"),
-        *check_job(SlurmStep.read()),
-        Result(
-            "step",
-            WARNING,
-            "no step was checked: start this command with srun, like the training, to check all "
-            "of its tasks together",
-        ),
     ]
 
 

@@ -7,9 +7,7 @@ import os
 
 import pytest
 from captured import Captured
-from local_run import COMMAND, captured, in_step
-
-from slurm_resolver.cli import main
+from local_run import COMMAND, captured, in_step, refused
 
 PROXIES = (
     "grpc_proxy",
@@ -78,20 +76,5 @@ def test_a_task_that_does_not_come_is_named() -> None:
     assert ONE in presence["detail"]
 
 
-def test_one_machine(capsys: Captured) -> None:
-    status = main(["check", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    assert [check["id"] for check in printed["checks"]] == [
-        "tensorflow",
-        "keras",
-        "proxies",
-        "gpus",
-        "step",
-    ]
-    failed = any(check["status"] == "failed" for check in printed["checks"])
-    assert status == (1 if failed else 3)
-    assert not printed["ok"]
-    assert main(["check"]) == status
-    assert "no step was checked" in capsys.readouterr().out
-    assert main(["check", "--jobs", "pss=1"]) == 2
-    assert "job 'pss' is not 'ps'" in capsys.readouterr().err
+def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
+    assert "no step to check: start this command with srun" in refused(capsys, "check")

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
             per_task=8,
             granted=2,
         ),
-        "2 tasks on n1 may use 2 CPUs of its 64; SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK promise",
+        "2 tasks on n1 may use 2 CPUs of its 64; SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK ",
     ),
     "fewer than the step has": (tasks(1, 2, granted=64), "2 tasks on n1 may use 2 CPUs of its 64;"),
     "one CPU for a GPU": (
