@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import util
 from importlib.machinery import ModuleSpec, PathFinder
 
@@ -15,24 +16,6 @@ def load(spec: ModuleSpec | None) -> None:
     if spec and spec.loader:
         sys.modules[spec.name] = module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-
-
-class Watch:
-    """Takes note when TensorFlow is looked for, and lets wrapt watch its import.
-
-    TensorFlow requires wrapt, which takes too long for every Python that starts.
-    """
-
-    @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Finds TensorFlow by all other finders, of which wrapt's is then the first."""
-        if name != "tensorflow" or not util.find_spec("wrapt"):
-            return None
-        import wrapt
-
-        sys.meta_path.remove(cls)
-        wrapt.register_post_import_hook(HOOK, name)
-        return util.find_spec(name)
 
 
 package = os.path.dirname(FOLDER)
@@ -48,7 +31,10 @@ if not util.find_spec("slurm_resolver"):  # the program's Python does not have i
 from slurm_resolver.startup import HOOK, VARIABLE  # noqa: E402 (see above)
 
 if os.environ.get(VARIABLE):
-    sys.meta_path.insert(0, Watch)
+    with suppress(ImportError):  # TensorFlow requires wrapt: without it, there is no TensorFlow
+        import wrapt
+
+        wrapt.register_post_import_hook(HOOK, "tensorflow")
 # The sitecustomize that Python would have run without this folder.
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
 load(PathFinder.find_spec("sitecustomize"))
