@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -12,6 +13,7 @@ OK = "ok"
 WARNING = "warning"
 FAILED = "failed"
 SKIPPED = "skipped"
+_FROM_GOOD_TO_BAD = (OK, SKIPPED, WARNING, FAILED)
 
 _MAX_SHOWN = 4  # problems in one line; the number of the others follows
 
@@ -39,19 +41,15 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     return Result(id, status, "; ".join(found))
 
 
-def merge(own: Result, notes: Mapping[int, Any], cluster: Cluster) -> Result:
-    """Returns one result of all tasks, whose notes have their bad results by id.
-
-    Without a bad one it is this task's own result.
-    """
-    bad = {
-        rank: Result(*note["bad"][own.id]) for rank, note in notes.items() if own.id in note["bad"]
-    }
-    if not bad:
-        return own
-    return result_of(
-        own.id,
-        named({rank: one.detail for rank, one in bad.items()}, cluster),
-        own.detail,
-        FAILED if any(one.status == FAILED for one in bad.values()) else WARNING,
-    )
+def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, Result]:
+    """Returns one result for each id, from those of all tasks; it names the tasks with bad ones."""
+    by_id: dict[str, dict[int, Result]] = defaultdict(dict)
+    for rank, results in by_rank.items():
+        for id, status, detail in results:
+            by_id[id][rank] = Result(id, status, detail)
+    merged = {}
+    for id, same in by_id.items():
+        worst = max(same.values(), key=lambda one: _FROM_GOOD_TO_BAD.index(one.status))
+        bad = {rank: one.detail for rank, one in same.items() if one.is_bad}
+        merged[id] = result_of(id, named(bad, cluster), "", worst.status) if bad else worst
+    return merged

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 import resource
-import socket
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,39 +51,29 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     client = connect(cluster.service, cluster.name_of)
     with listening(task) as port_taken:
         client.gather("the checks", None, timeout)
-        own = _check_alone(cluster, cluster.service, port_taken)
-        driver = check_driver(cluster)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
         note = {
             **agreement_facts(cluster),
-            "bad": {one.id: one for one in (*own, driver) if one.is_bad},
+            "results": _check_alone(cluster, cluster.service, port_taken),
             "cpus": cpu_facts(cluster.step, gpus is not None),
             "gpus": gpus,
-            # One task asks: a thousand would burden Slurm's controller.
-            "job": check_job(cluster.step) if task.rank == 0 else [],
         }
         notes = dict(enumerate(client.gather("the exchange of results", note, _PROBING_SECONDS)))
     cpus = defaultdict(list)
     for rank, note in notes.items():
         cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-    driver = merge(driver, notes, cluster)
+    results = merge({rank: note["results"] for rank, note in notes.items()}, cluster)
+    if not results["gpus"].is_bad:
+        results["gpus"] = check_gpus(devices, tasks)
     return [
-        result_of(
-            "presence",
-            [advise_on_lonely_step(cluster.step)],
-            f"all {len(tasks)} tasks are present" if len(tasks) > 1 else "the only task is present",
-            WARNING,
-        ),
+        *results.values(),
+        check_cpus(cpus),
         result_of(
             "agreement",
             find_disagreement(notes, cluster),
             "same cluster, same versions in every task",
         ),
-        *(merge(one, notes, cluster) for one in own),
-        check_cpus(cpus),
-        driver if driver.is_bad else check_gpus(devices, tasks),
-        *(Result(*result) for result in notes[0]["job"]),
     ]
 
 
@@ -98,15 +87,11 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         for distance in range(len(tasks))
         if asks_all or not distance & (distance - 1)  # 0 or a power of two
     ]
-    hosts = {task.address.rpartition(":")[0] for task in asked}
-    unresolved = set()
     unreached = []
 
     def ask(task: Task) -> None:
         try:
             ask_rank(task, service.remedy)
-        except socket.gaierror as error:
-            unresolved.add(f"{task.address.rpartition(':')[0]}: {error}")
         except OSError as error:
             unreached.append(
                 f"cannot reach {cluster.name_of(task.rank)} at {task.address}: {error}"
@@ -126,17 +111,23 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
             "export SLURM_RESOLVER_SECRET=$(openssl rand -hex 32) before srun",
         )
     return [
+        result_of(
+            "presence",
+            [advise_on_lonely_step(cluster.step)],
+            f"{counted(len(tasks), 'task')} present",
+            WARNING,
+        ),
         # What a task's variables say of its place has been compared with the layout.
         Result("layout", OK, f"{layout.distribution}, from {layout.source}"),
-        result_of("names", unresolved, f"{counted(len(hosts), 'host name')} resolved"),
         result_of("ports", [port_taken], "all are free"),
-        result_of(
-            "reach", sorted(unreached), f"each task reaches {counted(len(asked) - 1, 'other')}"
-        ),
+        result_of("reach", sorted(unreached), f"each task reaches {len(asked) - 1} others"),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
         *_check_memlock(),
+        check_driver(cluster),
+        # One task asks: a thousand would burden Slurm's controller.
+        *(check_job(cluster.step) if service.rank == 0 else []),
     ]
 
 
