@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import BooleanOptionalAction, Namespace
 from contextlib import suppress
 
 from slurm_resolver.cli.options import (
@@ -15,7 +15,7 @@ from slurm_resolver.cli.options import (
     seconds,
     values_of,
 )
-from slurm_resolver.errors import LaunchError, SlurmResolverError
+from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.local import IMITATED_SLURM
 
 DESCRIPTION = f"""\
@@ -79,9 +79,9 @@ def add_arguments(add: OptionAdder) -> None:
         default=0,
     )
     add(
-        "--fail-after S[:RANK]",
-        "kill the task RANK (default: the last one) S seconds after the first start",
-        type=_failure,
+        "--fail-after S",
+        "kill the task with the highest rank S seconds after the first start",
+        type=seconds,
     )
     add(
         "--preempt-after S",
@@ -110,15 +110,6 @@ def main(args: Namespace) -> int:
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal and limit is None:
         print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
-    if args.fail_after is not None:
-        after, rank = args.fail_after
-        if rank is None:
-            rank = tasks - 1
-        if rank >= tasks:
-            raise LaunchError(
-                f"--fail-after {after:g}:{rank}: expected a rank from 0 to {tasks - 1}"
-            )
-        values["fail_after"] = (after, rank)
     options = RunOptions(
         **values,
         gpu_variables=gpu_variables(tasks, args.gpus, args.gpus_per_task, os.environ),
@@ -135,12 +126,3 @@ def main(args: Namespace) -> int:
                 f"srun -n {steps * tasks} …"
             )
     return asyncio.run(run_job(options))
-
-
-def _failure(text: str) -> tuple[float, int | None]:
-    after, colon, rank = text.partition(":")
-    if not colon:
-        return seconds(after), None
-    if not rank.isdecimal():
-        raise ArgumentTypeError(f"{text!r}: expected seconds and a rank, such as 20:1")
-    return seconds(after), int(rank)

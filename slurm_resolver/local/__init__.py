@@ -20,7 +20,7 @@ class RunOptions(NamedTuple):
         output: a file name pattern, "all" (the screen), "none", or the only rank that is shown.
         label: whether lines begin with the rank; None: on the screen, not in files.
         limit_signal: the signal that the tasks get before the time limit.
-        fail_after: the time after the start of the first step, and the rank that is killed then.
+        fail_after: when the highest rank is killed, after the start of the first step.
         preempt_after: when the first step is preempted, after the first step of its training.
         requeue: whether the job starts anew where Slurm would requeue it.
         restarts: how often at most the job starts a new step after a failed one.
@@ -34,7 +34,7 @@ class RunOptions(NamedTuple):
     time_limit: int | None
     limit_signal: LimitSignal | None
     kill_on_bad_exit: bool
-    fail_after: tuple[float, int] | None
+    fail_after: float | None
     preempt_after: float | None
     requeue: bool
     restarts: int

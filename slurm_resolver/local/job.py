@@ -172,8 +172,8 @@ class _Step:
             if options.limit_signal and left > options.limit_signal[1]:
                 number, seconds = options.limit_signal
                 self._call_later(left - seconds, self._send_limit_signal, number, seconds)
-        if options.fail_after:
-            self._call_later(options.fail_after[0], self._fail_as_planned, options.fail_after[1])
+        if options.fail_after is not None:
+            self._call_later(options.fail_after, self._fail_as_planned, options.num_tasks - 1)
         if options.preempt_after is not None:
             self._preempt_in_training(options.preempt_after)
 

@@ -207,15 +207,15 @@ STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 
 def test_a_new_step_of_the_same_job_after_a_failure(run_ready: Run) -> None:
     status, lines, errors = run_ready(
-        "--restarts 1 --fail-after 0.5:0", f"{STEP} {READY} [ $SLURM_STEP_ID = 1 ] || exec sleep 60"
+        "--restarts 1 --fail-after 0.5", f"{STEP} {READY} [ $SLURM_STEP_ID = 1 ] || exec sleep 60"
     )
     assert status == 0
     assert [line.rstrip().partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
     assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the same job
     assert errors.splitlines() == [
-        "slurm-resolver run: killing task 0 (--fail-after)",
-        "slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks",
-        "slurm-resolver run: restart 1 of at most 1: task 0 was ended by SIGKILL",
+        "slurm-resolver run: killing task 1 (--fail-after)",
+        "slurm-resolver run: task 1 was ended by SIGKILL; ending the other tasks",
+        "slurm-resolver run: restart 1 of at most 1: task 1 was ended by SIGKILL",
     ]
 
 
