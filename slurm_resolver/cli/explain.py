@@ -5,22 +5,20 @@ The logs of one start of one job belong together: the task that failed first is 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import textwrap
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Sequence
 from operator import itemgetter
 
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
-from slurm_resolver.diagnostics.message_search import Finding, printable, search
+from slurm_resolver.diagnostics.message_search import printable, search
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import counted, shorten
 
@@ -53,7 +51,6 @@ def add_arguments(add: OptionAdder) -> None:
     add.parser.add_argument(
         "logs", nargs="*", metavar="LOGFILE", help="a log, or - for standard input (default)"
     )
-    add("--json", "print JSON")
 
 
 def main(args: Namespace) -> int:
@@ -71,37 +68,43 @@ def main(args: Namespace) -> int:
             all_read = False
             continue
         named = _JOB.match(path)
-        logs.append((named[1] or named[2] if named else starts[-1].slurm_job, written, starts))
-    jobs = {slurm_job for slurm_job, _, _ in logs if slurm_job}
+        logs.append((written, named[1] or named[2] if named else starts[-1].slurm_job, starts))
+    jobs = {slurm_job for _, slurm_job, _ in logs if slurm_job}
     only_job = "".join(jobs) if len(jobs) == 1 else ""
-    parts = defaultdict(list)  # of the logs, by how many starts follow in the log, and the job
-    for slurm_job, written, starts in logs:
+    readers = defaultdict(list)  # by how many starts follow in the log, and the job
+    # The other tasks end after the one that failed first, and so do their logs.
+    for _, slurm_job, starts in sorted(logs, key=itemgetter(0)):
         for later, reader in enumerate(reversed(starts)):
             if not later or not reader.continues:
-                first = reader.first()
-                # The other tasks end after the one that failed first, and so do their logs.
-                order = first is None or first.follows, written
-                parts[later, slurm_job or only_job].append((order, reader))
-    found = {}
-    for start in sorted(parts):
-        findings = _explain([reader for _, reader in sorted(parts[start], key=itemgetter(0))])
-        if findings:
-            found[start] = findings
-    if args.json:
-        print(json.dumps([asdict(one) for findings in found.values() for one in findings]))
-    else:
-        _print(found)
+                readers[later, slurm_job or only_job].append(reader)
+    told: set[str] = set()
+    texts = {start: _explain(readers[start], told) for start in sorted(readers)}
+    texts = {start: text for start, text in texts.items() if text}
+    for (later, slurm_job), text in texts.items():
+        title = f"job {slurm_job}" if slurm_job else "a job"
+        if later:
+            title += f", {counted(later, 'start')} before the last"
+        if later or len(texts) > 1:
+            print(f"{title}:")
+        print(text)
     if not all_read:
         return 2
-    if not found:
+    if not texts:
         print_line("no known message found: look for the first error", "slurm-resolver explain")
-    return int(bool(found))
+    return int(bool(texts))
 
 
-def _explain(readers: list[FailureReader]) -> list[Finding]:
-    """Returns what explains one start of a job; the first of `readers` has the first failure."""
+def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
+    """Returns what explains one start of a job, with each cause and remedy once; '' for nothing.
+
+    Args:
+        readers: of the start's logs, the first one that was written first.
+        told: the causes and remedies that need not be said again; it gets those of this start.
+    """
+    readers = sorted(readers, key=_follows)
     first = readers[0].first()
     findings = readers[0].findings()
+    lines = []
     if first and not first.follows:
         _, own, _ = search(first.line)
         findings.sort(
@@ -114,55 +117,38 @@ def _explain(readers: list[FailureReader]) -> list[Finding]:
         # How a task has ended is not why.
         if first.is_end and findings and MESSAGES[findings[0].id].kind in _CAUSES:
             line += f", after: {findings[0].line}"
-        findings.insert(
-            0,
-            Finding(
-                file=readers[0].file,
-                id="first-failure",
-                line_number=first.line_number,
-                line=line,
-                cause="This task failed first. "
-                "Errors of other tasks may be effects of its failure.",
-                remedy="Correct this error. The lines before it in the log tell more.",
-                address=first.task or None,
-                count=1,
-            ),
-        )
+        place = f"{readers[0].file}:{first.line_number}"
+        lines.append(f"{first.task} failed first: {line} ({place})".lstrip())
     for reader in readers[1:]:
         findings += reader.findings()
-    return findings
+    by_id = defaultdict(list)
+    for finding in findings:
+        by_id[finding.id].append(finding)
+    for id, same in by_id.items():
+        one = same[0]
+        addresses = list(dict.fromkeys(each.address for each in same if each.address))
+        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
+        count = sum(each.count for each in same)
+        lines.append(f"{one.file}:{one.line_number}: {id} (x{count}){at}")
+        lines.append(_wrapped(one.line))
+        for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
+            if text not in told:
+                told.add(text)
+                lines.append(_wrapped(text))
+    return "\n".join(lines)
 
 
-def _print(found: Mapping[tuple[int, str], list[Finding]]) -> None:
-    """Prints the first failure in one line, then each message with its cause and remedy once."""
-    wrapper = textwrap.TextWrapper(
+def _follows(reader: FailureReader) -> bool:
+    """Returns whether this log has no failure, or one that another task's failure has caused."""
+    first = reader.first()
+    return first is None or first.follows
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(
+        text,
         width=max(40, shutil.get_terminal_size().columns),
         initial_indent="    ",
         subsequent_indent="      ",
         break_on_hyphens=False,
     )
-    printed = set()  # the causes and remedies
-    for (later, slurm_job), findings in found.items():
-        title = f"job {slurm_job}" if slurm_job else "a job"
-        if later:
-            title += f", {counted(later, 'start')} before the last"
-        if later or len(found) > 1:
-            print(f"{title}:")
-        by_id = defaultdict(list)
-        for finding in findings:
-            by_id[finding.id].append(finding)
-        for id, same in by_id.items():
-            one = same[0]
-            place = f"{one.file}:{one.line_number}"
-            if id == "first-failure":
-                who = f"{one.address} failed" if one.address else "failed"
-                print(f"{who} first: {one.line} ({place})")
-                continue
-            addresses = list(dict.fromkeys(each.address for each in same if each.address))
-            at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-            print(f"{place}: {id} (x{sum(each.count for each in same)}){at}")
-            print(wrapper.fill(one.line))
-            for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
-                if text not in printed:
-                    printed.add(text)
-                    print(wrapper.fill(text))

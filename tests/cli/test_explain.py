@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -135,12 +134,11 @@ def test_of_several_logs_that_of_the_first_to_fail_comes_first(log: Path, capsys
         capsys.readouterr().out.splitlines()[0]
         == "failed first: ValueError:  [31mbad batch (rank-1.log:4)"
     )
-    assert main(["explain", "--json", "rank-1.log", "rank-0.log"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["file"], one["id"]) for one in found][:2] == [
-        ("rank-1.log", "first-failure"),
-        ("rank-0.log", "peer-ended"),
-    ]
+    assert main(["explain", "rank-1.log", "rank-0.log"]) == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == "failed first: ValueError:  [31mbad batch (rank-1.log:4)"
+    assert second.startswith("rank-0.log:")
+    assert ": peer-ended (x" in second
 
 
 @pytest.mark.parametrize(
