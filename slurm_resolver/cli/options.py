@@ -130,12 +130,12 @@ def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
 def numbers_by_name(text: str) -> dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
-    found = {}
-    for part in text.split(","):
-        pair = re.fullmatch(r"\s*([^\s=][^=]*?)\s*=\s*(-?[0-9]{1,9})\s*", part)
-        if not pair or pair[1] in found:
-            raise ArgumentTypeError(f"{part!r} in {text!r}: expected NAME=NUMBER, each name once")
-        found[pair[1]] = int(pair[2])
+    pairs = [
+        re.fullmatch(r"([^\s=]+)\s*=\s*(-?[0-9]{1,9})", part.strip()) for part in text.split(",")
+    ]
+    found = {pair[1]: int(pair[2]) for pair in pairs if pair}
+    if len(found) < len(pairs):
+        raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 
@@ -15,7 +14,6 @@ from slurm_resolver.sbatch.settings import (
     seconds_after_signal,
 )
 from slurm_resolver.version import __version__
-from slurm_resolver.wording import counted
 
 _MOST_RESTARTS = 3  # of the check, which may also fail for another reason
 
@@ -58,8 +56,6 @@ def batch_file(settings: BatchSettings) -> str:
         "seconds": seconds,
         # Slurm may send the signal early: no start that it would interrupt.
         "left": seconds + SIGNAL_EARLY_SECONDS,
-        "environment": _ENVIRONMENT,
-        "step_nodes": counted(settings.nodes, "node"),
         "spare": spare,
         "least": least,
         "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
@@ -68,8 +64,6 @@ def batch_file(settings: BatchSettings) -> str:
         # With spare nodes the checks have more tasks than the training.
         "fit": jobs and (-1 in jobs.values() or not spare),
         "counts": ",".join(f"{name}={number}" for name, number in jobs.items()),
-        "kill": f"0 --wait={seconds}" if by_tasks else "1",
-        "jobs": json.dumps(dict(jobs)),
         "run": run,
     }
     text = ""
@@ -80,27 +74,6 @@ def batch_file(settings: BatchSettings) -> str:
     text = _OPTIONAL.sub(lambda found: found[2] if values[found[1]] else "", text)
     return re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text)
 
-
-_ENVIRONMENT = r"""set -eo pipefail
-
-# Replace this with the line that puts the right python and slurm-resolver first in PATH:
-# source ~/venv/bin/activate  # or: module load TensorFlow
-
-set -u  # only here: such scripts may use variables that are not set
-export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
-export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
-# quiet COMMAND: removes the notes that TensorFlow 2.21 writes before it reads that variable.
-quiet() {
-    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || { "$@"; return; }
-    local notes='absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)'
-    # Only standard error passes the filter. It ignores SIGTERM, as it must not end first. Where a
-    # full disk ends sed (status 4), the line is lost, but neither later lines nor the exit status.
-    { "$@" 2>&1 1>&3 | {
-        trap '' TERM
-        while sed -uE "/$notes/d"; [ $? = 4 ]; do :; done
-        cat || true
-    } >&2; } 3>&1
-}"""
 
 _OPTIONAL = re.compile(r"<(\w+):((?:[^<>]|<\w+>)*)>")
 # A line is in the file if the value before it is not empty or False, and so is the text in
@@ -117,7 +90,7 @@ requeue|#SBATCH --open-mode=append
 signal |# Sent to <receiver> <seconds> s before the time limit, or earlier.
 signal |#SBATCH --signal=<script:B:><signal>
 again  |# A node that fails does not end the job: supervise, below, continues without it if <least>
-again  |# or more nodes are healthy. <step_nodes> for the step, <spare> to spare.
+again  |# or more nodes are healthy. The step needs <nodes>; <spare> to spare.
 again  |#SBATCH --no-kill
        |#SBATCH --nodes=<all_nodes>
        |#SBATCH --ntasks-per-node=<each>
@@ -127,7 +100,27 @@ cpus   |#SBATCH --cpus-per-task=<cpus>
        |# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
        |#SBATCH --time=<time>
        |
-       |<environment>
+       |set -eo pipefail
+       |
+       |# Replace this with the line that puts the right python and slurm-resolver first in PATH:
+       |# source ~/venv/bin/activate  # or: module load TensorFlow
+       |
+       |set -u  # only here: such scripts may use variables that are not set
+       |export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+       |export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
+       |# quiet COMMAND: removes the notes that TensorFlow 2.21 writes before it reads that one.
+       |quiet() {
+       |    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || { "$@"; return; }
+       |    local notes='absl::InitializeLog\\(\\)|\\] (oneDNN custom|Could not find cuda)'
+       |    # Only standard error passes the filter. It ignores SIGTERM, as it must not end first.
+       |    # Where a full disk ends sed (status 4), the line is lost, but neither later lines nor
+       |    # the exit status.
+       |    { "$@" 2>&1 1>&3 | {
+       |        trap '' TERM
+       |        while sed -uE "/$notes/d"; [ $? = 4 ]; do :; done
+       |        cat || true
+       |    } >&2; } 3>&1
+       |}
        |
        |# The options of all steps. --label: the rank before each line of output.
 plane  |# --distribution: ranks in the order of the nodes, whatever the topology is.
@@ -167,8 +160,8 @@ counts |#   SlurmClusterResolver(<jobs>)
 quotes |# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
 again  |quiet slurm-resolver supervise --restarts <again><requeue: --requeue --least-time <left>> \\
 again  |    --nodes <nodes><min_nodes: --min-nodes <min_nodes>> --ntasks-per-node <each> -- \\
-again  |    "${step[@]}" --kill-on-bad-exit=<kill> \\
-once   |quiet "${step[@]}" --kill-on-bad-exit=<kill> \\
+again  |    "${step[@]}" --kill-on-bad-exit=<tasks:0 --wait=<seconds>><at_once:1> \\
+once   |quiet "${step[@]}" --kill-on-bad-exit=<tasks:0 --wait=<seconds>><at_once:1> \\
 script |    <run> "$@" &
 tasks  |    <run> "$@" || status=$?
 nobody |    <run> "$@"

@@ -14,6 +14,8 @@ from slurm_resolver.wording import counted
 DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
 
+_MISREAD = re.compile(r"^:\Z|[\r\ud800-\udfff]")  # a word of a command
+
 SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
 
 
@@ -46,12 +48,6 @@ class BatchSettings(NamedTuple):
 
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
-    gpus = settings.gpus_per_node
-    if gpus is not None and not re.fullmatch(r"[\w.:,-]+", gpus, re.ASCII):
-        raise LaunchError(
-            f"--gpus-per-node {gpus!r}: expected a number such as 4, or a type and a number such "
-            "as a100:4."
-        )
     limit = parse_time(settings.time)
     earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if settings.signal and limit is not None and limit <= earliest:
@@ -60,22 +56,15 @@ def check_settings(settings: BatchSettings) -> None:
             f"{SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
             f"time of more than {earliest} s."
         )
-    program = settings.command[0]
-    if not program or program.startswith("-"):
-        raise LaunchError(f"{program!r}: expected a program; srun would read it as an option.")
-    for word in settings.command:
-        if word == ":" or re.search("[\r\ud800-\udfff]", word):
-            raise LaunchError(
-                f"the word {word!r} of the command: srun reads ':' as the start of another "
-                "component, and sbatch accepts neither carriage returns nor bytes that are not "
-                "UTF-8; put the command into a script."
-            )
-    for option, number in (
-        ("spare-nodes", settings.spare_nodes),
-        ("min-nodes", settings.min_nodes),
-    ):
-        if number is not None and settings.restarts is None:
-            raise LaunchError(f"--{option} {number}: expected --restarts as well.")
+    command = settings.command
+    if command[0][:1] in ("", "-") or any(map(_MISREAD.search, command)):
+        raise LaunchError(
+            f"the command {command!r}: srun reads a first word that is empty or begins with '-' as "
+            "its own, and ':' as the start of another component; sbatch accepts neither carriage "
+            "returns nor bytes that are not UTF-8. Put the command into a script."
+        )
+    if settings.restarts is None and (settings.spare_nodes or settings.min_nodes):
+        raise LaunchError("--spare-nodes and --min-nodes: expected --restarts as well.")
     _check_jobs(settings, settings.nodes)
     if settings.min_nodes is not None:
         if settings.min_nodes > settings.nodes:
