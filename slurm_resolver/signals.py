@@ -18,8 +18,6 @@ PASSED_ON = (
 )
 # Python ignores these, and a program that it starts would ignore them as well.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# The signals that a batch file can catch, and that have no other meaning.
-CAUGHT_BY_BATCH_FILE = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
 
 
 def handle(numbers: Iterable[int], handler: Any) -> None:

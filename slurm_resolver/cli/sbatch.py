@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 
 from slurm_resolver.cli.options import (
     OptionAdder,
@@ -18,7 +17,6 @@ from slurm_resolver.cli.options import (
 )
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
-from slurm_resolver.signals import CAUGHT_BY_BATCH_FILE
 
 DESCRIPTION = """\
 Prints a complete batch file, with comments, that runs COMMAND on several nodes: it checks the step
@@ -65,19 +63,9 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "--signal SIGNAL[@SECONDS]",
         f"the signal before the time limit (with --requeue: {DEFAULT_SIGNAL})",
-        type=_signal,
     )
     add("--no-check", "no checks before the training", dest="check", action="store_false")
     add_command(add)
-
-
-def _signal(text: str) -> str:
-    if not re.fullmatch(rf"(SIG)?({'|'.join(CAUGHT_BY_BATCH_FILE)})(@\d{{1,5}})?", text, re.ASCII):
-        raise ArgumentTypeError(
-            f"{text!r}: expected one of {', '.join(CAUGHT_BY_BATCH_FILE)}, with the seconds "
-            "before the end: USR1@120"
-        )
-    return text
 
 
 def main(args: Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm.time_limit import parse_time
+from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -87,4 +87,4 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
 
 def seconds_after_signal(settings: BatchSettings) -> int:
     """Returns the seconds from the signal to the time limit."""
-    return int((settings.signal or "").partition("@")[2] or 60)  # sbatch's own default
+    return parse_signal(settings.signal or DEFAULT_SIGNAL)[1]

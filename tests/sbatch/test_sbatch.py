@@ -144,9 +144,8 @@ def test_tensorflows_notes_are_removed_from_standard_error(
 
 REFUSED = {
     "--nodes 0": "argument -N/--nodes: '0': expected a number from 1 to 1000000",
-    "--requeue --signal B:USR1@60": "'B:USR1@60': expected one of USR1",
+    "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected SIGNAL[@SECONDS]",
     "--requeue --time 3": "the signal up to 60 s early",
-    "--requeue --signal CONT@60": "expected one of USR1, USR2, TERM",
     "--time soon": "--time 'soon': expected minutes",
     "--partition gpu": "unrecognized arguments: --partition",
     "--ps 0": "argument --ps: '0': expected a number from 1",
