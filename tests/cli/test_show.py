@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import task_variables
@@ -61,50 +62,20 @@ def test_tasks_tell_each_other_where_they_run() -> None:
     assert told[0]["tasks"] == told[1]["tasks"] == told[2]["tasks"]
 
 
-def test_a_step_from_options(capsys: Captured) -> None:
-    options = "--nodelist n[9-10] --tasks-per-node 3 --distribution plane=2 --port-base 2222"
-    more = "--jobs chief=1,ps=1,worker=-1 --node-address=-ib0"
-    assert main(["show", *options.split(), *more.split(), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["self"], shown["job_id"], shown["layout_source"]) == (None, None, "options")
-    assert [(task["job"], task["address"]) for task in shown["tasks"]] == [
-        ("chief", "n9-ib0:2222"),
-        ("worker", "n9-ib0:2223"),
-        ("ps", "n10-ib0:2222"),
-        ("worker", "n10-ib0:2223"),
-        ("worker", "n9-ib0:2224"),
-        ("worker", "n10-ib0:2224"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--nodelist n[1-2", "--nodelist='n[1-2': expected a host list such as n[1-4]"),
-        ("--nodelist=", "--nodelist='': expected a host list"),
-        ("--nodelist n1 --distribution heap", "--distribution 'heap'"),
-        ("--nodelist n1 --distribution plane", "expected block, cyclic or plane=N"),
-        (
-            "--nodelist n1 --jobs ps=2",
-            "need 2 tasks, but --nodelist and --tasks-per-node make 1",
-        ),
-    ],
-)
-def test_errors(arguments: str, message: str, capsys: Captured) -> None:
-    errors = refused(capsys, "show", *arguments.split())
-    assert errors.startswith("slurm-resolver show: ")
-    assert "SLURM_" not in errors  # the user has set no variable
-    assert message in errors
-
-
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
-    told = "is not in a Slurm step. Start it with srun -N 2 "
-    assert told in refused(capsys, "show")
+    assert "there is no cluster to show. Start it with srun -N 2 " in refused(capsys, "show")
 
 
 def test_a_reader_that_goes_away() -> None:
     with piped(
-        [*COMMAND, "show", "--nodelist", "n[1-9999]", "--tasks-per-node", "4"],
+        [*COMMAND, "show", "--json"],
+        env={
+            **os.environ,
+            **TASK,
+            "SLURM_STEP_NUM_TASKS": "8000",
+            "SLURM_STEP_NODELIST": "n[9-4008]",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x4000)",
+        },
     ) as process:
         process.stdout.readline()
         process.stdout.close()
