@@ -86,7 +86,7 @@ _FILE = """\
        |#SBATCH --output=%x-%j.out
 requeue|# Slurm may stop the job and start it again, with the same id and output file.
 requeue|#SBATCH --requeue
-requeue|#SBATCH --open-mode=append
+signal |#SBATCH --open-mode=append
 signal |# Sent to <receiver> <seconds> s before the time limit, or earlier.
 signal |#SBATCH --signal=<script:B:><signal>
 again  |# A node that fails does not end the job: supervise, below, continues without it if <least>
