@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cli.screen import screen_of
-from slurm_resolver.errors import SlurmResolverError
+from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
 
@@ -97,4 +97,4 @@ def _run(words: Sequence[str]) -> int:
         return int(args.function(args))
     except SlurmResolverError as error:
         print_line(error, f"slurm-resolver {args.command}")
-        return 2
+        return 1 if find_rendezvous_error(error) else 2

@@ -24,8 +24,7 @@ from slurm_resolver.cluster.frameworks import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all
-from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
-from slurm_resolver.log import print_line
+from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
@@ -98,25 +97,19 @@ def add_arguments(add: OptionAdder) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
+    """Replaces this process by the program, or runs it."""
     command = command_of(args)
     # The program may connect to the other tasks as well.
     options = cluster_options(args)._replace(starts_program=True)
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
-    try:
-        cluster = resolve_step(SlurmStep.read(), options)
-        if args.wait is not None and cluster.tasks:
-            from slurm_resolver.start.ready import wait_until_ready
+    cluster = resolve_step(SlurmStep.read(), options)
+    if args.wait is not None and cluster.tasks:
+        from slurm_resolver.start.ready import wait_until_ready
 
-            # Checked before the others start, because they would wait for this task.
-            check_startable(command)
-            wait_until_ready(cluster, options.meeting_seconds)
-    except SlurmResolverError as error:
-        if not find_rendezvous_error(error):
-            raise
-        print_line(error, "slurm-resolver exec")
-        return 1
+        # Checked before the others start, because they would wait for this task.
+        check_startable(command)
+        wait_until_ready(cluster, options.meeting_seconds)
     environ = {**os.environ}
     contracts = args.env or ["tensorflow"]
     for contract in contracts:

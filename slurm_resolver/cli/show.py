@@ -20,7 +20,7 @@ Shows the cluster of this Slurm step: rank, node, job, index, GPUs and address o
 prints the text; with --json every task prints its view."""
 
 EPILOG = """\
-exit status: 0; 2 if usage or environment is wrong.
+exit status: 0; 1 if the tasks have to meet and do not; 2 if usage or environment is wrong.
 
 examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1"""
