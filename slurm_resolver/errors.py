@@ -36,22 +36,22 @@ class HostlistError(SlurmResolverError, ValueError):
     """A host list (``n[1-3]``) or a list of counts (``2(x3),1``) is not valid.
 
     Attributes:
+        reason: why it is not.
         expression: the whole text.
         part: the part that is wrong.
     """
 
     def __init__(self, reason: str, expression: str, part: str) -> None:
-        self._reason = reason
+        super().__init__(reason, expression, part)  # from which another process makes it again
+        self.reason = reason
         self.expression = expression
         self.part = part
-        where = repr(shorten_value(part))
-        if part != expression:
-            where += f" in {shorten_value(expression)!r}"
-        super().__init__(f"{where}: {reason}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Returns how to make it again, in another process."""
-        return type(self), (self._reason, self.expression, self.part)
+    def __str__(self) -> str:
+        where = repr(shorten_value(self.part))
+        if self.part != self.expression:
+            where += f" in {shorten_value(self.expression)!r}"
+        return f"{where}: {self.reason}"
 
 
 class EnvironmentValueError(SlurmResolverError, RuntimeError):

@@ -16,12 +16,7 @@ SAVED = "saved"  # the training was saved after a signal
 
 def report(event: str) -> None:
     """Writes an event to the file."""
-    path = os.environ.get(VARIABLE)
-    if not path:
-        return
-    with contextlib.suppress(OSError):  # run has ended, or a container hides the file
-        file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(file, f"{event}\n".encode())
-        finally:
-            os.close(file)
+    with contextlib.suppress(OSError):  # there is none: run has ended, or a container hides it
+        file = os.open(os.environ.get(VARIABLE, ""), os.O_WRONLY | os.O_APPEND)
+        os.write(file, f"{event}\n".encode())
+        os.close(file)
