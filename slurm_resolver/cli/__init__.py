@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, or the words of a caller, and returns the exit status."""
     if argv is not None:
         return _run(argv)
-    output = screen_of("stdout")
-    screen_of("stderr")
+    output = screen_of("stdout", 1)
+    screen_of("stderr", 2)
     status = _run(sys.argv[1:])
     if not output.error or isinstance(output.error, BrokenPipeError):
         return status

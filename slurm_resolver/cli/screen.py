@@ -26,14 +26,15 @@ class Screen(io.FileIO):
             return len(data)
 
 
-def screen_of(name: str) -> Screen:
+def screen_of(name: str, number: int) -> Screen:
     """Makes "stdout" or "stderr" a stream that writes to a Screen, and returns that."""
-    # None if it is closed
-    stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
-    screen = Screen(os.dup(stream.fileno()), "w")
+    stream = getattr(sys, name)
+    if stream is None:  # it is closed, and another file would take its number
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    screen = Screen(number, "w", closefd=False)
     text = io.TextIOWrapper(
         io.BufferedWriter(screen),
-        encoding=stream.encoding,
+        encoding=getattr(stream, "encoding", None),
         errors="backslashreplace",  # a terminal may only know ASCII
         line_buffering=True,
     )
