@@ -144,10 +144,9 @@ def _check_memlock() -> list[Result]:
 
 def _check_proxies() -> Result:
     # gRPC does not read the names in capitals.
-    given = {name for name, value in os.environ.items() if value}
-    names = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in given]
+    names = list(filter(os.environ.get, ("grpc_proxy", "https_proxy", "http_proxy")))
     problem = ""
-    if names and not given & {"no_grpc_proxy", "no_proxy"}:
+    if names and not any(map(os.environ.get, ("no_grpc_proxy", "no_proxy"))):
         problem = (
             f"{', '.join(names)}: gRPC would use this proxy between the tasks; unset it, or name "
             "the nodes in no_proxy"
