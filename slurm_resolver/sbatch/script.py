@@ -56,6 +56,7 @@ def batch_file(settings: BatchSettings) -> str:
         "seconds": seconds,
         # Slurm may send the signal early: no start that it would interrupt.
         "left": seconds + SIGNAL_EARLY_SECONDS,
+        "environment": _ENVIRONMENT,
         "spare": spare,
         "least": least,
         "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
@@ -74,6 +75,27 @@ def batch_file(settings: BatchSettings) -> str:
     text = _OPTIONAL.sub(lambda found: found[2] if values[found[1]] else "", text)
     return re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text)
 
+
+_ENVIRONMENT = r"""set -eo pipefail
+
+# Replace this with the line that puts the right python and slurm-resolver first in PATH:
+# source ~/venv/bin/activate  # or: module load TensorFlow
+
+set -u  # only here: such scripts may use variables that are not set
+export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
+# quiet COMMAND: removes the notes that TensorFlow 2.21 writes before it reads that variable.
+quiet() {
+    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || { "$@"; return; }
+    local notes='absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)'
+    # Only standard error passes the filter. It ignores SIGTERM, as it must not end first. Where a
+    # full disk ends sed (status 4), the line is lost, but neither later lines nor the exit status.
+    { "$@" 2>&1 1>&3 | {
+        trap '' TERM
+        while sed -uE "/$notes/d"; [ $? = 4 ]; do :; done
+        cat || true
+    } >&2; } 3>&1
+}"""
 
 _OPTIONAL = re.compile(r"<(\w+):((?:[^<>]|<\w+>)*)>")
 # A line is in the file if the value before it is not empty or False, and so is the text in
@@ -100,27 +122,7 @@ cpus   |#SBATCH --cpus-per-task=<cpus>
        |# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
        |#SBATCH --time=<time>
        |
-       |set -eo pipefail
-       |
-       |# Replace this with the line that puts the right python and slurm-resolver first in PATH:
-       |# source ~/venv/bin/activate  # or: module load TensorFlow
-       |
-       |set -u  # only here: such scripts may use variables that are not set
-       |export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
-       |export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
-       |# quiet COMMAND: removes the notes that TensorFlow 2.21 writes before it reads that one.
-       |quiet() {
-       |    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || { "$@"; return; }
-       |    local notes='absl::InitializeLog\\(\\)|\\] (oneDNN custom|Could not find cuda)'
-       |    # Only standard error passes the filter. It ignores SIGTERM, as it must not end first.
-       |    # Where a full disk ends sed (status 4), the line is lost, but neither later lines nor
-       |    # the exit status.
-       |    { "$@" 2>&1 1>&3 | {
-       |        trap '' TERM
-       |        while sed -uE "/$notes/d"; [ $? = 4 ]; do :; done
-       |        cat || true
-       |    } >&2; } 3>&1
-       |}
+       |<environment>
        |
        |# The options of all steps. --label: the rank before each line of output.
 plane  |# --distribution: ranks in the order of the nodes, whatever the topology is.
