@@ -119,7 +119,9 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         # What a task's variables say of its place has been compared with the layout.
         Result("layout", OK, f"{layout.distribution}, from {layout.source}"),
         result_of("ports", [port_taken], "all are free"),
-        result_of("reach", sorted(unreached), f"each task reaches {len(asked) - 1} others"),
+        result_of(
+            "reach", sorted(unreached), f"each task reaches {counted(len(asked) - 1, 'other')}"
+        ),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
