@@ -20,6 +20,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
+from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.start.probe import ask_rank, listening
@@ -31,7 +32,7 @@ from slurm_resolver.wording import counted
 # distances 0, 1, 2, 4, …
 _MAX_ASKED = 64
 _LEAST_LOCKED = 1 << 30  # bytes of memory that a process may lock
-# Names that do not resolve and dropped packets take time.
+# Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
 
 
@@ -127,6 +128,8 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         _check_proxies(),
         *_check_memlock(),
         check_driver(cluster),
+        # One task asks: a thousand would burden Slurm's controller.
+        *(check_job(cluster.step) if service.rank == 0 else []),
     ]
 
 

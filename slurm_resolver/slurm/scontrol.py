@@ -172,6 +172,11 @@ def forbid_requeue(job: JobRef, timeout: float) -> None:
     _run("scontrol", "update", f"JobId={job}", "Requeue=0", timeout=timeout)
 
 
+def batch_script(job: JobRef) -> str:
+    """Returns the text of a Slurm job's batch file, as the controller keeps it."""
+    return _run("scontrol", "write", "batch_script", job, "-")
+
+
 def show_preempt_mode(*what: str, timeout: float) -> str:
     """Returns the PreemptMode of a partition, or of a QOS in ``assoc_mgr``; "OFF" without any."""
     return _show(*what, timeout=timeout)[0].get("PreemptMode", "OFF")
