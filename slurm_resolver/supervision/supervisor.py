@@ -107,39 +107,36 @@ class Supervisor:
         self._all = list(nodes)
         wanted = options.nodes or len(nodes)
         least = options.min_nodes or wanted or 1
-        healthy = healthy_nodes(nodes)
-        with watched(
-            self._step, self._job_ref, healthy, options.requeue, options.watch, self._relay
-        ):
-            while True:
-                if options.check:
-                    nodes = self._check(nodes, least)
-                healthy[:] = healthy_nodes(nodes)
-                chosen = choose(healthy, self._suspects, wanted, least)
-                if not chosen:
-                    hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
-                    raise NoRestartError(
-                        f"{counted(len(healthy), 'healthy node')} left"
-                        f"{self._without(nodes, healthy)}: expected {least} or more{hint}",
-                        requeue=True,
-                    )
-                now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
-                if failures:
-                    os.environ[SlurmStep.step_restart.name] = str(len(failures))
-                    say(
-                        f"restart {len(failures)} of {options.restarts}; {now}; "
-                        f"first failure: {failures[-1].text}"
-                    )
-                elif self._suspects:
-                    say(now)
-                self._relay.paused.clear()
+        while True:
+            if options.check:
+                nodes = self._check(nodes, least)
+            healthy = healthy_nodes(nodes)
+            chosen = choose(healthy, self._suspects, wanted, least)
+            if not chosen:
+                hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
+                raise NoRestartError(
+                    f"{counted(len(healthy), 'healthy node')} left"
+                    f"{self._without(nodes, healthy)}: expected {least} or more{hint}",
+                    requeue=True,
+                )
+            now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
+            if failures:
+                os.environ[SlurmStep.step_restart.name] = str(len(failures))
+                say(
+                    f"restart {len(failures)} of {options.restarts}; {now}; "
+                    f"first failure: {failures[-1].text}"
+                )
+            elif self._suspects:
+                say(now)
+            watchers = [*healthy, *chosen]
+            with watched(self._step, self._job_ref, watchers, options.requeue, options.watch):
                 status, output = self._run_on(chosen, options.command)
-                if status == 0:
-                    return
-                failures.append(output.failure(status))
-                self._check_failure(spare=len(self._all) > len(chosen))
-                self._relay.wait(options.pause)
-                nodes = self._node_states(output.left_on(chosen))
+            if status == 0:
+                return
+            failures.append(output.failure(status))
+            self._check_failure(spare=len(self._all) > len(chosen))
+            self._relay.wait(options.pause)
+            nodes = self._node_states(output.left_on(chosen))
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
@@ -165,7 +162,6 @@ class Supervisor:
             chosen = choose(healthy, self._suspects, len(healthy), least)
             if not chosen:
                 return nodes
-            self._relay.paused.set()
             status, output = self._run_on(chosen, self._options.check)
             if not status:
                 return nodes
@@ -213,7 +209,6 @@ class Supervisor:
                 self._end_former_step(unended)
                 self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
                 stop = None
-                announced = relay.announced
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
                         slurm_job,
@@ -221,13 +216,8 @@ class Supervisor:
                         self._options.least_time,
                         time.time(),
                     )
-                if stop and (stop.requeue or not announced or time.monotonic() > until):
+                if stop:
                     raise stop
-                if stop:  # the signal that ends the job comes here later
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                if announced:  # the last checkpoint is all that a requeue needs
-                    raise NoRestartError(f"received {announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
                 return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
             except OSError as error:
@@ -244,7 +234,7 @@ class Supervisor:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
         until = time.monotonic() + _HELD_SECONDS
-        while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
+        while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)
                 self._sharing = ["--overlap"]

@@ -125,13 +125,16 @@ def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
     assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
 
 
-def test_the_step_that_watches_comes_back(folder: Path) -> None:
+def test_each_start_is_watched_from_another_of_its_nodes(folder: Path) -> None:
     (folder / "srun.do").write_text(
-        "number=$(grep -c batch-host srun.calls)\n"
-        'case "$*" in *batch-host*) [ $number = 1 ] && exit 138; exec sleep 600 ;; esac\n'
-        "until [ $(grep -c batch-host srun.calls) = 2 ]; do sleep 0.1; done\n"
+        'case "$*" in *batch-host*) echo refused >&2; exit 1 ;; esac\n'
+        "sleep 1; [ $(grep -c batch-host srun.calls) = 2 ] || exit 3\n"
     )
-    assert supervise(folder, "--watch 9") == (0, [])
+    status, said = supervise(folder, "--watch 9")
+    assert status == 0
+    assert said.count("no other node has watched this one: refused") == 2
+    watched = [line for line in read(folder / "srun.calls").splitlines() if "batch-host" in line]
+    assert all("--nodelist=n2 " in line for line in watched)
 
 
 def test_restarts_are_used_up(folder: Path) -> None:
