@@ -78,7 +78,7 @@ _ENDS_ALL = re.compile(
     r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
-_SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
+SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
 
 class Failure(NamedTuple):
@@ -256,7 +256,7 @@ class FailureReader(MessageReader):
             reported = self._gone.get(rank) or self.ends.get(rank) or error
             failures.append(error._replace(rank=rank, node=reported.node))
         first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
-        saved = first and _SAVED.match(first.line)
+        saved = first and SAVED.match(first.line)
         return None if saved and (self.continues or not saved["terminated"]) else first
 
 

@@ -86,7 +86,7 @@ def watched(
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             _, words = process.communicate(timeout=10.0)
-            if refused:
+            if refused and "Node failure" not in words:  # the training ends as well
                 say(f"no other node has watched this one: {words.strip()}")
         process.kill()
 

@@ -63,27 +63,24 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
     return last.seconds <= PROGRESS_SECONDS
 
 
-def job_is_ending(
-    slurm_job: Fields, restarts: int, least_time: float, now: float
-) -> NoRestartError | None:
-    """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
+def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: float) -> None:
+    """Raises NoRestartError if Slurm is about to end a job (`scontrol.show_job`).
 
     The job had been requeued `restarts` times when its batch file started. From `now` on,
     `least_time` seconds must be left until its time limit.
     """
     state = slurm_job.get("JobState", "gone")
     if state not in scontrol.RUNNING_STATES:
-        return NoRestartError(f"the job is {state}")
+        raise NoRestartError(f"the job is {state}")
     if slurm_job.get("Restarts", "0") not in ("0", str(restarts)):
-        return NoRestartError("the job has been requeued")
+        raise NoRestartError("the job has been requeued")
     if scontrol.is_preempted(slurm_job):
-        return NoRestartError("Slurm is preempting the job", requeue=True)
+        raise NoRestartError("Slurm is preempting the job", requeue=True)
     if is_lost(slurm_job):
-        return NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
+        raise NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
     end = scontrol.end_time(slurm_job)
     if end and end - now < least_time:
-        return NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
-    return None
+        raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
 
 
 def healthy_nodes(states: Fields) -> list[str]:
@@ -98,14 +95,9 @@ def healthy_nodes(states: Fields) -> list[str]:
 def is_lost(slurm_job: Fields) -> bool:
     """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
     host = slurm_job.get("BatchHost", "")
-    nodelist = slurm_job.get("NodeList", "")
-    if (
-        slurm_job.get("JobState") != "RUNNING"
-        or host in scontrol.UNSET
-        or nodelist in scontrol.UNSET
-    ):
+    if slurm_job.get("JobState") != "RUNNING" or host in scontrol.UNSET:
         return False
-    return host not in expand_hostlist(nodelist)
+    return host not in expand_hostlist(slurm_job["NodeList"])
 
 
 def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
@@ -115,7 +107,5 @@ def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: in
     few nodes without them.
     """
     trusted = [name for name in healthy if name not in suspects]
-    for pool in (trusted, healthy):
-        if len(pool) >= least:
-            return pool[:wanted]
-    return []
+    usable = trusted if len(trusted) >= least else healthy
+    return usable[:wanted] if len(usable) >= least else []

@@ -18,10 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_resolver import signals
-from slurm_resolver.diagnostics.first_failure import Failure, FailureReader, kind_of
+from slurm_resolver import log, signals
+from slurm_resolver.diagnostics.first_failure import SAVED, Failure, FailureReader, kind_of
 from slurm_resolver.errors import HostlistError
-from slurm_resolver.exit_status import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
@@ -42,12 +41,9 @@ _SRUN_ERROR = re.compile(
 # Lines of `check --collective` about nodes, and a node with what is wrong there.
 _CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
 _BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
-# The words and the status of a task that a signal has ended, by what srun prints.
-_BY_SIGNAL = {
-    str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
-}
-_BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
-_SAVED = (f"exit status {REQUEUE_STATUS}", f"exit status {TERMINATED_STATUS}")
+# The exit status of a task that a signal has ended, by what srun prints.
+_BY_SIGNAL = {signal.strsignal(number): 128 + number for number in signal.Signals}
+_BY_SIGNAL["Out Of Memory"] = 128 + signal.SIGKILL
 
 
 def _write(data: bytes) -> None:
@@ -56,9 +52,8 @@ def _write(data: bytes) -> None:
         stream.write(data)
 
 
-def say(line: str) -> None:
-    """Prints a line for the user, in one write, as tasks may print at the same time."""
-    _write(f"slurm-resolver supervise: {line}\n".encode(errors="backslashreplace"))
+# prints a line for the user
+say = functools.partial(log.print_line, program="slurm-resolver supervise")
 
 
 class SignalRelay:
@@ -139,8 +134,6 @@ class StepOutput(FailureReader):
             text = line.decode(errors="replace")
             self._lines += 1
             self.read(text, self._lines)
-            if self.node and self.node.node:
-                self.bad[self.node.node] = FAILED
             if _PROGRESS in text:
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
             if _CHECKED.match(text):
@@ -153,11 +146,11 @@ class StepOutput(FailureReader):
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
         if self.node or self.all_end or not self.reported:
             return bool(self.node)
-        return _read_end(self.reported.line)[0] not in _SAVED
+        return not SAVED.match(self.reported.line)
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        left = set(self.bad if self.node else nodes)
+        left = {self.node.node or ""} if self.node else set(nodes)
         for ended in self.ended_on:
             with contextlib.suppress(HostlistError):  # a task may print anything
                 left.difference_update(expand_hostlist(ended))
@@ -166,32 +159,38 @@ class StepOutput(FailureReader):
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
+        kind = "task"
         line = ""
         reported = self.reported
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
-            kind = "node" if self.node.node else "refused"
             end = self.node
             status = 1
+            kind = "refused"
+            if end.node:
+                kind = "node"
+                self.bad[end.node] = FAILED
         elif reported and not reported.follows:
-            how, status = _read_end(reported.line)
-            kind = "saved" if how in _SAVED else "task"
-            first = (kind == "task" and self.first()) or reported
-            own = self.ends.get(first.rank, reported)
-            if first.is_end:
-                own = first
+            end = reported
+            if SAVED.match(reported.line):
+                kind = "saved"
             else:
-                line = first.line
-            if not own.follows or own.line.startswith("Exited"):  # else srun has ended it
-                how, status = _read_end(own.line)
-            # The log may not say which task it was.
-            end = (first if first.rank else reported)._replace(line=how)
+                first = self.first() or reported
+                own = first
+                if not first.is_end:
+                    line = first.line
+                    own = self.ends.get(first.rank, reported)
+                if own.follows and not own.line.startswith("Exited"):  # srun has ended it
+                    own = reported
+                # The log may not say which task it was.
+                end = (first if first.rank else reported)._replace(line=own.line)
+            status = _status_of(end.line)
         elif self.all_end:
-            kind = "cancelled"
             end = Failure(0, "cancelled", other="the step")
+            kind = "cancelled"
         else:
-            kind = "srun"
             end = Failure(0, f"exit status {status}", other="srun")
+            kind = "srun"
             if self._srun_error:
                 line = self._srun_error[1]
                 if kind_of(self._srun_error[0]) == "request":
@@ -210,12 +209,10 @@ class StepOutput(FailureReader):
         )
 
 
-def _read_end(text: str) -> tuple[str, int]:
-    """Returns the words and the status of a task's end, as srun reports it."""
-    exited = re.match(r"Exited with exit code (\d+)", text)
-    if exited:
-        return f"exit status {exited[1]}", int(exited[1])
-    return _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
+def _status_of(end: str) -> int:
+    """Returns the exit status of a task whose end srun reports in these words."""
+    exited = re.match(r"Exited with exit code (\d+)", end)
+    return int(exited[1]) if exited else _BY_SIGNAL.get(end.removesuffix(" (core dumped)"), 1)
 
 
 def end_held_steps(step: SlurmStep, srun: int) -> bool:

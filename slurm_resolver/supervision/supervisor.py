@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -18,11 +19,10 @@ from slurm_resolver.supervision.policy import (
     NoRestartError,
     choose,
     healthy_nodes,
-    job_is_ending,
     same_again,
+    stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import (
-    FAILED,
     SignalRelay,
     StepFailure,
     StepOutput,
@@ -36,6 +36,23 @@ _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
 _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 _POLL_SECONDS = 1.0
 _HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
+# What srun runs, with these options, to check the nodes.
+_CHECK = (
+    "--overlap",
+    "--output=all",
+    "--error=all",
+    "--kill-on-bad-exit=1",
+    "--time=10",
+    "bash",
+    "-c",
+    'exec "$@" >&2',  # `run_step` reads standard error
+    "check",
+    sys.executable,
+    "-m",
+    "slurm_resolver",
+    "check",
+    "--collective",
+)
 # Why a step is not started again, by the kind of its failure.
 _FINAL = {
     "cancelled": "the step was cancelled, by Slurm or by a user",
@@ -57,7 +74,7 @@ class SupervisorOptions(NamedTuple):
     pause: float
     least_time: float
     watch: float
-    check: Sequence[str]  # srun and its options, for the check of the nodes; () for none
+    check: bool
 
 
 class Supervisor:
@@ -71,7 +88,6 @@ class Supervisor:
         self._suspects: dict[str, str] = {}  # the reason, by node
         self._holding: set[str] = set()  # nodes on which a former step has not ended
         self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
-        self._all: list[str] = []  # the nodes of the job when this began
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
@@ -92,50 +108,64 @@ class Supervisor:
             if self._options.requeue and stop.requeue:
                 status = REQUEUE_STATUS
                 why += f"; exit status {status} asks the batch file to requeue the job"
-        again = " again" if failures else ""
-        again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
-        say(f"not started{again}: {why}")
         if failures:
+            say(f"not started again: {why}")
             say(f"first failure: {failures[-1].text}")
+        else:
+            say(f"not started: {why}")
         return status
 
     def _run_until_success(self) -> None:
-        """Runs the step until it ends with status 0, or raises NoRestartError."""
+        """Runs the step until it ends with status 0, or raises NoRestartError.
+
+        With --check, the nodes are checked before each start, until a check finds no other bad one.
+        """
         options = self._options
         failures = self._failures
         nodes = self._node_states()
         self._all = list(nodes)
         wanted = options.nodes or len(nodes)
         least = options.min_nodes or wanted or 1
+        to_check = options.check
         while True:
-            if options.check:
-                nodes = self._check(nodes, least)
             healthy = healthy_nodes(nodes)
-            chosen = choose(healthy, self._suspects, wanted, least)
+            most = len(healthy) if to_check else wanted
+            chosen = choose(healthy, self._suspects, most, least)
             if not chosen:
-                hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
                 raise NoRestartError(
-                    f"{counted(len(healthy), 'healthy node')} left"
-                    f"{self._without(nodes, healthy)}: expected {least} or more{hint}",
+                    f"{counted(len(healthy), 'healthy node')} left{self._without(nodes, healthy)}: "
+                    f"expected {least} or more (see --min-nodes)",
                     requeue=True,
                 )
-            now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
-            if failures:
-                os.environ[SlurmStep.step_restart.name] = str(len(failures))
-                say(
-                    f"restart {len(failures)} of {options.restarts}; {now}; "
-                    f"first failure: {failures[-1].text}"
-                )
-            elif self._suspects:
-                say(now)
-            watchers = [*healthy, *chosen]
-            with watched(self._step, self._job_ref, watchers, options.requeue, options.watch):
-                status, output = self._run_on(chosen, options.command)
-            if status == 0:
-                return
-            failures.append(output.failure(status))
-            self._check_failure(spare=len(self._all) > len(chosen))
-            self._relay.wait(options.pause)
+            if to_check:
+                known = len(self._suspects)
+                status, output = self._run_on(chosen, [options.command[0], *_CHECK])
+                if status:
+                    text = output.failure(status).text
+                    if not output.bad:
+                        say(f"the check of the nodes has failed: {text}")
+                self._suspects.update(output.bad)
+                to_check = len(self._suspects) > known
+            else:
+                now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
+                if failures:
+                    os.environ[SlurmStep.step_restart.name] = str(len(failures))
+                    say(
+                        f"restart {len(failures)} of {options.restarts}; {now}; "
+                        f"first failure: {failures[-1].text}"
+                    )
+                elif self._suspects:
+                    say(now)
+                watchers = [*healthy, *chosen]
+                with watched(self._step, self._job_ref, watchers, options.requeue, options.watch):
+                    status, output = self._run_on(chosen, options.command)
+                if status == 0:
+                    return
+                failures.append(output.failure(status))
+                self._suspects.update(output.bad)
+                self._check_failure(spare=len(self._all) > len(chosen))
+                self._relay.wait(options.pause)
+                to_check = options.check
             nodes = self._node_states(output.left_on(chosen))
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
@@ -152,27 +182,6 @@ class Supervisor:
         ]
         return run_step(full, self._relay, self._step)
 
-    def _check(self, nodes: Fields, least: int) -> Fields:
-        """Suspects the nodes that fail or are slow in the collective check; returns the states.
-
-        After a node that fails, the check is repeated without it.
-        """
-        while True:
-            healthy = healthy_nodes(nodes)
-            chosen = choose(healthy, self._suspects, len(healthy), least)
-            if not chosen:
-                return nodes
-            status, output = self._run_on(chosen, self._options.check)
-            if not status:
-                return nodes
-            nodes = self._node_states(output.left_on(chosen))
-            if not output.bad:
-                say(f"the check of the nodes has failed: {output.failure(status).text}")
-            new = output.bad.keys() - self._suspects.keys()
-            self._suspects.update(output.bad)
-            if not new or FAILED not in output.bad.values():
-                return nodes
-
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
         failure = self._failures[-1]
@@ -181,14 +190,8 @@ class Supervisor:
         why = _FINAL.get(failure.kind)
         if why:
             raise NoRestartError(why.format(failure.status))
-        same = same_again(self._failures)
-        if len(self._failures) > self._options.restarts:
-            again = ", and the last two failures were the same" if same else ""
-            raise NoRestartError(f"--restarts {self._options.restarts} allows no more{again}")
         node = failure.node
-        if node and failure.kind == "node":
-            self._suspects[node] = FAILED
-        elif same:
+        if same_again(self._failures):
             is_other = node != self._failures[-2].node
             if node is None or node in self._suspects or is_other or not spare:
                 raise NoRestartError(
@@ -196,6 +199,8 @@ class Supervisor:
                 )
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
+        if len(self._failures) > self._options.restarts:
+            raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
 
     def _node_states(self, unended: Collection[str] = ()) -> Fields:
         """Returns the states of the job's nodes; raises NoRestartError if the job ends.
@@ -208,25 +213,21 @@ class Supervisor:
             try:
                 self._end_former_step(unended)
                 self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
-                stop = None
                 if self._failures:  # the batch file decides about the first start
-                    stop = job_is_ending(
+                    stop_if_job_ends(
                         slurm_job,
                         self._step.restart_count or 0,
                         self._options.least_time,
                         time.time(),
                     )
-                if stop:
-                    raise stop
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
                 return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
             except OSError as error:
-                if "Invalid job id" in str(error):
+                if time.monotonic() > until or "Invalid job id" in str(error):
                     raise NoRestartError(
-                        f"Slurm does not know job {self._step.job_label}"
+                        f"Slurm does not know job {self._step.job_label}, or does not answer "
+                        f"({error})"
                     ) from None
-                if time.monotonic() > until:
-                    raise NoRestartError(f"Slurm does not answer ({error})") from None
             relay.wait(5.0)
         raise NoRestartError(f"received {relay.received.name}", requeue=True)
 

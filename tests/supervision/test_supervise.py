@@ -100,9 +100,7 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
         "n[1,3]",
     ]
     assert "n[1,3], without n2 (the same failure twice); first failure: rank 1 on" in said[1]
-    assert said[2].startswith(
-        "not started again after 2 restarts: the last two failures were the same"
-    )
+    assert said[2].startswith("not started again: the last two failures were the same")
 
 
 # The nodes of the training after a check that prints this line.
@@ -119,7 +117,6 @@ def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
     (folder / "srun.do").write_text(
         f'{LOOKS}case "$*" in *"nodelist=n[1-3] "*) echo {line!r} >&2; exit 1 ;; esac\n'
     )
-    (folder / "bin" / "train").touch(0o755)
     status, said = supervise(folder, "--check")
     assert (status, len(said)) == (0, 1)
     assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
@@ -144,8 +141,8 @@ def test_restarts_are_used_up(folder: Path) -> None:
     # No step is held; without a step, scancel obeys variables such as SCANCEL_USER.
     assert not (folder / "scancel.calls").exists()
     assert said[1:] == [
-        "not started again after 1 restart: --restarts 1 allows no more",
-        "first failure: rank 1 on n2, exit status 3: RuntimeError: no step 2",
+        "not started again: --restarts 1 allows no more",
+        "first failure: rank 1 on n2, Exited with exit code 3: RuntimeError: no step 2",
     ]
 
 
@@ -156,8 +153,8 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     status, said = supervise(folder, "--requeue")
     assert (status, calls(folder)) == (75, [])
     assert said[0].startswith(
-        "not started: 1 healthy node left, without n2 (DOWN), n3 (DOWN): expected 2 or more; "
-        "--min-nodes lets it continue with fewer; "
+        "not started: 1 healthy node left, without n2 (DOWN), n3 (DOWN): expected 2 or more "
+        "(see --min-nodes); "
     )
 
 
