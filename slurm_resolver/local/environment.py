@@ -55,7 +55,7 @@ def step_environment(
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
     """
-    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each task gets its own
+    removed = GPU_VARIABLES if options.gpu_variables[0] else ()  # each task gets its own
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -113,8 +113,8 @@ def gpu_variables(
     gpus: int | None,
     gpus_per_task: int | None,
     environ: Variables,
-) -> list[Variables] | None:
-    """Returns the GPU variables of each task; None if no GPUs were asked for.
+) -> list[Variables]:
+    """Returns the GPU variables of each task; none if no GPUs were asked for.
 
     The step gets the first of the GPUs that `environ` shows. All makers' variables get the same
     value, as from a Slurm that finds the GPUs in gres.conf.
@@ -129,7 +129,7 @@ def gpu_variables(
     """
     count = gpus if gpus_per_task is None else gpus_per_task * num_tasks
     if count is None:
-        return None
+        return [{}] * num_tasks
     common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
     if count == 0:
         return [{**common, CUDA: ""}] * num_tasks

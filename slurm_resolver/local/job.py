@@ -50,10 +50,7 @@ async def run_job(options: RunOptions) -> int:
         await step.run(
             step_environment(options, started, requeues, steps), elapsed=time.time() - started
         )
-        if step.requeue_reason:
-            if not options.requeue:
-                print_line("not started again: --requeue is not given")
-                return step.status
+        if step.requeue_reason and options.requeue:
             reason = step.requeue_reason
             count = requeues
             most = MAX_REQUEUES
@@ -136,9 +133,12 @@ class _Step:
             self._end_all(number.name, number)
 
     def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
-        environ = {**variables, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-        if self._options.gpu_variables is not None:
-            environ.update(self._options.gpu_variables[rank])
+        environ = {
+            **variables,
+            **self._options.gpu_variables[rank],
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+        }
         if self._options.preempt_after is not None:
             environ[VARIABLE] = self._reports.name
         file = output.open(rank, environ)

@@ -26,7 +26,6 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
     tasks: int, gpus: int | None, per_task: int | None, visible: str, expected: Strings
 ) -> None:
     found = gpu_variables(tasks, gpus, per_task, {CUDA: visible})
-    assert found is not None
     assert [task[CUDA] for task in found] == expected
     assert [task.get("SLURM_STEP_GPUS", "") for task in found] == expected
 
