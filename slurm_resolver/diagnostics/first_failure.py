@@ -227,15 +227,15 @@ class FailureReader(MessageReader):
         if "" in errors:
             # An error without a label is that of a task which no signal has ended.
             raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
-            if not (raised or errors[""].follows):
-                raised = [*ends]
             if len(raised) == 1:
                 errors.setdefault(raised[0], errors.pop(""))
             for rank in raised:
                 del ends[rank]
         failures = [self.node] if self.node else []
         for rank, report in {**ends, **self._gone}.items():
-            if rank not in errors:
+            error = errors.get(rank)
+            # A task that has been cut off reports that the others are gone.
+            if not error or (error.follows and rank in self._gone):
                 end = ends.get(rank, report)  # the launcher knows how, but may report later
                 failures.append(
                     end._replace(
@@ -245,9 +245,6 @@ class FailureReader(MessageReader):
                         follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
                     )
                 )
-            elif errors[rank].follows and rank in self._gone:
-                # A task that has been cut off reports that the others are gone.
-                failures.append(report)
         for (id, name), (number, line) in self.found.items():
             if id == "check-failed":
                 what = f"{name}: {line.partition('failed   ')[2]}"
