@@ -33,10 +33,13 @@ _UNHEALTHY = re.compile(
     "|REBOOT_ISSUED"
     "|POWER"
     ")"
-    "|[*]([+]|$)",
+    "|[*]([+]|$)"
+    "| ",  # in one of those below
     re.IGNORECASE,
 )
-HOLDS_STEP = "holds the former step"  # in place of the state that Slurm gives
+# In place of the state that Slurm gives.
+HOLDS_STEP = "holds the former step"
+LOST = "no longer the job's"
 
 
 @dataclass
@@ -85,11 +88,7 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
 
 def healthy_nodes(states: Fields) -> list[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
-    return [
-        name
-        for name, state in states.items()
-        if state != HOLDS_STEP and not _UNHEALTHY.search(state)
-    ]
+    return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
 
 def is_lost(slurm_job: Fields) -> bool:

@@ -134,6 +134,8 @@ class StepOutput(FailureReader):
             text = line.decode(errors="replace")
             self._lines += 1
             self.read(text, self._lines)
+            if self.node and self.node.node:
+                self.bad[self.node.node] = FAILED
             if _PROGRESS in text:
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
             if _CHECKED.match(text):
@@ -166,10 +168,7 @@ class StepOutput(FailureReader):
         if self.node:
             end = self.node
             status = 1
-            kind = "refused"
-            if end.node:
-                kind = "node"
-                self.bad[end.node] = FAILED
+            kind = "node" if end.node else "refused"
         elif reported and not reported.follows:
             end = reported
             if SAVED.match(reported.line):

@@ -16,6 +16,7 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
     HOLDS_STEP,
+    LOST,
     NoRestartError,
     choose,
     healthy_nodes,
@@ -86,6 +87,7 @@ class Supervisor:
         self._relay = relay
         self._failures: list[StepFailure] = []  # one for each start
         self._suspects: dict[str, str] = {}  # the reason, by node
+        self._states: Fields = {}  # of all nodes that the job has had
         self._holding: set[str] = set()  # nodes on which a former step has not ended
         self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
 
@@ -122,32 +124,29 @@ class Supervisor:
         """
         options = self._options
         failures = self._failures
-        nodes = self._node_states()
-        self._all = list(nodes)
-        wanted = options.nodes or len(nodes)
+        self._update_states()
+        wanted = options.nodes or len(self._states)
         least = options.min_nodes or wanted or 1
         to_check = options.check
         while True:
-            healthy = healthy_nodes(nodes)
+            healthy = healthy_nodes(self._states)
             most = len(healthy) if to_check else wanted
             chosen = choose(healthy, self._suspects, most, least)
             if not chosen:
                 raise NoRestartError(
-                    f"{counted(len(healthy), 'healthy node')} left{self._without(nodes, healthy)}: "
+                    f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
                     f"expected {least} or more (see --min-nodes)",
                     requeue=True,
                 )
             if to_check:
                 known = len(self._suspects)
                 status, output = self._run_on(chosen, [options.command[0], *_CHECK])
-                if status:
-                    text = output.failure(status).text
-                    if not output.bad:
-                        say(f"the check of the nodes has failed: {text}")
+                if status and not output.bad:
+                    say(f"the check of the nodes has failed: {output.failure(status).text}")
                 self._suspects.update(output.bad)
                 to_check = len(self._suspects) > known
             else:
-                now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
+                now = f"now on {compress_hostlist(chosen)}{self._without(chosen)}"
                 if failures:
                     os.environ[SlurmStep.step_restart.name] = str(len(failures))
                     say(
@@ -163,10 +162,10 @@ class Supervisor:
                     return
                 failures.append(output.failure(status))
                 self._suspects.update(output.bad)
-                self._check_failure(spare=len(self._all) > len(chosen))
+                self._check_failure(spare=len(self._states) > len(chosen))
                 self._relay.wait(options.pause)
                 to_check = options.check
-            nodes = self._node_states(output.left_on(chosen))
+            self._update_states(output.left_on(chosen))
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
@@ -202,8 +201,8 @@ class Supervisor:
         if len(self._failures) > self._options.restarts:
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
 
-    def _node_states(self, unended: Collection[str] = ()) -> Fields:
-        """Returns the states of the job's nodes; raises NoRestartError if the job ends.
+    def _update_states(self, unended: Collection[str] = ()) -> None:
+        """Asks for the states of the job's nodes; raises NoRestartError if the job ends.
 
         On the `unended` nodes, tasks of the last step may not have ended.
         """
@@ -221,7 +220,12 @@ class Supervisor:
                         time.time(),
                     )
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
-                return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
+                self._states = {
+                    **dict.fromkeys(self._states, LOST),
+                    **states,
+                    **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
+                }
+                return
             except OSError as error:
                 if time.monotonic() > until or "Invalid job id" in str(error):
                     raise NoRestartError(
@@ -242,12 +246,9 @@ class Supervisor:
                 return
             relay.wait(_POLL_SECONDS)
 
-    def _without(self, nodes: Fields, used: Sequence[str]) -> str:
+    def _without(self, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
-        reasons = {
-            **dict.fromkeys(self._all, "no longer the job's"),
-            **nodes,
-            **{name: self._suspects.get(name, "") for name in healthy_nodes(nodes)},
-        }
+        healthy = healthy_nodes(self._states)
+        reasons = {**self._states, **{name: self._suspects.get(name, "") for name in healthy}}
         out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
         return f", without {', '.join(out)}" if out else ""
