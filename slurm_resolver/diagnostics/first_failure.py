@@ -18,6 +18,7 @@ Lines of one log are in the order of time.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,7 +144,7 @@ class FailureReader(MessageReader):
         ends: how tasks ended, as the launcher reports it, by rank. Those that srun may have ended
             follow another one.
         reported: the first of them that the launcher reports.
-        ended_on: the host lists of nodes on which tasks have ended, as srun reports it.
+        ended_on: the nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
         has_crashed: whether a task has crashed, other than by the end of all.
         all_end: whether srun, or somebody else, ends all tasks.
@@ -197,17 +198,16 @@ class FailureReader(MessageReader):
         end = _TASK_END.match(text)
         if end:
             nodes, node, ranks, how = end.groups()
-            self.ended_on.add(nodes or "")
             how = how[:_LONGEST]
             follows = self.all_end
             if _CRASHED.match(how):
                 self.has_crashed |= not follows
                 if self.reported:  # it may have taken long to dump its memory
                     follows = self.reported.follows
-            try:
+            each = re.findall(r"\d+", ranks)[:1]
+            with suppress(HostlistError):  # a task may print anything
+                self.ended_on.update(expand_hostlist(nodes or ""))
                 each = expand_hostlist(f"[{ranks}]", _MOST_RANKS)
-            except HostlistError:
-                each = re.findall(r"\d+", ranks)[:1]
             for rank in each:
                 self.ends.setdefault(rank, Failure(number, how, follows, True, rank, node))
             self.reported = self.reported or self.ends[each[0]]

@@ -148,8 +148,7 @@ def _named_task(match: re.Match[str]) -> str | None:
 def _shorten(text: str, start: int) -> str:
     """Returns the part of the line around the message, without control characters."""
     first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-    part = printable(text[first : first + _SHOWN_LENGTH])
-    return ("… " if first else "") + part + (" …" if len(text) > first + _SHOWN_LENGTH else "")
+    return printable(text[first : first + _SHOWN_LENGTH])
 
 
 def printable(text: str) -> str:

@@ -20,9 +20,7 @@ from typing import NamedTuple
 
 from slurm_resolver import log, signals
 from slurm_resolver.diagnostics.first_failure import SAVED, Failure, FailureReader, kind_of
-from slurm_resolver.errors import HostlistError
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
 _POLL_SECONDS = 0.2
@@ -153,10 +151,7 @@ class StepOutput(FailureReader):
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
         left = {self.node.node or ""} if self.node else set(nodes)
-        for ended in self.ended_on:
-            with contextlib.suppress(HostlistError):  # a task may print anything
-                left.difference_update(expand_hostlist(ended))
-        return left
+        return left - self.ended_on
 
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
