@@ -60,8 +60,6 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
         raise NoRestartError("the job has been requeued")
     if scontrol.is_preempted(slurm_job):
         raise NoRestartError("Slurm is preempting the job", requeue=True)
-    if is_lost(slurm_job):
-        raise NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
     end = scontrol.end_time(slurm_job)
     if end and end - now < least_time:
         raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)

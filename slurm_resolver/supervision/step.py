@@ -32,9 +32,7 @@ _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
 # An error of srun; those of options begin with the program as it was called.
-_SRUN_ERROR = re.compile(
-    r"\S*srun: (?:error: |fatal: |(?=(?:unrecognized |invalid )?option\b))(.+)"
-)
+_SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
 # Lines of `check --collective` about nodes, and a node with what is wrong there.
 _CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
 _BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
@@ -108,7 +106,7 @@ class StepOutput(FailureReader):
     """
 
     _rest = b""
-    _srun_error: re.Match[str] | None = None  # the last one
+    _srun_error = ""  # the last one
     _lines = 0
 
     def __init__(self) -> None:
@@ -128,7 +126,8 @@ class StepOutput(FailureReader):
             if _CHECKED.match(text):
                 for node, why in _BAD.findall(text):
                     self.bad.setdefault(node, why or FAILED)
-            self._srun_error = _SRUN_ERROR.match(text.rstrip()) or self._srun_error
+            if _SRUN_ERROR.match(text):
+                self._srun_error = text.rstrip()
 
     @property
     def leaves_tasks(self) -> bool:
@@ -173,11 +172,8 @@ class StepOutput(FailureReader):
             kind = "cancelled"
         else:
             end = Failure(0, f"exit status {status}", other="srun")
-            kind = "srun"
-            if self._srun_error:
-                line = self._srun_error[1]
-                if kind_of(self._srun_error[0]) == "request":
-                    kind = "refused"
+            line = self._srun_error
+            kind = "refused" if kind_of(line) == "request" else "srun"
         why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
         return StepFailure(
             kind=kind,
