@@ -40,7 +40,6 @@ _MEASUREMENTS = 5  # of a step, the fastest of which counts: another program may
 _FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
-_NUMBERS = ("step_ms", "all_reduce_ms", "gb_per_s")
 # The columns of the table, and what each has of a row.
 _COLUMNS = {
     "rank": "{rank}",
@@ -180,9 +179,7 @@ def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
 
 
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
-    """Returns a table by rank, the medians, and the warnings."""
-    medians = {name: statistics.median(row[name] for row in rows) for name in _NUMBERS}
-    rows = [*rows, {"rank": "all", "device": "median", "transport": "", **medians}]
+    """Returns a table by rank, and the warnings."""
     cells = [[cell.format(**row) for cell in _COLUMNS.values()] for row in rows]
     lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3, 4))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings)])
