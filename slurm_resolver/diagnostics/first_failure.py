@@ -116,7 +116,6 @@ class _Task:
 
     in_traceback: bool = False
     error: Failure | None = None
-    reason_follows: bool = False
     lines_after: int = 0
 
     def read(self, text: str, number: int) -> None:
@@ -124,17 +123,15 @@ class _Task:
         self.lines_after += not _DUMP.match(text)
         if text.startswith("Traceback (most recent call last)"):
             self.in_traceback = True
-            self.reason_follows = False
-        elif self.in_traceback and _ERROR.match(text):
-            self.in_traceback = False
-            self.error = Failure(number, text, follows=kind_of(text) == "effect")
-            self.reason_follows = text.endswith(":")
-            self.lines_after = 0
-        elif self.reason_follows and self.error and not _PLACE.match(text):
+        elif self.in_traceback:
+            if _ERROR.match(text):
+                self.in_traceback = False
+                self.error = Failure(number, text, follows=kind_of(text) == "effect")
+                self.lines_after = 0
+        elif self.error and self.error.line.endswith(":") and not _PLACE.match(text):
             line = f"{self.error.line} {text.strip()}"
             follows = self.error.follows or kind_of(line) == "effect"
             self.error = self.error._replace(line=line, follows=follows)
-            self.reason_follows = False
 
 
 class FailureReader(MessageReader):

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 
 from slurm_resolver import signals
 from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import Fields, JobRef
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.supervision.policy import is_lost
 from slurm_resolver.supervision.step import say
 
 _OPTIONS = (
@@ -95,7 +95,7 @@ def main(every: float, job_ref: JobRef, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
     signals.handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)  # they are for the training
     slurm_job: Fields = {}
-    while not is_lost(slurm_job):
+    while not _is_lost(slurm_job):
         time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
             slurm_job = scontrol.show_job(job_ref, timeout=60.0)
@@ -111,6 +111,14 @@ def main(every: float, job_ref: JobRef, *end: str) -> None:
             scontrol.run_on(job_ref, *end, timeout=60.0)
             return
         time.sleep(every)
+
+
+def _is_lost(slurm_job: Fields) -> bool:
+    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
+    host = slurm_job.get("BatchHost", "")
+    if slurm_job.get("JobState") != "RUNNING" or host in scontrol.UNSET:
+        return False
+    return host not in expand_hostlist(slurm_job["NodeList"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import Fields
 
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
@@ -68,14 +67,6 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
 def healthy_nodes(states: Fields) -> list[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
     return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
-
-
-def is_lost(slurm_job: Fields) -> bool:
-    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
-    host = slurm_job.get("BatchHost", "")
-    if slurm_job.get("JobState") != "RUNNING" or host in scontrol.UNSET:
-        return False
-    return host not in expand_hostlist(slurm_job["NodeList"])
 
 
 def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
