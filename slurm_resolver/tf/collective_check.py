@@ -148,34 +148,29 @@ def nccl_network(log: str) -> str:
 
 def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-
-    def slower(does: str, costs: dict[int, float], advice: str) -> list[str]:
+    computing = {row["rank"]: row["step_ms"] for row in rows}
+    sending = {row["rank"]: 1 / row["sent_gb_per_s"] for row in rows if row["sent_gb_per_s"]}
+    warnings = []
+    for does, costs, place in (
+        ("computes", computing, "what else runs on its node, and at the CPUs that it was given"),
+        ("sends", sending, "the network of its node"),
+    ):
         median = statistics.median(costs.values() or [0])
-        return [
+        warnings += [
             f"{name_of(rank)} {does} {cost / median:.1f} times as slowly as the median task; "
-            f"{advice}"
+            f"look at {place}"
             for rank, cost in costs.items()
             if cost > _FAR_SLOWER * median
         ]
-
-    steps = {row["rank"]: row["step_ms"] for row in rows}
-    sending = {row["rank"]: 1 / row["sent_gb_per_s"] for row in rows if row["sent_gb_per_s"]}
-    sockets = [
-        f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
-        f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
-        "NCCL_DEBUG=INFO"
-        for row in rows
-        if row["unused"]
-    ]
-    return [
-        *slower(
-            "computes",
-            steps,
-            "look at what else runs on its node, and at the CPUs that it was given",
-        ),
-        *slower("sends", sending, "look at the network of its node"),
-        *sockets[:1],
-    ]
+    for row in rows:
+        if row["unused"]:
+            warnings.append(
+                f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
+                f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
+                "NCCL_DEBUG=INFO"
+            )
+            break
+    return warnings
 
 
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
