@@ -137,15 +137,14 @@ def gpu_variables(
         SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
     )
     devices = visible.devices
-    whose = f"{visible.text} names"
     if devices is None:
         driver = count_driver_gpus()
         devices = tuple(map(str, range(count if driver is None else driver)))
-        whose = "the driver shows"
     if count > len(devices):
         raise GpuError(
-            f"GPUs requested: {count}, but {whose} {len(devices)}. Ask for fewer, or name "
-            f"devices in {CUDA} to simulate more."
+            f"GPUs requested: {count}, but {visible.name}, or the driver without it, shows "
+            f"{','.join(devices) or 'none'}. Ask for fewer, or name devices in {CUDA} to simulate "
+            "more."
         )
     devices = devices[:count]
     # The other makers' drivers do not know this one's UUIDs.

@@ -33,9 +33,14 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
 @pytest.mark.parametrize(
     ("gpus", "per_task", "environ", "message"),
     [
-        (3, None, {CUDA: "0,1"}, "GPUs requested: 3, but CUDA_VISIBLE_DEVICES=0,1 names 2"),
+        (
+            3,
+            None,
+            {CUDA: "0,1"},
+            "GPUs requested: 3, but CUDA_VISIBLE_DEVICES, or the driver without it, shows 0,1.",
+        ),
         (None, 2, {CUDA: "0,1"}, "GPUs requested: 4"),
-        (5, None, {}, "GPUs requested: 5, but the driver shows 4."),
+        (5, None, {}, "or the driver without it, shows 0,1,2,3. Ask for"),
     ],
 )
 def test_more_gpus_than_there_are(
