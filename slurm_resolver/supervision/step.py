@@ -102,9 +102,11 @@ class StepOutput(FailureReader):
     """Reads what srun and its tasks write to standard error, while it is passed on.
 
     Attributes:
+        status: srun's exit status.
         bad: nodes that fail, or are missing or slow in `check --collective`, each with the reason.
     """
 
+    status = 0
     _rest = b""
     _srun_error = ""  # the last one
     _lines = 0
@@ -141,9 +143,10 @@ class StepOutput(FailureReader):
         left = {self.node.node or ""} if self.node else set(nodes)
         return left - self.ended_on
 
-    def failure(self, status: int) -> StepFailure:
-        """Returns why the step has ended with this status of srun, which is not 0."""
+    def failure(self) -> StepFailure:
+        """Returns why the step has ended, if srun's status is not 0."""
         self.feed(b"\n")
+        status = self.status
         kind = "task"
         line = ""
         reported = self.reported
@@ -207,8 +210,8 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
     return bool(steps)
 
 
-def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> tuple[int, StepOutput]:
-    """Runs srun to its end, and returns its exit status and its output.
+def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> StepOutput:
+    """Runs srun to its end, and returns its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
     for a node that is silent without a limit (26.05): then Slurm ends the step.
@@ -243,4 +246,5 @@ def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> tup
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
     ended.set()
-    return signals.shell_status(process.returncode), output
+    output.status = signals.shell_status(process.returncode)
+    return output

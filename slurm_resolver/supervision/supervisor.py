@@ -94,7 +94,7 @@ class Supervisor:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
         failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status, _ = run_step(self._options.command, self._relay, self._step)
+            status = run_step(self._options.command, self._relay, self._step).status
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
@@ -139,9 +139,9 @@ class Supervisor:
                 )
             if to_check:
                 known = len(self._suspects)
-                status, output = self._run_on(chosen, [options.command[0], *_CHECK])
-                if status and not output.bad:
-                    say(f"the check of the nodes has failed: {output.failure(status).text}")
+                output = self._run_on(chosen, [options.command[0], *_CHECK])
+                if output.status and not output.bad:
+                    say(f"the check of the nodes has failed: {output.failure().text}")
                 self._suspects.update(output.bad)
                 to_check = len(self._suspects) > known
             else:
@@ -156,17 +156,17 @@ class Supervisor:
                     say(now)
                 watchers = [*healthy, *chosen]
                 with watched(self._step, self._job_ref, watchers, options.requeue, options.watch):
-                    status, output = self._run_on(chosen, options.command)
-                if status == 0:
+                    output = self._run_on(chosen, options.command)
+                if output.status == 0:
                     return
-                failures.append(output.failure(status))
+                failures.append(output.failure())
                 self._suspects.update(output.bad)
                 self._check_failure(spare=len(self._states) > len(chosen))
                 self._relay.wait(options.pause)
                 to_check = options.check
             self._update_states(output.left_on(chosen))
 
-    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
+    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
         full = [  # an option of the user's own comes later, and counts

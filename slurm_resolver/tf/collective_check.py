@@ -72,7 +72,7 @@ def main() -> int:
         row = _measure(strategy, task, rate)
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
-        fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
+        fast = [path for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
         row["unused"] = fast if network == "Socket" else []
         told = strategy.workers.exchange("tells what it has measured", row)
         rows = sorted(told, key=itemgetter("rank"))

@@ -62,7 +62,8 @@ def failure(text: str, status: int = 1) -> StepFailure:
     """Returns the failure in the standard error of a step."""
     output = StepOutput()
     output.feed(text.encode())
-    return output.failure(status)
+    output.status = status
+    return output.failure()
 
 
 RAISED = """\
