@@ -77,7 +77,7 @@ class SignalRelay:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
         while not self.received and time.monotonic() < until:
-            time.sleep(min(_POLL_SECONDS, seconds))
+            time.sleep(_POLL_SECONDS)
 
 
 class StepFailure(NamedTuple):

@@ -23,6 +23,7 @@ from slurm_resolver.supervision.policy import (
     stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import (
+    FAILED,
     SignalRelay,
     StepFailure,
     StepOutput,
@@ -119,7 +120,7 @@ class Supervisor:
     def _run_until_success(self) -> None:
         """Runs the step until it ends with status 0, or raises NoRestartError.
 
-        With --check, the nodes are checked before each start, until a check finds no other bad one.
+        With --check, the nodes are checked before each start, and again after one that fails.
         """
         options = self._options
         failures = self._failures
@@ -143,7 +144,7 @@ class Supervisor:
                 if output.status and not output.bad:
                     say(f"the check of the nodes has failed: {output.failure().text}")
                 self._suspects.update(output.bad)
-                to_check = len(self._suspects) > known
+                to_check = FAILED in output.bad.values() and len(self._suspects) > known
             else:
                 now = f"now on {compress_hostlist(chosen)}{self._without(chosen)}"
                 if failures:

@@ -4,7 +4,7 @@
 
 The process of `check` becomes this one. The tasks that train make the strategy, measure a small
 step that each computes alone (a product of matrices), what each node sends to others, and an
-all-reduce of 64 MB. OPTIONS is JSON: the resolver's options, and whether to print JSON.
+all-reduce of 16 MB. OPTIONS is JSON: the resolver's options, and whether to print JSON.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from slurm_resolver.wording import aligned
 
 Row = dict[str, Any]  # what a task has measured
 
-_BYTES = 64 * 1024**2
-_SECONDS = 0.7  # of a measurement of the step
+_BYTES = 16 * 1024**2  # more would take minutes on a slow link
 _MEASUREMENTS = 5  # of a step, the fastest of which counts: another program may disturb the others
+_TIMES = 10  # that a measurement repeats the step: a limit of CPU time counts over 0.1 s
 _FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
@@ -108,7 +108,7 @@ def _measure(strategy: Any, task: Task, rate: float | None) -> Row:
     def reduce() -> Any:
         def replica() -> Any:
             # Two tensors, as TensorFlow takes NCCL only for several at once.
-            halves = [tf.ones((size // 8,)) for _ in range(2)]
+            halves = [tf.ones((_BYTES // 8,)) for _ in range(2)]
             return tf.distribute.get_replica_context().all_reduce("sum", halves)[0][0]
 
         return strategy.experimental_local_results(strategy.run(replica))[0]
@@ -117,11 +117,9 @@ def _measure(strategy: Any, task: Task, rate: float | None) -> Row:
     for turn in range(2 * _MEASUREMENTS):  # half of the tasks at a time, as they may share CPUs
         exchange("measures a step", None)
         if turn % 2 == task.local_rank % 2:
-            steps.append(_mean_time(step, int(1000 * _SECONDS / _mean_time(step, 1)) + 1))
-    rates = [one for one in exchange("measures what it sends", rate) if one is not None]
-    # Less on a link that is so slow that it would take minutes.
-    size = int(min(_BYTES, 1e9 * min(rates, default=1.0)))
-    mean = _mean_time(reduce, _MEASUREMENTS) * _BYTES / size
+            steps.append(_mean_time(step, _TIMES))
+    exchange("measures an all-reduce", None)
+    mean = _mean_time(reduce, _MEASUREMENTS)
     sent = 2 * _BYTES * (tasks - 1) / tasks  # by a task in a ring, and at least in any other way
     return {
         "rank": task.rank,
