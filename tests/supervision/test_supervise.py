@@ -210,6 +210,7 @@ def test_a_job_that_has_lost_its_batch_file(
         (folder / "job").write_text((folder / "job").read_text().replace("n[1-3]", "n[2-3]"))
 
     monkeypatch.setattr("time.sleep", lose)
+    monkeypatch.setattr("slurm_resolver.signals.handle", lambda numbers, handler: None)
     batch_host.main(1, JobRef("7"), *end)
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1, the node of the batch file, has failed: the job is {done}\n"
