@@ -1,4 +1,4 @@
-"""The events of a training, reported in a file to the `slurm-resolver run` that started it.
+"""The first step of a training, reported in a file to the `slurm-resolver run` that started it.
 
 A variable contains the path of the file. Without it, or without the file, nothing is reported.
 """
@@ -10,13 +10,10 @@ import os
 
 VARIABLE = "SLURM_RESOLVER_TRAINING_REPORTS"
 
-READY = "ready"  # the first step is done: the training would save on a signal
-SAVED = "saved"  # the training was saved after a signal
 
-
-def report(event: str) -> None:
-    """Writes an event to the file."""
+def report_first_step() -> None:
+    """Writes to the file that the first step is done: the training would save on a signal."""
     with contextlib.suppress(OSError):  # there is none: run has ended, or a container hides it
         file = os.open(os.environ.get(VARIABLE, ""), os.O_WRONLY | os.O_APPEND)
-        os.write(file, f"{event}\n".encode())
+        os.write(file, b"ready\n")
         os.close(file)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import sys
 from argparse import Namespace
-from collections.abc import Sequence
 
 from slurm_resolver.cli.options import (
     OptionAdder,
@@ -92,33 +88,5 @@ def main(args: Namespace) -> int:
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
     values = values_of(args, SupervisorOptions)
-    values.update(command=command, check=_check_command(command) if args.check else ())
+    values["command"] = command
     return Supervisor(SupervisorOptions(**values), step, SignalRelay()).run()
-
-
-def _check_command(command: Sequence[str]) -> list[str]:
-    """Returns srun with the user's options, and the check instead of the program."""
-    for position, word in enumerate(command):
-        if position > 0 and not word.startswith("-") and shutil.which(word):
-            break
-    else:
-        raise LaunchError(
-            f"--check: found no program in {shlex.join(command)}: none of its words can be started "
-            "here. Remove --check, or run srun slurm-resolver check --collective in the batch file."
-        )
-    return [
-        *command[:position],
-        "--output=all",
-        "--error=all",
-        "--kill-on-bad-exit=1",
-        "--time=10",
-        "bash",
-        "-c",
-        'exec "$@" >&2',  # supervise reads standard error
-        "check",
-        sys.executable,
-        "-m",
-        "slurm_resolver",
-        "check",
-        "--collective",
-    ]

@@ -18,6 +18,7 @@ Lines of one log are in the order of time.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ _ENDS_ALL = re.compile(
     r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
-_SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
+SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
 
 class Failure(NamedTuple):
@@ -115,7 +116,6 @@ class _Task:
 
     in_traceback: bool = False
     error: Failure | None = None
-    reason_follows: bool = False
     lines_after: int = 0
 
     def read(self, text: str, number: int) -> None:
@@ -123,17 +123,15 @@ class _Task:
         self.lines_after += not _DUMP.match(text)
         if text.startswith("Traceback (most recent call last)"):
             self.in_traceback = True
-            self.reason_follows = False
-        elif self.in_traceback and _ERROR.match(text):
-            self.in_traceback = False
-            self.error = Failure(number, text, follows=kind_of(text) == "effect")
-            self.reason_follows = text.endswith(":")
-            self.lines_after = 0
-        elif self.reason_follows and self.error and not _PLACE.match(text):
+        elif self.in_traceback:
+            if _ERROR.match(text):
+                self.in_traceback = False
+                self.error = Failure(number, text, follows=kind_of(text) == "effect")
+                self.lines_after = 0
+        elif self.error and self.error.line.endswith(":") and not _PLACE.match(text):
             line = f"{self.error.line} {text.strip()}"
             follows = self.error.follows or kind_of(line) == "effect"
             self.error = self.error._replace(line=line, follows=follows)
-            self.reason_follows = False
 
 
 class FailureReader(MessageReader):
@@ -143,7 +141,7 @@ class FailureReader(MessageReader):
         ends: how tasks ended, as the launcher reports it, by rank. Those that srun may have ended
             follow another one.
         reported: the first of them that the launcher reports.
-        ended_on: the host lists of nodes on which tasks have ended, as srun reports it.
+        ended_on: the nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
         has_crashed: whether a task has crashed, other than by the end of all.
         all_end: whether srun, or somebody else, ends all tasks.
@@ -197,17 +195,16 @@ class FailureReader(MessageReader):
         end = _TASK_END.match(text)
         if end:
             nodes, node, ranks, how = end.groups()
-            self.ended_on.add(nodes or "")
             how = how[:_LONGEST]
             follows = self.all_end
             if _CRASHED.match(how):
                 self.has_crashed |= not follows
                 if self.reported:  # it may have taken long to dump its memory
                     follows = self.reported.follows
-            try:
+            each = re.findall(r"\d+", ranks)[:1]
+            with suppress(HostlistError):  # a task may print anything
+                self.ended_on.update(expand_hostlist(nodes or ""))
                 each = expand_hostlist(f"[{ranks}]", _MOST_RANKS)
-            except HostlistError:
-                each = re.findall(r"\d+", ranks)[:1]
             for rank in each:
                 self.ends.setdefault(rank, Failure(number, how, follows, True, rank, node))
             self.reported = self.reported or self.ends[each[0]]
@@ -227,15 +224,15 @@ class FailureReader(MessageReader):
         if "" in errors:
             # An error without a label is that of a task which no signal has ended.
             raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
-            if not (raised or errors[""].follows):
-                raised = [*ends]
             if len(raised) == 1:
                 errors.setdefault(raised[0], errors.pop(""))
             for rank in raised:
                 del ends[rank]
         failures = [self.node] if self.node else []
         for rank, report in {**ends, **self._gone}.items():
-            if rank not in errors:
+            error = errors.get(rank)
+            # A task that has been cut off reports that the others are gone.
+            if not error or (error.follows and rank in self._gone):
                 end = ends.get(rank, report)  # the launcher knows how, but may report later
                 failures.append(
                     end._replace(
@@ -245,9 +242,6 @@ class FailureReader(MessageReader):
                         follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
                     )
                 )
-            elif errors[rank].follows and rank in self._gone:
-                # A task that has been cut off reports that the others are gone.
-                failures.append(report)
         for (id, name), (number, line) in self.found.items():
             if id == "check-failed":
                 what = f"{name}: {line.partition('failed   ')[2]}"
@@ -256,7 +250,7 @@ class FailureReader(MessageReader):
             reported = self._gone.get(rank) or self.ends.get(rank) or error
             failures.append(error._replace(rank=rank, node=reported.node))
         first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
-        saved = first and _SAVED.match(first.line)
+        saved = first and SAVED.match(first.line)
         return None if saved and (self.continues or not saved["terminated"]) else first
 
 

@@ -10,9 +10,8 @@ import re
 from typing import BinaryIO
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.diagnostics.message_search import MessageReader
 
-_LONGEST = 1024 * 1024  # bytes of a line that are looked at together
+_LONGEST = 1024 * 1024  # bytes that are read as one line
 
 # A start has ended. What follows belongs to the next start, if there is a line with _BEGIN.
 _END = re.compile(
@@ -39,21 +38,16 @@ def read_starts(stream: BinaryIO, file: str = "") -> list[FailureReader]:
     """
     starts = [FailureReader(file)]
     following: FailureReader | None = None  # has read what follows the last end
-    number = 0
-    is_start = True  # of a line
+    number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
-        if is_start:
-            number += 1
-            if following and _BEGIN.search(text):
-                starts.append(following)
-                following = None
-            starts[-1].read(text, number)
-            if following:
-                following.read(text, number)
-            if _END.match(text):
-                following = FailureReader(file)
-        else:
-            MessageReader.read(starts[-1], text, number)
-        is_start = piece.endswith(b"\n")
+        if following and _BEGIN.search(text):
+            starts.append(following)
+            following = None
+        starts[-1].read(text, number)
+        if following:
+            following.read(text, number)
+        if _END.match(text):
+            following = FailureReader(file)
+        number += piece.endswith(b"\n")
     return starts

@@ -134,12 +134,12 @@ def _named_task(match: re.Match[str]) -> str | None:
     if named:
         return printable(named)
     start = match.start()
-    found = _ADDRESS.search(match.string, start, match.end() + 500)
+    found: re.Match[str] | None = None
+    for found in _ADDRESS.finditer(match.string, start - 300, match.end() + 500):
+        if found.start() >= start:
+            break
     if not found:
-        before = list(_ADDRESS.finditer(match.string, start - 300, start))
-        if not before:
-            return None
-        found = before[-1]
+        return None
     if found["job"]:
         return f"/job:{found['job']}/replica:0/task:{found['task']}"
     return (found["peer"] or found["target"]).replace("%5B", "[").replace("%5D", "]")
@@ -148,8 +148,7 @@ def _named_task(match: re.Match[str]) -> str | None:
 def _shorten(text: str, start: int) -> str:
     """Returns the part of the line around the message, without control characters."""
     first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-    part = printable(text[first : first + _SHOWN_LENGTH])
-    return ("… " if first else "") + part + (" …" if len(text) > first + _SHOWN_LENGTH else "")
+    return printable(text[first : first + _SHOWN_LENGTH])
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ class RunOptions(NamedTuple):
     """The options of a job and of its steps; times are in seconds.
 
     Attributes:
-        gpu_variables: the GPU variables of each task; None if no GPUs were asked for.
+        gpu_variables: the GPU variables of each task; none if no GPUs were asked for.
         output: a file name pattern, "all" (the screen), "none", or the only rank that is shown.
         label: whether lines begin with the rank; None: on the screen, not in files.
         limit_signal: the signal that the tasks get before the time limit.
@@ -28,7 +28,7 @@ class RunOptions(NamedTuple):
 
     command: Sequence[str]
     num_tasks: int
-    gpu_variables: Sequence[Variables] | None
+    gpu_variables: Sequence[Variables]
     output: str
     label: bool | None
     time_limit: int | None

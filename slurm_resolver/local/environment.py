@@ -55,7 +55,7 @@ def step_environment(
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
     """
-    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each task gets its own
+    removed = GPU_VARIABLES if options.gpu_variables[0] else ()  # each task gets its own
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -113,8 +113,8 @@ def gpu_variables(
     gpus: int | None,
     gpus_per_task: int | None,
     environ: Variables,
-) -> list[Variables] | None:
-    """Returns the GPU variables of each task; None if no GPUs were asked for.
+) -> list[Variables]:
+    """Returns the GPU variables of each task; none if no GPUs were asked for.
 
     The step gets the first of the GPUs that `environ` shows. All makers' variables get the same
     value, as from a Slurm that finds the GPUs in gres.conf.
@@ -129,7 +129,7 @@ def gpu_variables(
     """
     count = gpus if gpus_per_task is None else gpus_per_task * num_tasks
     if count is None:
-        return None
+        return [{}] * num_tasks
     common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
     if count == 0:
         return [{**common, CUDA: ""}] * num_tasks
@@ -137,15 +137,14 @@ def gpu_variables(
         SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
     )
     devices = visible.devices
-    whose = f"{visible.text} names"
     if devices is None:
         driver = count_driver_gpus()
         devices = tuple(map(str, range(count if driver is None else driver)))
-        whose = "the driver shows"
     if count > len(devices):
         raise GpuError(
-            f"GPUs requested: {count}, but {whose} {len(devices)}. Ask for fewer, or name "
-            f"devices in {CUDA} to simulate more."
+            f"GPUs requested: {count}, but {visible.name}, or the driver without it, shows "
+            f"{','.join(devices) or 'none'}. Ask for fewer, or name devices in {CUDA} to simulate "
+            "more."
         )
     devices = devices[:count]
     # The other makers' drivers do not know this one's UUIDs.

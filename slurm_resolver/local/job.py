@@ -24,7 +24,7 @@ from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
-from slurm_resolver.run_events import READY, SAVED, VARIABLE
+from slurm_resolver.run_events import VARIABLE
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
@@ -50,10 +50,7 @@ async def run_job(options: RunOptions) -> int:
         await step.run(
             step_environment(options, started, requeues, steps), elapsed=time.time() - started
         )
-        if step.requeue_reason:
-            if not options.requeue:
-                print_line("not started again: --requeue is not given")
-                return step.status
+        if step.requeue_reason and options.requeue:
             reason = step.requeue_reason
             count = requeues
             most = MAX_REQUEUES
@@ -111,8 +108,12 @@ class _Step:
                     self._start_task(rank, variables, output)
                 self._set_timers(elapsed)
                 await self._ended.wait()
-                if self._options.preempt_after is not None:
-                    self._report_preemption()
+                if self._options.preempt_after is not None and not self._ending:
+                    print_line(
+                        "not preempted: the tasks ended before --preempt-after, which counts from "
+                        "the first step that BackupAndResume, ResumableLoop or termination_config "
+                        "reports (SIGUSR2 to slurm-resolver run preempts any program)"
+                    )
             finally:
                 self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
@@ -136,9 +137,12 @@ class _Step:
             self._end_all(number.name, number)
 
     def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
-        environ = {**variables, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-        if self._options.gpu_variables is not None:
-            environ.update(self._options.gpu_variables[rank])
+        environ = {
+            **variables,
+            **self._options.gpu_variables[rank],
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+        }
         if self._options.preempt_after is not None:
             environ[VARIABLE] = self._reports.name
         file = output.open(rank, environ)
@@ -201,26 +205,10 @@ class _Step:
 
     def _preempt_in_training(self, seconds: float) -> None:
         """Preempts the tasks this long after their training's first step."""
-        if self._reported(READY):
+        if os.stat(self._reports.name).st_size:
             self._call_later(seconds, self._preempt)
         else:
             self._call_later(0.1, self._preempt_in_training, seconds)
-
-    def _report_preemption(self) -> None:
-        """Says how far the planned preemption has come."""
-        if not self._ending:
-            print_line(
-                "not preempted: the tasks ended before --preempt-after, which counts from the "
-                "first step that BackupAndResume, ResumableLoop or termination_config reports "
-                "(SIGUSR2 to slurm-resolver run preempts any program)"
-            )
-        elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
-            print_line("nothing was saved after the preemption")
-
-    def _reported(self, event: str) -> bool:
-        """Whether a task has reported this event: see `run_events`."""
-        self._reports.seek(0)
-        return event.encode() in self._reports.read().split()
 
     def _on_task_end(self, rank: int, status: int) -> None:
         """Takes the end of a task, and ends the others if it has failed or asks for a requeue."""

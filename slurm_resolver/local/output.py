@@ -10,7 +10,6 @@ import io
 import os
 import re
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from typing import IO, BinaryIO
@@ -94,10 +93,10 @@ class Output:
         width = len(str(tasks - 1))
         label = f"{rank:{width}d}: ".encode() if labelled else b""
         end = b"\n" if labelled or (not file and tasks > 1) else b""  # of the last line
-        for source, screen in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        for source, screen in ((process.stdout, 1), (process.stderr, 2)):
             if source:
                 # Without a buffer: a failed line would stay there, and fail again.
-                target = file or io.FileIO(screen.fileno(), "w", closefd=False)
+                target = file or io.FileIO(screen, "w", closefd=False)
                 thread = threading.Thread(
                     target=self._copy, args=(source, target, label, end), daemon=True
                 )

@@ -16,6 +16,7 @@ from slurm_resolver.start.probe import call, listening
 _SECONDS = 0.3  # of a measurement
 _NEIGHBOURS = (1, -1, 1, -1, 1, -1)  # of which the fastest counts: another program may disturb
 _PIECE = 256 * 1024
+_LEAST_RATE = 0.001  # GB/s
 _MEET_SECONDS = 60.0
 
 
@@ -31,7 +32,7 @@ def measure_rate(cluster: Cluster) -> float | None:
         return None
     client = connect(cluster.service, cluster.name_of)
     rates = []
-    with listening(own, _drain):
+    with listening(own, _receive):
         for neighbour in _NEIGHBOURS:
             client.gather("the network measurement", None, _MEET_SECONDS)
             if own in ends:
@@ -40,21 +41,20 @@ def measure_rate(cluster: Cluster) -> float | None:
     return max(rates, default=None)
 
 
-def _drain(connection: socket.socket) -> None:
-    """Reads all that comes; the connection is closed then."""
+def _receive(connection: socket.socket) -> None:
+    """Reads all that comes; the connection is closed after it."""
     while connection.recv(_PIECE):
         pass
 
 
 def _rate(address: str) -> float:
-    """Returns GB/s that arrive at an address; 0 if nothing does."""
+    """Returns GB/s that arrive at an address; the least rate if nothing does."""
     begin = time.monotonic()
-    sent = 0
+    count = 0
     with suppress(OSError), call(address) as sock:
         while time.monotonic() < begin + _SECONDS:
-            sock.sendall(bytes(_PIECE))
-            sent += _PIECE
+            count += sock.send(bytes(_PIECE))
         sock.shutdown(socket.SHUT_WR)
-        sock.recv(1)  # the other end closes once it has read all
-        return round(sent / (time.monotonic() - begin) / 1e9, 4)
-    return 0.0
+        sock.recv(1)  # ends when the other side has read all
+        return max(_LEAST_RATE, count / (time.monotonic() - begin) / 1e9)
+    return _LEAST_RATE

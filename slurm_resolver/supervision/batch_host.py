@@ -11,16 +11,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from slurm_resolver import signals
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.scontrol import JobRef
+from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.slurm.scontrol import Fields, JobRef
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.supervision.policy import is_lost
-from slurm_resolver.supervision.step import SignalRelay, say
+from slurm_resolver.supervision.step import say
 
 _OPTIONS = (
     "--overlap",  # shares all that the node has with the training
@@ -38,7 +37,6 @@ _KEPT_VARIABLES = (
     "SLURM_JWT",
     "SLURM_CLUSTERS",
 )
-_RETRY_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -48,86 +46,56 @@ def watched(
     nodes: Sequence[str],
     requeue: bool,
     every: float,
-    relay: SignalRelay,
 ) -> Iterator[None]:
-    """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
+    """Has the last of the nodes watch that of the batch file, every `every` seconds, 0 for never.
 
-    The last of the nodes does it, as it may be a spare one; `nodes` may change. If its step ends,
-    another one starts. This step gets what is sent to all steps of the job, also while the training
-    is paused: `relay` records it. If `every` is 0, the step starts at the first pause.
+    It should be one of the training's: when it fails, the training starts again, and so does this.
     """
+    others = [name for name in nodes if name != step.node_name]
+    if not (every and step.node_name and others):
+        yield
+        return
     end = ["scontrol", "requeue"] if requeue else ["scancel"]
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SLURM") or name in _KEPT_VARIABLES
-    }
-    closed = threading.Event()
-    process: subprocess.Popen[str] | None = None
-    words = ""
-
-    def watch() -> None:
-        nonlocal process, words
-        failed = 0
-        if not every:
-            relay.paused.wait()
-        while not closed.is_set():
-            others = [name for name in nodes if name != step.node_name]
-            watches = every if others and step.node_name else 0
-            candidates = others or list(nodes) or [""]  # srun refuses the last one
-            process = subprocess.Popen(
-                [
-                    "srun",
-                    *_OPTIONS,
-                    # The node itself may be why the last one has ended.
-                    f"--nodelist={candidates[-1 - failed % len(candidates)]}",
-                    sys.executable,
-                    "-m",
-                    __name__,
-                    f"{watches:g}",
-                    job_ref,
-                    *end,
-                ],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,  # srun reports each end, also the one below
-                text=True,
-                errors="replace",
-            )
-            if closed.is_set():
-                process.terminate()
-            words = process.communicate()[1].strip()
-            number = process.returncode - 128  # as srun reports a task that a signal has ended
-            if number not in signals.PASSED_ON:
-                failed += 1
-                closed.wait(_RETRY_SECONDS)
-            elif relay.paused.is_set():
-                relay.announced = signal.Signals(number)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
+    process = subprocess.Popen(
+        [
+            "srun",
+            *_OPTIONS,
+            f"--nodelist={others[-1]}",
+            sys.executable,
+            "-m",
+            __name__,
+            f"{every:g}",
+            job_ref,
+            *end,
+        ],
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SLURM") or name in _KEPT_VARIABLES
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,  # srun reports each end, also the one below
+        text=True,
+        errors="replace",
+    )
     try:
         yield
     finally:
-        ended = process and process.poll() is not None
-        closed.set()
-        relay.paused.set()  # ends a wait
-        if process:
-            process.terminate()
-        thread.join(10.0)
-        if process:
-            process.kill()
-        if ended and words and not relay.final_signal:
-            say(f"the step that watches this node had ended: {words}")
+        refused = process.poll() == 1  # else a signal to all steps of the job has ended it
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, words = process.communicate(timeout=10.0)
+            if refused and "Node failure" not in words:  # the training ends as well
+                say(f"no other node has watched this one: {words.strip()}")
+        process.kill()
 
 
 def main(every: float, job_ref: JobRef, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
-    while not every:  # this step is there for signals only
-        signal.pause()
-    slurm_job = {"BatchHost": "", "StdOut": ""}
-    while not is_lost(slurm_job):
+    signals.handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)  # they are for the training
+    slurm_job: Fields = {}
+    while not _is_lost(slurm_job):
         time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
             slurm_job = scontrol.show_job(job_ref, timeout=60.0)
@@ -143,6 +111,14 @@ def main(every: float, job_ref: JobRef, *end: str) -> None:
             scontrol.run_on(job_ref, *end, timeout=60.0)
             return
         time.sleep(every)
+
+
+def _is_lost(slurm_job: Fields) -> bool:
+    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
+    host = slurm_job.get("BatchHost", "")
+    if slurm_job.get("JobState") != "RUNNING" or host in scontrol.UNSET:
+        return False
+    return host not in expand_hostlist(slurm_job["NodeList"])
 
 
 if __name__ == "__main__":

@@ -7,16 +7,12 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import Fields
-from slurm_resolver.supervision.step import StepFailure
 
-# A step that ran for longer has made progress, even if its output does not say so.
-PROGRESS_SECONDS = 600.0
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
 # means that the node does not respond.
 _UNHEALTHY = re.compile(
@@ -33,10 +29,13 @@ _UNHEALTHY = re.compile(
     "|REBOOT_ISSUED"
     "|POWER"
     ")"
-    "|[*]([+]|$)",
+    "|[*]([+]|$)"
+    "| ",  # in one of those below
     re.IGNORECASE,
 )
-HOLDS_STEP = "holds the former step"  # in place of the state that Slurm gives
+# In place of the state that Slurm gives.
+HOLDS_STEP = "holds the former step"
+LOST = "no longer the job's"
 
 
 @dataclass
@@ -47,65 +46,27 @@ class NoRestartError(Exception):
     requeue: bool = False
 
 
-def same_again(failures: Sequence[StepFailure]) -> bool:
-    """Whether the last two starts failed in the same way, without progress in between.
-
-    The checkpoint from which the training resumed shows progress. If the output names none, a long
-    run counts as progress.
-    """
-    if len(failures) < 2:
-        return False
-    before, last = failures[-2:]
-    if last.kind == "node" or last.error != before.error:
-        return False
-    if last.progress or before.progress:
-        return last.progress == before.progress
-    return last.seconds <= PROGRESS_SECONDS
-
-
-def job_is_ending(
-    slurm_job: Fields, restarts: int, least_time: float, now: float
-) -> NoRestartError | None:
-    """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
+def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: float) -> None:
+    """Raises NoRestartError if Slurm is about to end a job (`scontrol.show_job`).
 
     The job had been requeued `restarts` times when its batch file started. From `now` on,
     `least_time` seconds must be left until its time limit.
     """
     state = slurm_job.get("JobState", "gone")
     if state not in scontrol.RUNNING_STATES:
-        return NoRestartError(f"the job is {state}")
+        raise NoRestartError(f"the job is {state}")
     if slurm_job.get("Restarts", "0") not in ("0", str(restarts)):
-        return NoRestartError("the job has been requeued")
+        raise NoRestartError("the job has been requeued")
     if scontrol.is_preempted(slurm_job):
-        return NoRestartError("Slurm is preempting the job", requeue=True)
-    if is_lost(slurm_job):
-        return NoRestartError(f"the job has lost {slurm_job['BatchHost']}, this node", requeue=True)
+        raise NoRestartError("Slurm is preempting the job", requeue=True)
     end = scontrol.end_time(slurm_job)
     if end and end - now < least_time:
-        return NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
-    return None
+        raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
 
 
 def healthy_nodes(states: Fields) -> list[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
-    return [
-        name
-        for name, state in states.items()
-        if state != HOLDS_STEP and not _UNHEALTHY.search(state)
-    ]
-
-
-def is_lost(slurm_job: Fields) -> bool:
-    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
-    host = slurm_job.get("BatchHost", "")
-    nodelist = slurm_job.get("NodeList", "")
-    if (
-        slurm_job.get("JobState") != "RUNNING"
-        or host in scontrol.UNSET
-        or nodelist in scontrol.UNSET
-    ):
-        return False
-    return host not in expand_hostlist(nodelist)
+    return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
 
 def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
@@ -115,7 +76,5 @@ def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: in
     few nodes without them.
     """
     trusted = [name for name in healthy if name not in suspects]
-    for pool in (trusted, healthy):
-        if len(pool) >= least:
-            return pool[:wanted]
-    return []
+    usable = trusted if len(trusted) >= least else healthy
+    return usable[:wanted] if len(usable) >= least else []

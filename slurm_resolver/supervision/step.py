@@ -18,12 +18,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_resolver import signals
-from slurm_resolver.diagnostics.first_failure import Failure, FailureReader, kind_of
-from slurm_resolver.errors import HostlistError
-from slurm_resolver.exit_status import REQUEUE_STATUS, TERMINATED_STATUS
+from slurm_resolver import log, signals
+from slurm_resolver.diagnostics.first_failure import SAVED, Failure, FailureReader, kind_of
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
 _POLL_SECONDS = 0.2
@@ -34,20 +31,14 @@ _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
 FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
-_PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 # An error of srun; those of options begin with the program as it was called.
-_SRUN_ERROR = re.compile(
-    r"\S*srun: (?:error: |fatal: |(?=(?:unrecognized |invalid )?option\b))(.+)"
-)
+_SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
 # Lines of `check --collective` about nodes, and a node with what is wrong there.
 _CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
 _BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
-# The words and the status of a task that a signal has ended, by what srun prints.
-_BY_SIGNAL = {
-    str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
-}
-_BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
-_SAVED = (f"exit status {REQUEUE_STATUS}", f"exit status {TERMINATED_STATUS}")
+# The exit status of a task that a signal has ended, by what srun prints.
+_BY_SIGNAL = {signal.strsignal(number): 128 + number for number in signal.Signals}
+_BY_SIGNAL["Out Of Memory"] = 128 + signal.SIGKILL
 
 
 def _write(data: bytes) -> None:
@@ -56,9 +47,8 @@ def _write(data: bytes) -> None:
         stream.write(data)
 
 
-def say(line: str) -> None:
-    """Prints a line for the user, in one write, as tasks may print at the same time."""
-    _write(f"slurm-resolver supervise: {line}\n".encode(errors="backslashreplace"))
+# prints a line for the user
+say = functools.partial(log.print_line, program="slurm-resolver supervise")
 
 
 class SignalRelay:
@@ -67,18 +57,14 @@ class SignalRelay:
     srun gives SIGUSR1 and SIGUSR2 to all tasks, and kills them on SIGTERM.
 
     Attributes:
-        received: the first signal that has come.
-        announced: one that all steps of the job got while the training was `paused`.
-        paused: whether the training does not run: its step has failed, or the nodes are checked.
+        received: the first signal that has come, after which the step is not started again.
         srun: the process that gets them.
     """
 
     received: signal.Signals | None = None
-    announced: signal.Signals | None = None
     srun: subprocess.Popen[bytes] | None = None
 
     def __init__(self) -> None:
-        self.paused = threading.Event()
         signals.handle(signals.PASSED_ON, self._pass_on)
 
     def _pass_on(self, number: int, frame: object) -> None:
@@ -87,16 +73,11 @@ class SignalRelay:
         if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
-    @property
-    def final_signal(self) -> signal.Signals | None:
-        """A signal after which the step is not started again."""
-        return self.received or self.announced
-
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while not self.final_signal and time.monotonic() < until:
-            time.sleep(min(_POLL_SECONDS, seconds))
+        while not self.received and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
 
 
 class StepFailure(NamedTuple):
@@ -108,37 +89,31 @@ class StepFailure(NamedTuple):
             (what srun is asked for cannot be had); "srun" (it could not start the step).
         status: the exit status of the task, or 128 and the number of its signal; else srun's own.
         text: who failed first, when and why, for messages.
-        error: what is the same if the step fails again in the same way.
-        seconds: how long the step has run.
         node: the node, if it is known.
-        progress: the checkpoint from which the training said that it resumes.
     """
 
     kind: str
     status: int
     text: str
-    error: str
-    seconds: float
     node: str | None
-    progress: str | None
 
 
 class StepOutput(FailureReader):
     """Reads what srun and its tasks write to standard error, while it is passed on.
 
     Attributes:
+        status: srun's exit status.
         bad: nodes that fail, or are missing or slow in `check --collective`, each with the reason.
     """
 
+    status = 0
     _rest = b""
-    _progress: str | None = None
-    _srun_error: re.Match[str] | None = None  # the last one
+    _srun_error = ""  # the last one
     _lines = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.bad: dict[str, str] = {}
-        self._begun = time.monotonic()
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes."""
@@ -150,81 +125,71 @@ class StepOutput(FailureReader):
             self.read(text, self._lines)
             if self.node and self.node.node:
                 self.bad[self.node.node] = FAILED
-            if _PROGRESS in text:
-                self._progress = text.partition(_PROGRESS)[2].rstrip()
             if _CHECKED.match(text):
                 for node, why in _BAD.findall(text):
                     self.bad.setdefault(node, why or FAILED)
-            self._srun_error = _SRUN_ERROR.match(text.rstrip()) or self._srun_error
+            if _SRUN_ERROR.match(text):
+                self._srun_error = text.rstrip()
 
     @property
     def leaves_tasks(self) -> bool:
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
         if self.node or self.all_end or not self.reported:
             return bool(self.node)
-        return _read_end(self.reported.line)[0] not in _SAVED
+        return not SAVED.match(self.reported.line)
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        left = set(self.bad if self.node else nodes)
-        for ended in self.ended_on:
-            with contextlib.suppress(HostlistError):  # a task may print anything
-                left.difference_update(expand_hostlist(ended))
-        return left
+        left = {self.node.node or ""} if self.node else set(nodes)
+        return left - self.ended_on
 
-    def failure(self, status: int) -> StepFailure:
-        """Returns why the step has ended with this status of srun, which is not 0."""
+    def failure(self) -> StepFailure:
+        """Returns why the step has ended, if srun's status is not 0."""
         self.feed(b"\n")
+        status = self.status
+        kind = "task"
         line = ""
         reported = self.reported
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
-            kind = "node" if self.node.node else "refused"
             end = self.node
             status = 1
+            kind = "node" if end.node else "refused"
         elif reported and not reported.follows:
-            how, status = _read_end(reported.line)
-            kind = "saved" if how in _SAVED else "task"
-            first = (kind == "task" and self.first()) or reported
-            own = self.ends.get(first.rank, reported)
-            if first.is_end:
-                own = first
+            end = reported
+            if SAVED.match(reported.line):
+                kind = "saved"
             else:
-                line = first.line
-            if not own.follows or own.line.startswith("Exited"):  # else srun has ended it
-                how, status = _read_end(own.line)
-            # The log may not say which task it was.
-            end = (first if first.rank else reported)._replace(line=how)
+                first = self.first() or reported
+                own = first
+                if not first.is_end:
+                    line = first.line
+                    own = self.ends.get(first.rank, reported)
+                if own.follows and not own.line.startswith("Exited"):  # srun has ended it
+                    own = reported
+                # The log may not say which task it was.
+                end = (first if first.rank else reported)._replace(line=own.line)
+            status = _status_of(end.line)
         elif self.all_end:
-            kind = "cancelled"
             end = Failure(0, "cancelled", other="the step")
+            kind = "cancelled"
         else:
-            kind = "srun"
             end = Failure(0, f"exit status {status}", other="srun")
-            if self._srun_error:
-                line = self._srun_error[1]
-                if kind_of(self._srun_error[0]) == "request":
-                    kind = "refused"
+            line = self._srun_error
+            kind = "refused" if kind_of(line) == "request" else "srun"
         why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
-        # All ranks may have one error, and any may be the first. Without an error in the output,
-        # only the same task has failed in the same way.
         return StepFailure(
             kind=kind,
             status=status,
             text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
-            error=why if line else f"{end.task}: {end.line}",
-            seconds=time.monotonic() - self._begun,
             node=end.node,
-            progress=self._progress,
         )
 
 
-def _read_end(text: str) -> tuple[str, int]:
-    """Returns the words and the status of a task's end, as srun reports it."""
-    exited = re.match(r"Exited with exit code (\d+)", text)
-    if exited:
-        return f"exit status {exited[1]}", int(exited[1])
-    return _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
+def _status_of(end: str) -> int:
+    """Returns the exit status of a task whose end srun reports in these words."""
+    exited = re.match(r"Exited with exit code (\d+)", end)
+    return int(exited[1]) if exited else _BY_SIGNAL.get(end.removesuffix(" (core dumped)"), 1)
 
 
 def end_held_steps(step: SlurmStep, srun: int) -> bool:
@@ -245,8 +210,8 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
     return bool(steps)
 
 
-def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> tuple[int, StepOutput]:
-    """Runs srun to its end, and returns its exit status and its output.
+def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> StepOutput:
+    """Runs srun to its end, and returns its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
     for a node that is silent without a limit (26.05): then Slurm ends the step.
@@ -280,8 +245,6 @@ def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> tup
             output.feed(data)
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
-                relay.paused.set()
     ended.set()
-    if process.returncode:
-        relay.paused.set()
-    return signals.shell_status(process.returncode), output
+    output.status = signals.shell_status(process.returncode)
+    return output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -15,11 +16,11 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
     HOLDS_STEP,
+    LOST,
     NoRestartError,
     choose,
     healthy_nodes,
-    job_is_ending,
-    same_again,
+    stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import (
     FAILED,
@@ -36,6 +37,23 @@ _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
 _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 _POLL_SECONDS = 1.0
 _HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
+# What srun runs, with these options, to check the nodes.
+_CHECK = (
+    "--overlap",
+    "--output=all",
+    "--error=all",
+    "--kill-on-bad-exit=1",
+    "--time=10",
+    "bash",
+    "-c",
+    'exec "$@" >&2',  # `run_step` reads standard error
+    "check",
+    sys.executable,
+    "-m",
+    "slurm_resolver",
+    "check",
+    "--collective",
+)
 # Why a step is not started again, by the kind of its failure.
 _FINAL = {
     "cancelled": "the step was cancelled, by Slurm or by a user",
@@ -57,7 +75,7 @@ class SupervisorOptions(NamedTuple):
     pause: float
     least_time: float
     watch: float
-    check: Sequence[str]  # srun and its options, for the check of the nodes; () for none
+    check: bool
 
 
 class Supervisor:
@@ -69,15 +87,15 @@ class Supervisor:
         self._relay = relay
         self._failures: list[StepFailure] = []  # one for each start
         self._suspects: dict[str, str] = {}  # the reason, by node
+        self._states: Fields = {}  # of all nodes that the job has had
         self._holding: set[str] = set()  # nodes on which a former step has not ended
         self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
-        self._all: list[str] = []  # the nodes of the job when this began
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
         failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status, _ = run_step(self._options.command, self._relay, self._step)
+            status = run_step(self._options.command, self._relay, self._step).status
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
@@ -92,38 +110,43 @@ class Supervisor:
             if self._options.requeue and stop.requeue:
                 status = REQUEUE_STATUS
                 why += f"; exit status {status} asks the batch file to requeue the job"
-        again = " again" if failures else ""
-        again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
-        say(f"not started{again}: {why}")
         if failures:
+            say(f"not started again: {why}")
             say(f"first failure: {failures[-1].text}")
+        else:
+            say(f"not started: {why}")
         return status
 
     def _run_until_success(self) -> None:
-        """Runs the step until it ends with status 0, or raises NoRestartError."""
+        """Runs the step until it ends with status 0, or raises NoRestartError.
+
+        With --check, the nodes are checked before each start, and again after one that fails.
+        """
         options = self._options
         failures = self._failures
-        nodes = self._node_states()
-        self._all = list(nodes)
-        wanted = options.nodes or len(nodes)
+        self._update_states()
+        wanted = options.nodes or len(self._states)
         least = options.min_nodes or wanted or 1
-        healthy = healthy_nodes(nodes)
-        with watched(
-            self._step, self._job_ref, healthy, options.requeue, options.watch, self._relay
-        ):
-            while True:
-                if options.check:
-                    nodes = self._check(nodes, least)
-                healthy[:] = healthy_nodes(nodes)
-                chosen = choose(healthy, self._suspects, wanted, least)
-                if not chosen:
-                    hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
-                    raise NoRestartError(
-                        f"{counted(len(healthy), 'healthy node')} left"
-                        f"{self._without(nodes, healthy)}: expected {least} or more{hint}",
-                        requeue=True,
-                    )
-                now = f"now on {compress_hostlist(chosen)}{self._without(nodes, chosen)}"
+        to_check = options.check
+        while True:
+            healthy = healthy_nodes(self._states)
+            most = len(healthy) if to_check else wanted
+            chosen = choose(healthy, self._suspects, most, least)
+            if not chosen:
+                raise NoRestartError(
+                    f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
+                    f"expected {least} or more (see --min-nodes)",
+                    requeue=True,
+                )
+            if to_check:
+                known = len(self._suspects)
+                output = self._run_on(chosen, [options.command[0], *_CHECK])
+                if output.status and not output.bad:
+                    say(f"the check of the nodes has failed: {output.failure().text}")
+                self._suspects.update(output.bad)
+                to_check = FAILED in output.bad.values() and len(self._suspects) > known
+            else:
+                now = f"now on {compress_hostlist(chosen)}{self._without(chosen)}"
                 if failures:
                     os.environ[SlurmStep.step_restart.name] = str(len(failures))
                     say(
@@ -132,16 +155,19 @@ class Supervisor:
                     )
                 elif self._suspects:
                     say(now)
-                self._relay.paused.clear()
-                status, output = self._run_on(chosen, options.command)
-                if status == 0:
+                watchers = [*healthy, *chosen]
+                with watched(self._step, self._job_ref, watchers, options.requeue, options.watch):
+                    output = self._run_on(chosen, options.command)
+                if output.status == 0:
                     return
-                failures.append(output.failure(status))
-                self._check_failure(spare=len(self._all) > len(chosen))
+                failures.append(output.failure())
+                self._suspects.update(output.bad)
+                self._check_failure(spare=len(self._states) > len(chosen))
                 self._relay.wait(options.pause)
-                nodes = self._node_states(output.left_on(chosen))
+                to_check = options.check
+            self._update_states(output.left_on(chosen))
 
-    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> tuple[int, StepOutput]:
+    def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
         full = [  # an option of the user's own comes later, and counts
@@ -155,54 +181,26 @@ class Supervisor:
         ]
         return run_step(full, self._relay, self._step)
 
-    def _check(self, nodes: Fields, least: int) -> Fields:
-        """Suspects the nodes that fail or are slow in the collective check; returns the states.
-
-        After a node that fails, the check is repeated without it.
-        """
-        while True:
-            healthy = healthy_nodes(nodes)
-            chosen = choose(healthy, self._suspects, len(healthy), least)
-            if not chosen:
-                return nodes
-            self._relay.paused.set()
-            status, output = self._run_on(chosen, self._options.check)
-            if not status:
-                return nodes
-            nodes = self._node_states(output.left_on(chosen))
-            if not output.bad:
-                say(f"the check of the nodes has failed: {output.failure(status).text}")
-            new = output.bad.keys() - self._suspects.keys()
-            self._suspects.update(output.bad)
-            if not new or FAILED not in output.bad.values():
-                return nodes
-
     def _check_failure(self, spare: bool) -> None:
-        """Raises NoRestartError if a restart after the last failure would not help."""
+        """Raises NoRestartError if the step is not to be started again after the last failure.
+
+        `spare` is whether the job has a node that the step has not used.
+        """
         failure = self._failures[-1]
         if self._relay.received:
             raise NoRestartError(f"received {self._relay.received.name}")
         why = _FINAL.get(failure.kind)
         if why:
             raise NoRestartError(why.format(failure.status))
-        same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
-            again = ", and the last two failures were the same" if same else ""
-            raise NoRestartError(f"--restarts {self._options.restarts} allows no more{again}")
-        node = failure.node
-        if node and failure.kind == "node":
-            self._suspects[node] = FAILED
-        elif same:
-            is_other = node != self._failures[-2].node
-            if node is None or node in self._suspects or is_other or not spare:
-                raise NoRestartError(
-                    "the last two failures were the same, without any progress in between"
-                )
-            # The node may be the cause: try once more without it.
-            self._suspects[node] = "the same failure twice"
+            raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
+        # A node on which the first task has failed twice may be the cause.
+        failed_on = [one.node for one in self._failures]
+        if spare and failure.node and failed_on.count(failure.node) == 2:
+            self._suspects[failure.node] = "failed twice"
 
-    def _node_states(self, unended: Collection[str] = ()) -> Fields:
-        """Returns the states of the job's nodes; raises NoRestartError if the job ends.
+    def _update_states(self, unended: Collection[str] = ()) -> None:
+        """Asks for the states of the job's nodes; raises NoRestartError if the job ends.
 
         On the `unended` nodes, tasks of the last step may not have ended.
         """
@@ -212,31 +210,26 @@ class Supervisor:
             try:
                 self._end_former_step(unended)
                 self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
-                stop = None
-                announced = relay.announced
                 if self._failures:  # the batch file decides about the first start
-                    stop = job_is_ending(
+                    stop_if_job_ends(
                         slurm_job,
                         self._step.restart_count or 0,
                         self._options.least_time,
                         time.time(),
                     )
-                if stop and (stop.requeue or not announced or time.monotonic() > until):
-                    raise stop
-                if stop:  # the signal that ends the job comes here later
-                    time.sleep(_POLL_SECONDS)
-                    continue
-                if announced:  # the last checkpoint is all that a requeue needs
-                    raise NoRestartError(f"received {announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
-                return {**states, **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP)}
+                self._states = {
+                    **dict.fromkeys(self._states, LOST),
+                    **states,
+                    **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
+                }
+                return
             except OSError as error:
-                if "Invalid job id" in str(error):
+                if time.monotonic() > until or "Invalid job id" in str(error):
                     raise NoRestartError(
-                        f"Slurm does not know job {self._step.job_label}"
+                        f"Slurm does not know job {self._step.job_label}, or does not answer "
+                        f"({error})"
                     ) from None
-                if time.monotonic() > until:
-                    raise NoRestartError(f"Slurm does not answer ({error})") from None
             relay.wait(5.0)
         raise NoRestartError(f"received {relay.received.name}", requeue=True)
 
@@ -244,19 +237,16 @@ class Supervisor:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
         until = time.monotonic() + _HELD_SECONDS
-        while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
+        while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)
                 self._sharing = ["--overlap"]
                 return
             relay.wait(_POLL_SECONDS)
 
-    def _without(self, nodes: Fields, used: Sequence[str]) -> str:
+    def _without(self, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
-        reasons = {
-            **dict.fromkeys(self._all, "no longer the job's"),
-            **nodes,
-            **{name: self._suspects.get(name, "") for name in healthy_nodes(nodes)},
-        }
+        healthy = healthy_nodes(self._states)
+        reasons = {**self._states, **{name: self._suspects.get(name, "") for name in healthy}}
         out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
         return f", without {', '.join(out)}" if out else ""

@@ -3,8 +3,8 @@
     python -m slurm_resolver.tf.collective_check OPTIONS
 
 The process of `check` becomes this one. The tasks that train make the strategy, measure a small
-step that each computes alone, what each node sends to others, and an all-reduce of 64 MB. OPTIONS
-is JSON: the resolver's options, and whether to print JSON.
+step that each computes alone (a product of matrices), what each node sends to others, and an
+all-reduce of 16 MB. OPTIONS is JSON: the resolver's options, and whether to print JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import timeit
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Callable
 
@@ -33,15 +34,12 @@ from slurm_resolver.wording import aligned
 
 Row = dict[str, Any]  # what a task has measured
 
-_BYTES = 64 * 1024**2
-_LEAST_BYTES = 1024**2
-_SECONDS = 0.7  # of a measurement
-_MEASUREMENTS = 5  # of a step, of which the fastest counts: another program may disturb the others
-_LEAST_RATE = 0.001  # GB/s, of a node that nothing comes from
+_BYTES = 16 * 1024**2  # more would take minutes on a slow link
+_MEASUREMENTS = 5  # of a step, the fastest of which counts: another program may disturb the others
+_TIMES = 10  # that a measurement repeats the step: a limit of CPU time counts over 0.1 s
 _FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
-_NUMBERS = ("step_ms", "all_reduce_ms", "gb_per_s")
 # The columns of the table, and what each has of a row.
 _COLUMNS = {
     "rank": "{rank}",
@@ -64,58 +62,53 @@ def main() -> int:
     resolver = SlurmClusterResolver(**options["resolver"])
     cluster = resolver.cluster
     task = cluster.task
+    # `check` has met the other tasks before.
+    assert task
+    assert cluster.service
     warnings = []
     rate = measure_rate(cluster)
-    if not task or task.job in ("chief", "worker"):
+    if task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
         row = _measure(strategy, task, rate)
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
-        fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
-        told = strategy.workers.exchange(
-            "tells what it has measured",
-            [row["rank"], row, fast if network == "Socket" else []],
-        )
-        _, rows, unused = zip(*sorted(told))
-        warnings = find_warnings(rows, unused, cluster.name_of)
+        fast = [path for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
+        row["unused"] = fast if network == "Socket" else []
+        told = strategy.workers.exchange("tells what it has measured", row)
+        rows = sorted(told, key=itemgetter("rank"))
+        warnings = find_warnings(rows, cluster.name_of)
         if row == rows[0]:
             print(
                 json.dumps({"ok": not warnings, "tasks": rows, "warnings": warnings})
                 if options["json"]
                 else as_table(rows, warnings)
             )
-    if cluster.service and len(cluster.tasks) > 1:
-        # The service may run in a task that does not train, and must not end before the others.
-        connect(cluster.service).gather("the end of the measurement", None, None)
+    # The service may run in a task that does not train, and must not end before the others.
+    connect(cluster.service).gather("the end of the measurement", None, None)
     return 1 if warnings else 0
 
 
-def _measure(strategy: Any, task: Task | None, rate: float | None) -> Row:
+def _measure(strategy: Any, task: Task, rate: float | None) -> Row:
     """Returns what this task measures, in turn with all others.
 
     Args:
         strategy: of all tasks that train.
-        task: this one; None without a cluster.
+        task: this one.
         rate: at which this task sends, in GB/s; None if another task of its node sends.
     """
     exchange = strategy.workers.exchange
     tasks = max(1, len(strategy.workers.names))
-    device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"  # TensorFlow's default
-    inputs = tf.random.stateless_normal((256, 512), (1, 2))
-    weights = tf.unstack(tf.random.stateless_normal((4, 512, 512), (3, 4)) / 23)
+    matrix = tf.random.stateless_normal((1024, 1024), (1, 2))
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:
-        outputs = inputs
-        for weight in weights:
-            outputs = tf.nn.relu(outputs @ weight)
-        return tf.reduce_mean(tf.gradients(outputs**2, weights))
+        return tf.reduce_mean(matrix @ matrix)
 
     @tf.function  # type: ignore[untyped-decorator]
     def reduce() -> Any:
         def replica() -> Any:
             # Two tensors, as TensorFlow takes NCCL only for several at once.
-            halves = [tf.ones((size // 8,)) for _ in range(2)]
+            halves = [tf.ones((_BYTES // 8,)) for _ in range(2)]
             return tf.distribute.get_replica_context().all_reduce("sum", halves)[0][0]
 
         return strategy.experimental_local_results(strategy.run(replica))[0]
@@ -123,18 +116,14 @@ def _measure(strategy: Any, task: Task | None, rate: float | None) -> Row:
     steps = []
     for turn in range(2 * _MEASUREMENTS):  # half of the tasks at a time, as they may share CPUs
         exchange("measures a step", None)
-        if turn % 2 == (task.local_rank % 2 if task else 0):
-            steps.append(_mean_time(step, int(1000 * _SECONDS / _mean_time(step, 1)) + 1))
-    rates = [one for one in exchange("measures what it sends", rate) if one is not None]
-    # Less on a link that is so slow that it would take minutes.
-    size = int(min(_BYTES, max(_LEAST_BYTES, 1e9 * min(rates, default=1.0))))
-    # Every task has to take part in each all-reduce.
-    once = max(exchange("measures an all-reduce", _mean_time(reduce, 1)))
-    mean = _mean_time(reduce, max(2, min(50, int(1000 * _SECONDS / once)))) * _BYTES / size
+        if turn % 2 == task.local_rank % 2:
+            steps.append(_mean_time(step, _TIMES))
+    exchange("measures an all-reduce", None)
+    mean = _mean_time(reduce, _MEASUREMENTS)
     sent = 2 * _BYTES * (tasks - 1) / tasks  # by a task in a ring, and at least in any other way
     return {
-        "rank": task.rank if task else 0,
-        "device": device,
+        "rank": task.rank,
+        "device": "GPU" if tf.config.get_visible_devices("GPU") else "CPU",  # TensorFlow's default
         "step_ms": round(min(steps), 3),
         "all_reduce_ms": round(mean, 2),
         "gb_per_s": round(sent / mean / 1e6, 3),
@@ -155,47 +144,35 @@ def nccl_network(log: str) -> str:
     return found[-1].strip() if found else ""
 
 
-def find_warnings(
-    rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
-) -> list[str]:
+def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-
-    def slower(does: str, costs: dict[int, float], advice: str) -> list[str]:
+    computing = {row["rank"]: row["step_ms"] for row in rows}
+    sending = {row["rank"]: 1 / row["sent_gb_per_s"] for row in rows if row["sent_gb_per_s"]}
+    warnings = []
+    for does, costs, place in (
+        ("computes", computing, "what else runs on its node, and at the CPUs that it was given"),
+        ("sends", sending, "the network of its node"),
+    ):
         median = statistics.median(costs.values() or [0])
-        return [
+        warnings += [
             f"{name_of(rank)} {does} {cost / median:.1f} times as slowly as the median task; "
-            f"{advice}"
+            f"look at {place}"
             for rank, cost in costs.items()
             if cost > _FAR_SLOWER * median
         ]
-
-    steps = {row["rank"]: row["step_ms"] for row in rows}
-    sending = {
-        row["rank"]: 1 / max(row["sent_gb_per_s"], _LEAST_RATE)
-        for row in rows
-        if row["sent_gb_per_s"] is not None
-    }
-    sockets = [
-        f"NCCL uses sockets in {name_of(row['rank'])}, though its node has {', '.join(names)}: "
-        "load your site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"
-        for row, names in zip(rows, unused)
-        if names
-    ]
-    return [
-        *slower(
-            "computes",
-            steps,
-            "look at what else runs on its node, and at the CPUs that it was given",
-        ),
-        *slower("sends", sending, "look at the network of its node"),
-        *sockets[:1],
-    ]
+    for row in rows:
+        if row["unused"]:
+            warnings.append(
+                f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
+                f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
+                "NCCL_DEBUG=INFO"
+            )
+            break
+    return warnings
 
 
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
-    """Returns a table by rank, the medians, and the warnings."""
-    medians = {name: statistics.median(row[name] for row in rows) for name in _NUMBERS}
-    rows = [*rows, {"rank": "all", "device": "median", "transport": "", **medians}]
+    """Returns a table by rank, and the warnings."""
     cells = [[cell.format(**row) for cell in _COLUMNS.values()] for row in rows]
     lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3, 4))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings)])

@@ -26,7 +26,6 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
     tasks: int, gpus: int | None, per_task: int | None, visible: str, expected: Strings
 ) -> None:
     found = gpu_variables(tasks, gpus, per_task, {CUDA: visible})
-    assert found is not None
     assert [task[CUDA] for task in found] == expected
     assert [task.get("SLURM_STEP_GPUS", "") for task in found] == expected
 
@@ -34,9 +33,14 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
 @pytest.mark.parametrize(
     ("gpus", "per_task", "environ", "message"),
     [
-        (3, None, {CUDA: "0,1"}, "GPUs requested: 3, but CUDA_VISIBLE_DEVICES=0,1 names 2"),
+        (
+            3,
+            None,
+            {CUDA: "0,1"},
+            "GPUs requested: 3, but CUDA_VISIBLE_DEVICES, or the driver without it, shows 0,1.",
+        ),
         (None, 2, {CUDA: "0,1"}, "GPUs requested: 4"),
-        (5, None, {}, "GPUs requested: 5, but the driver shows 4."),
+        (5, None, {}, "or the driver without it, shows 0,1,2,3. Ask for"),
     ],
 )
 def test_more_gpus_than_there_are(

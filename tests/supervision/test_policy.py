@@ -13,11 +13,10 @@ from kinds import Texts
 from local_run import refused
 
 from slurm_resolver.supervision.policy import (
-    PROGRESS_SECONDS,
+    NoRestartError,
     choose,
     healthy_nodes,
-    job_is_ending,
-    same_again,
+    stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import StepFailure, StepOutput
 
@@ -63,7 +62,8 @@ def failure(text: str, status: int = 1) -> StepFailure:
     """Returns the failure in the standard error of a step."""
     output = StepOutput()
     output.feed(text.encode())
-    return output.failure(status)
+    output.status = status
+    return output.failure()
 
 
 RAISED = """\
@@ -98,48 +98,48 @@ srun: error: n1: task 0: Killed"""
 OUTPUTS = """\
 srun 9 srun at TIME, exit status 9
 
-srun 9 srun at TIME, exit status 9: Unable to create step for job 1: Requested node configuration is
-srun: error: Unable to create step for job 1: Requested node configuration is
+srun 9 srun at TIME, exit status 9: srun: error: Unable to create step for job 1: Requested node
+srun: error: Unable to create step for job 1: Requested node
 
-refused 9 srun at TIME, exit status 9: Unable to create step for job 1: Invalid generic resource
-srun: error: Unable to create step for job 1: Invalid generic resource
+refused 9 srun at TIME, exit status 9: srun: error: Unable to create step for job 1: Invalid GRES
+srun: error: Unable to create step for job 1: Invalid GRES
 
-refused 9 srun at TIME, exit status 9: Unable to create step for job 8: Invalid feature
+refused 9 srun at TIME, exit status 9: srun: error: Unable to create step for job 8: Invalid feature
 srun: error: Unable to create step for job 8: Invalid feature
 
-refused 9 srun at TIME, exit status 9: unrecognized option '--nosuch'
+refused 9 srun at TIME, exit status 9: /usr/bin/srun: unrecognized option '--nosuch'
 /usr/bin/srun: unrecognized option '--nosuch'
 Try "srun --help" for more information
 
-refused 9 srun at TIME, exit status 9: --mem and --mem-per-cpu are mutually exclusive.
+refused 9 srun at TIME, exit status 9: srun: fatal: --mem and --mem-per-cpu are mutually exclusive.
 srun: fatal: --mem and --mem-per-cpu are mutually exclusive.
 
 refused 1 srun at TIME, Unable to satisfy cpu bind request
 srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x00F0.
 srun: error: Task launch for StepId=1.1 failed on node n4: Unable to satisfy cpu bind request
 
-task 1 rank 1 on n2 at TIME, exit status 1: ValueError: x
+task 1 rank 1 on n2 at TIME, Exited with exit code 1: ValueError: x
 Traceback (most recent call last):
   File "a.py", line 3, in <module>
 ValueError: x
 srun: error: n2: task 1: Exited with exit code 1
 
-task 7 rank 4 at TIME, exit status 7
+task 7 rank 4 at TIME, Exited with exit code 7
 srun: error: n[2-3]: tasks 4-7: Exited with exit code 7
 
-task 137 rank 1 on n2 at TIME, SIGKILL (out of memory)
+task 137 rank 1 on n2 at TIME, Out Of Memory
 srun: error: n2: task 1: Out Of Memory
 
-task 139 rank 1 on n2 at TIME, SIGSEGV
+task 139 rank 1 on n2 at TIME, Segmentation fault (core dumped)
 srun: error: n2: task 1: Segmentation fault (core dumped)
 
-saved 75 rank 1 on n2 at TIME, exit status 75
+saved 75 rank 1 on n2 at TIME, Exited with exit code 75
 srun: error: n2: task 1: Exited with exit code 75
 
-task 143 rank 1 on n2 at TIME, SIGTERM
+task 143 rank 1 on n2 at TIME, Terminated
 srun: error: n2: task 1: Terminated
 
-task 5 rank 3 on n4 at TIME, exit status 5: ValueError: x
+task 5 rank 3 on n4 at TIME, Exited with exit code 5: ValueError: x
 0: Traceback (most recent call last):
 0: tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
 3: Traceback (most recent call last):
@@ -148,28 +148,28 @@ srun: error: n1: task 0: Exited with exit code 1
 srun: Terminating StepId=1.0
 srun: error: n4: tasks 2-3: Exited with exit code 5
 
-task 137 rank 1 on n2 at TIME, SIGKILL
+task 137 rank 1 on n2 at TIME, Killed
 Traceback (most recent call last):
 tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
 srun: error: n1: task 0: Exited with exit code 1
 srun: error: n2: task 1: Killed
 
-task 137 rank 1 on n2 at TIME, SIGKILL
+task 137 rank 1 on n2 at TIME, Killed
 srun: error: n2: task 1: Killed
 srun: Terminating StepId=1.0
 Traceback (most recent call last):
 tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
 srun: error: n1: task 0: Exited with exit code 1
 
-task 135 rank 1 on n2 at TIME, SIGBUS
+task 135 rank 1 on n2 at TIME, Bus error
 srun: error: n1: task 0: Exited with exit code 1
 srun: error: n2: task 1: Bus error
 
-saved 75 rank 0 on n1 at TIME, exit status 75
+saved 75 rank 0 on n1 at TIME, Exited with exit code 75
 srun: error: n1: task 0: Exited with exit code 75
 srun: error: n2: task 1: Bus error
 
-task 139 rank 1 on n2 at TIME, SIGSEGV
+task 139 rank 1 on n2 at TIME, Segmentation fault (core dumped)
 0: Traceback (most recent call last):
 0: tensorflow.python.framework.errors_impl.UnavailableError: Socket closed
 srun: error: n1: task 0: Exited with exit code 1
@@ -198,9 +198,9 @@ cancelled 9 the step at TIME, cancelled
 srun: Job step aborted
 srun: error: n2: task 1: Segmentation fault"""
 ENDS = {
-    RAISED: "task 1 rank 1 on n2 at TIME, exit status 1: my.Failed: no luck",
+    RAISED: "task 1 rank 1 on n2 at TIME, Exited with exit code 1: my.Failed: no luck",
     NODE: "node 1 node n1 at TIME, node failure",
-    KILLED: "task 137 rank 3 on n1 at TIME, SIGKILL",
+    KILLED: "task 137 rank 3 on n1 at TIME, Killed",
 }
 for block in OUTPUTS.split("\n\n"):
     told, _, output = block.partition("\n")
@@ -225,35 +225,10 @@ def test_output_in_pieces() -> None:
     assert not output.leaves_tasks
 
 
-RESUMED = "0: slurm_resolver: training resumes from checkpoints/ckpt-{}\n"
-LONG = PROGRESS_SECONDS + 1
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "seconds", "same"),
-    [
-        (RAISED, RAISED, 5.0, True),
-        (RAISED, RAISED, LONG, False),
-        (RAISED, RAISED.replace("no luck", "another"), 5.0, False),
-        (RAISED, RAISED.replace("n2: task 1", "n4: task 1"), 5.0, True),
-        (RESUMED.format(7) + RAISED, RESUMED.format(7) + RAISED, LONG, True),
-        (RESUMED.format(7) + RAISED, RESUMED.format(8) + RAISED, 5.0, False),
-        (KILLED, KILLED.replace("task 3", "task 2"), 5.0, False),
-        (NODE, NODE, 5.0, False),  # a step continues while there are nodes
-    ],
-)
-def test_what_is_the_same_again(first: str, second: str, seconds: float, same: bool) -> None:
-    failures = [failure(first), failure(second)._replace(seconds=seconds)]
-    assert same_again(failures) == same
-    assert not same_again(failures[:1])
-
-
 RUNNING = {
     "JobState": "RUNNING",
     "Restarts": "1",
     "EndTime": "Unknown",
-    "NodeList": "n[1-3]",
-    "BatchHost": "n1",
 }
 
 
@@ -266,17 +241,19 @@ RUNNING = {
         ({"PreemptTime": "2026-01-01T00:00:00"}, "preempting", True),
         ({"EndTime": "1999-12-31T00:02:00"}, None, False),
         ({"EndTime": "1999-12-31T00:00:59"}, "the time limit is 59 s away", True),
-        ({"NodeList": "n[2-3]"}, "the job has lost n1", True),
-        ({"NodeList": "n[2-3]", "BatchHost": ""}, None, False),  # salloc has no batch file
     ],
 )
 def test_a_job_that_is_about_to_end(changed: Texts, told: str | None, requeue: bool) -> None:
-    stop = job_is_ending(
-        {**RUNNING, **changed},
-        1,
-        60,
-        time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S")),
-    )
+    stop = None
+    try:
+        stop_if_job_ends(
+            {**RUNNING, **changed},
+            1,
+            60,
+            time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S")),
+        )
+    except NoRestartError as error:
+        stop = error
     if told is None:
         assert stop is None
     else:

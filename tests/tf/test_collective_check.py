@@ -18,7 +18,12 @@ from slurm_resolver.tf.collective_check import find_warnings, nccl_network
         ([10, 11, 9], [1.0, 0.6, None], [], []),
         ([10, 30, 10], [None] * 3, [], ["worker 1 computes 3.0 times"]),
         ([10, 10, 10], [1.0, 1.0, 0.25], [], ["worker 2 sends 4.0 times as slowly"]),
-        ([10] * 2, [0, 0], ["mlx"], ["NCCL uses sockets in worker 0, though its node has mlx"]),
+        (
+            [10] * 2,
+            [None, None],
+            ["mlx"],
+            ["NCCL uses sockets in worker 0, though its node has mlx"],
+        ),
     ],
 )
 def test_what_it_warns_of(
@@ -32,10 +37,11 @@ def test_what_it_warns_of(
             "rank": rank,
             "step_ms": step,
             "sent_gb_per_s": sent[rank],
+            "unused": unused,
         }
         for rank, step in enumerate(steps)
     ]
-    found = find_warnings(rows, [unused] * len(rows), lambda rank: f"worker {rank}")
+    found = find_warnings(rows, lambda rank: f"worker {rank}")
     assert len(found) == len(warnings)
     assert all(text.startswith(warning) for text, warning in zip(found, warnings))
 

@@ -178,7 +178,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Counts steps that are done."""
         if not self._reported:
             self._reported = True
-            run_events.report(run_events.READY)
+            run_events.report_first_step()
         self.step += count
         self.drawn += count
         self._since += count

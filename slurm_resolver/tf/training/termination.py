@@ -115,7 +115,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """
         self.watch.arm()
         if self.save_fn is None:  # `Backup` reports it after the first step
-            run_events.report(run_events.READY)
+            run_events.report_first_step()
         return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:
@@ -123,7 +123,6 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         watch = self.watch
         ranks = self.ranks
         watch.leave_on_sigterm()
-        run_events.report(run_events.SAVED)
         own = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
