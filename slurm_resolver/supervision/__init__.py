@@ -10,10 +10,11 @@ The words:
     batch host     the node on which the batch file runs; a step on another node watches it
 
 The guarantees: a step is not started again after it was saved or cancelled, after a signal to the
-supervisor, if srun's options are refused, or when the job is about to end. No step is cancelled
-that the supervisor has not started. The job itself is ended, or requeued, only when the batch host
-has failed. The exit status is 0, that of the first failure of the last start, or 75, by which the
-batch file requeues the job.
+supervisor, if srun's options are refused, or when the job is about to end; nor, once no other node
+is left to try, after the same failure twice without progress in between. No step is cancelled that
+the supervisor has not started. The job itself is ended, or requeued, only when the batch host has
+failed. The exit status is 0, that of the first failure of the last start, or 75, by which the batch
+file requeues the job.
 
 `supervisor` has the order of events, `policy` the decisions, `step` one start, and `batch_host` the
 watch.

@@ -7,12 +7,15 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.scontrol import Fields
+from slurm_resolver.supervision.step import StepFailure
 
+# A step that ran for longer has made progress, even if its output does not say so.
+PROGRESS_SECONDS = 600.0
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
 # means that the node does not respond.
 _UNHEALTHY = re.compile(
@@ -44,6 +47,22 @@ class NoRestartError(Exception):
 
     why: str
     requeue: bool = False
+
+
+def same_again(failures: Sequence[StepFailure]) -> bool:
+    """Whether the last two starts failed in the same way, without progress in between.
+
+    The checkpoint from which the training resumed shows progress. If the output names none, a long
+    run counts as progress.
+    """
+    if len(failures) < 2:
+        return False
+    before, last = failures[-2:]
+    if last.kind == "node" or last.error != before.error:
+        return False
+    if last.progress or before.progress:
+        return last.progress == before.progress
+    return last.seconds <= PROGRESS_SECONDS
 
 
 def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: float) -> None:

@@ -31,6 +31,7 @@ _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
 FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
+_PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
 # Lines of `check --collective` about nodes, and a node with what is wrong there.
@@ -89,13 +90,19 @@ class StepFailure(NamedTuple):
             (what srun is asked for cannot be had); "srun" (it could not start the step).
         status: the exit status of the task, or 128 and the number of its signal; else srun's own.
         text: who failed first, when and why, for messages.
+        error: what is the same if the step fails again in the same way.
+        seconds: how long the step has run.
         node: the node, if it is known.
+        progress: the checkpoint from which the training said that it resumes.
     """
 
     kind: str
     status: int
     text: str
+    error: str
+    seconds: float
     node: str | None
+    progress: str | None
 
 
 class StepOutput(FailureReader):
@@ -109,11 +116,13 @@ class StepOutput(FailureReader):
     status = 0
     _rest = b""
     _srun_error = ""  # the last one
+    _progress: str | None = None
     _lines = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.bad: dict[str, str] = {}
+        self._begun = time.monotonic()
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes."""
@@ -125,6 +134,8 @@ class StepOutput(FailureReader):
             self.read(text, self._lines)
             if self.node and self.node.node:
                 self.bad[self.node.node] = FAILED
+            if _PROGRESS in text:
+                self._progress = text.partition(_PROGRESS)[2].rstrip()
             if _CHECKED.match(text):
                 for node, why in _BAD.findall(text):
                     self.bad.setdefault(node, why or FAILED)
@@ -178,11 +189,16 @@ class StepOutput(FailureReader):
             line = self._srun_error
             kind = "refused" if kind_of(line) == "request" else "srun"
         why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
+        # All ranks may have one error, and any may be the first. Without an error in the output,
+        # only the same task has failed in the same way.
         return StepFailure(
             kind=kind,
             status=status,
             text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
+            error=why if line else f"{end.task}: {end.line}",
+            seconds=time.monotonic() - self._begun,
             node=end.node,
+            progress=self._progress,
         )
 
 

@@ -20,6 +20,7 @@ from slurm_resolver.supervision.policy import (
     NoRestartError,
     choose,
     healthy_nodes,
+    same_again,
     stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import (
@@ -182,22 +183,24 @@ class Supervisor:
         return run_step(full, self._relay, self._step)
 
     def _check_failure(self, spare: bool) -> None:
-        """Raises NoRestartError if the step is not to be started again after the last failure.
-
-        `spare` is whether the job has a node that the step has not used.
-        """
+        """Raises NoRestartError if a restart after the last failure would not help."""
         failure = self._failures[-1]
         if self._relay.received:
             raise NoRestartError(f"received {self._relay.received.name}")
         why = _FINAL.get(failure.kind)
         if why:
             raise NoRestartError(why.format(failure.status))
+        node = failure.node
+        if same_again(self._failures):
+            is_other = node != self._failures[-2].node
+            if node is None or node in self._suspects or is_other or not spare:
+                raise NoRestartError(
+                    "the last two failures were the same, without any progress in between"
+                )
+            # The node may be the cause: try once more without it.
+            self._suspects[node] = "the same failure twice"
         if len(self._failures) > self._options.restarts:
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
-        # A node on which the first task has failed twice may be the cause.
-        failed_on = [one.node for one in self._failures]
-        if spare and failure.node and failed_on.count(failure.node) == 2:
-            self._suspects[failure.node] = "failed twice"
 
     def _update_states(self, unended: Collection[str] = ()) -> None:
         """Asks for the states of the job's nodes; raises NoRestartError if the job ends.

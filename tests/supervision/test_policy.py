@@ -13,9 +13,11 @@ from kinds import Texts
 from local_run import refused
 
 from slurm_resolver.supervision.policy import (
+    PROGRESS_SECONDS,
     NoRestartError,
     choose,
     healthy_nodes,
+    same_again,
     stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import StepFailure, StepOutput
@@ -223,6 +225,29 @@ def test_output_in_pieces() -> None:
     assert output.leaves_tasks  # unless srun ends them
     output.feed(b"ting StepId=1.0\n")
     assert not output.leaves_tasks
+
+
+RESUMED = "0: slurm_resolver: training resumes from checkpoints/ckpt-{}\n"
+LONG = PROGRESS_SECONDS + 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seconds", "same"),
+    [
+        (RAISED, RAISED, 5.0, True),
+        (RAISED, RAISED, LONG, False),
+        (RAISED, RAISED.replace("no luck", "another"), 5.0, False),
+        (RAISED, RAISED.replace("n2: task 1", "n4: task 1"), 5.0, True),
+        (RESUMED.format(7) + RAISED, RESUMED.format(7) + RAISED, LONG, True),
+        (RESUMED.format(7) + RAISED, RESUMED.format(8) + RAISED, 5.0, False),
+        (KILLED, KILLED.replace("task 3", "task 2"), 5.0, False),
+        (NODE, NODE, 5.0, False),  # a step continues while there are nodes
+    ],
+)
+def test_what_is_the_same_again(first: str, second: str, seconds: float, same: bool) -> None:
+    failures = [failure(first), failure(second)._replace(seconds=seconds)]
+    assert same_again(failures) == same
+    assert not same_again(failures[:1])
 
 
 RUNNING = {
