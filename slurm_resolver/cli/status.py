@@ -17,9 +17,9 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
-from slurm_resolver.coordination import ServiceAddress, wire
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import Message, Process, WireError, encode, open_connection
+from slurm_resolver.coordination.wire import Message, Process, WireError, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -263,12 +263,9 @@ def _addresses(
 def _ask(address: ServiceAddress) -> Message:
     """Returns what a service knows of the workers; raises as `open_connection`."""
     observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
-    sock, lines, answer = open_connection(address, observer)
-    with sock, lines:
-        if "refused" in answer:
-            raise WireError(str(answer["refused"]))
-        sock.sendall(encode({}))
-        return wire.read(lines)
+    connection, answer = open_connection(address, observer)
+    connection.socket.close()
+    return answer
 
 
 def slowest(workers: list[Worker]) -> Worker | None:

@@ -6,7 +6,7 @@ A connection begins with a mutual handshake, in which the secret itself is never
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N M I 3 X "program")}
     service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
-             or {"refused": "why"}
+             or {"refused": "why"}, or what an observer asks for
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -15,7 +15,6 @@ a message is. A task sends:
 |---|---|
 | gather, value | the task's value for a gather: `rounds` |
 | … without, timeout, seconds | it also waits for the answer; "seconds" are left |
-| received | it has received the answer to this gather |
 | told, value | something for all tasks, also for those that connect later |
 | training, leader, cluster, serves | its part in a training with tasks that only serve: `serving` |
 | … seconds | the leader and the servers have to come in this time |
@@ -27,14 +26,13 @@ The service sends:
 | keys | meaning |
 |---|---|
 | gathered, values or error | the answer to a gather |
-| notice | a line for this task's log |
 | awaited, rank, value | a task waits for this gather without a deadline |
 | told, value, rank | what another task tells all |
 | over | how the training has ended; null if it has not |
 | stall, behind, end | no step ends: a line for the log, and the ranks that are behind |
 | gone, why | the task with this rank is lost, or has failed |
 | left | the tasks with these ranks have left |
-| closing | the service ends |
+| closing | the service ends once the task has closed its end of the connection |
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ import socket
 import zlib
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, BinaryIO, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import accept_offer
@@ -62,7 +60,6 @@ PROTOCOL = 1
 # The longest line that a task may send, and the longest of a handshake; asyncio buffers at most
 # twice as much for a connection.
 MOST_BYTES = 64 * 1024
-_MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends later
 HANDSHAKE_SECONDS = 5.0
 # What the proofs of a handshake cover, beside the service's challenge.
 _PROVEN = ("challenge", "identity", "rank", "number", "role")
@@ -140,18 +137,35 @@ def unpack(packed: str) -> list[Any]:
     return [distinct[number] for number in index]
 
 
-def read(lines: BinaryIO) -> Message:
-    """Returns the next message; raises WireError if it is too long, OSError at the end."""
-    line = lines.readline(_MOST_ANSWER_BYTES)
-    if not line:
-        raise ConnectionError("it closed the connection")
-    return decode(line if line.endswith(b"\n") else b"")
+class Connection:
+    """A task's end of a connection, which sends and receives messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        # what has come beyond the last message
+        self._rest = b""
+
+    def send(self, message: Message) -> None:
+        """Sends a message; raises OSError if the connection has failed."""
+        self.socket.sendall(encode(message))
+
+    def receive(self, until: float | None = None) -> Message:
+        """Returns the next message; raises ConnectionError at the end of the connection.
+
+        Raises TimeoutError if it has not come by then, however its bytes come.
+        """
+        pieces = [self._rest]
+        while b"\n" not in pieces[-1]:
+            self.socket.settimeout(None if until is None else max(until - monotonic(), 0.001))
+            pieces.append(self.socket.recv(MOST_BYTES))
+            if not pieces[-1]:
+                raise ConnectionError("it closed the connection")
+        line, _, self._rest = b"".join(pieces).partition(b"\n")
+        return decode(line)
 
 
-def open_connection(
-    address: ServiceAddress, process: Process
-) -> tuple[socket.socket, BinaryIO, Message]:
-    """Returns a connection, its lines, and the service's answer to the handshake.
+def open_connection(address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
+    """Returns a connection, and the service's answer to the handshake.
 
     Raises OSError, WireError or RendezvousError if the service does not answer as expected, which
     takes `HANDSHAKE_SECONDS` at most.
@@ -159,9 +173,9 @@ def open_connection(
     until = monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.hosts_service else address.host.strip("[]")
     remedy = "" if address.hosts_service else address.remedy
-    sock = connect_to(host, address.port, HANDSHAKE_SECONDS, remedy)
+    connection = Connection(connect_to(host, address.port, HANDSHAKE_SECONDS, remedy))
     try:
-        greeting = _receive(sock, until)
+        greeting = connection.receive(until)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise WireError("another program or another version of slurm_resolver answers there")
@@ -172,31 +186,18 @@ def open_connection(
             "challenge": secrets.token_hex(16),
         }
         challenge = greeting.get("challenge")
-        sock.sendall(encode({**hello, "proof": prove(key, "task", challenge, hello)}))
-        answer = _receive(sock, until)
+        connection.send({**hello, "proof": prove(key, "task", challenge, hello)})
+        answer = connection.receive(until)
         if "other" in answer:
-            raise WireError(f"a service answers there, but {answer['other']}")
+            raise WireError(
+                "a service answers there, but it belongs to another step, or another start"
+            )
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
             raise WireError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
             )
-        sock.settimeout(HANDSHAKE_SECONDS)
-        return sock, sock.makefile("rb"), answer
+        connection.socket.settimeout(None)
+        return connection, answer
     except BaseException:
-        sock.close()
+        connection.socket.close()
         raise
-
-
-def _receive(sock: socket.socket, until: float) -> Message:
-    """Returns the next message, and reads nothing beyond it.
-
-    Raises TimeoutError if it has not come by then, however its bytes come.
-    """
-    line = b""
-    while not line.endswith(b"\n"):
-        sock.settimeout(max(until - monotonic(), 0.001))
-        byte = sock.recv(1)
-        if not byte:
-            raise ConnectionError("it closed the connection")
-        line += byte
-    return decode(line)

@@ -69,8 +69,8 @@ class Job:
 def kill(client: Client) -> None:
     """Closes a connection without a goodbye, like the kernel when a process ends."""
     client._closed = True
-    assert client._socket is not None
-    client._socket.shutdown(socket.SHUT_RDWR)
+    assert client._connection is not None
+    client._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_node_that_vanishes(start: Start) -> None:
         job.end()
     errors = job.errors()
     assert set(job.ends().values()) == {1}
-    told = "chief 0 (rank 0 on n8) is lost: its node has not answered for 6 s"
+    told = "chief 0 (rank 0 on n8) is lost: it has not answered for 6 s"
     assert f"ps 0 (rank 1 on n9): {told}" in errors
     assert f"worker 0 (rank 2 on n10): {told}" in errors
     # The chief names the task whose loss it notices first.
