@@ -45,6 +45,7 @@ from slurm_resolver.coordination.wire import (
     is_proof,
     prove,
 )
+from slurm_resolver.errors import RendezvousError
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _FLUSH_SECONDS = 3.0  # to send an answer to all tasks before this one continues
@@ -78,11 +79,12 @@ class Service:
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
-        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained.
+        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained
+        or this process may not open enough files.
         """
         self.address = address
         self._secret = Secret()
-        self._refusal = _allow_connections(address)
+        _allow_connections(address)
         self._socket = listen_at(address.port)
         # what the messages of the tasks are for
         self._rounds = Rounds(address, self.send, name_of)
@@ -208,7 +210,7 @@ class Service:
         }
         if process.role == "observer":
             answer.update(self._monitor.status())
-        refusal = self._refusal or self._find_rival(process)
+        refusal = self._find_rival(process)
         if refusal:
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError
@@ -257,7 +259,7 @@ class Service:
                 else:
                     self._rounds.message(process, message)
         except EOFError:
-            if self._is_closing:  # it has all messages
+            if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
                 link.writer = None
             seconds = RETURN_SECONDS
@@ -308,14 +310,14 @@ class Service:
             self._departed.append(process.rank)
 
 
-def _allow_connections(address: ServiceAddress) -> str:
-    """Raises this process's limit on open files; returns an error if it stays too low, else ''."""
+def _allow_connections(address: ServiceAddress) -> None:
+    """Raises this process's limit on open files, or RendezvousError if it stays too low."""
     needed = address.num_tasks + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed + _STRANGERS), hard), hard))
-    if hard >= needed:
-        return ""
-    return (
-        f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one for "
-        f"each of the {address.num_tasks} tasks and some more. Run `ulimit -n {needed}` before srun"
-    )
+    if hard < needed:
+        raise RendezvousError(
+            f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one "
+            f"for each of the {address.num_tasks} tasks and some more. Run `ulimit -n {needed}` "
+            "before srun."
+        )
