@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from slurm_resolver.coordination import TaskName
 from slurm_resolver.coordination.wire import Message, Process, Send
-from slurm_resolver.wording import ranges_of, shorten
+from slurm_resolver.wording import shorten
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
 IDLE = "outside of fit, evaluate and predict"
@@ -43,7 +43,6 @@ _REPORT_SECONDS = 5.0
 _REPEAT_SECONDS = 300.0
 _MOST_NAMES = 5
 _MOST_TRACEBACKS = 8
-_PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
@@ -71,6 +70,15 @@ class Report(NamedTuple):
             text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
         fits = self.stage in (TRAINING, VALIDATION)
         return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
+
+    def does(self, with_epoch: bool, silence: float) -> str:
+        """Returns what the worker does, such as "in step 811, saving"."""
+        if self.silent > silence:
+            return f"without a report for {self.silent:.0f} s, last {self.where(with_epoch)}"
+        if self.phase in (IDLE, PREPARING):
+            return self.phase
+        where = self.where(with_epoch)
+        return where if self.phase == STEP else f"{where}, {self.phase}"
 
 
 Reports = Mapping[TaskName, Report]
@@ -108,48 +116,27 @@ def find_stall(workers: Reports, limit: float, silence: float) -> list[TaskName]
 
 def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float) -> str:
     """Returns the line that every task logs."""
+    seconds = min(report.age for report in workers.values())
     with_epoch = len({report.epoch for report in workers.values()}) > 1
-    # by whether they are behind, and what they do: a verb and the rest
-    groups = defaultdict(list)
-    for task, report in workers.items():
-        is_behind = task in behind
-        where = report.where(with_epoch)
-        verb = "is"
-        does = f"{where}, {report.phase}"
-        if report.silent > silence:
-            verb = "has"
-            does = f"not reported for {report.silent:.0f} s; the last report was {where}"
-        elif report.phase == STEP:
-            verb = "is" if is_behind else "waits"
-            does = where
-        elif report.phase in (IDLE, PREPARING):
-            does = report.phase
-        groups[is_behind, verb, does].append(task)
-    begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
-    first = workers[behind[0]]
-    in_step = len(groups) == 1 and first.phase == STEP and first.silent <= silence
-    if in_step and len(behind) > 1:
-        nodes = list(dict.fromkeys(task.node for task in behind))
-        return (
-            f"{begin}{_group(behind)} wait for each other {first.where()}, in its collective "
-            f"operations, on {shorten(nodes, _MOST_NAMES)}. Look at the network between these "
-            "nodes, and at their GPUs (nvidia-smi, dmesg)"
+    texts = {task: report.does(with_epoch, silence) for task, report in workers.items()}
+    line = f"no step for {seconds:.0f} s: {_describe(texts, behind)}"
+    others = [task for task in workers if task not in behind]
+    if others:
+        return f"{line}. The others wait: {_describe(texts, others)}"
+    if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where(with_epoch)}:
+        line += (
+            ". They wait for each other in its collective operations: look at the network between "
+            "their nodes, and at their GPUs (nvidia-smi, dmesg)"
         )
-    parts = []
-    for (is_behind, verb, does), tasks in sorted(groups.items(), key=lambda group: group[0][0]):
-        names = shorten([*map(str, tasks)], _MOST_NAMES) if is_behind else _group(tasks)
-        parts.append(f"{names} {verb if len(tasks) == 1 else _PLURALS[verb]} {does}")
-    return begin + "; ".join(parts)
+    return line
 
 
-def _group(tasks: Sequence[TaskName]) -> str:
-    """Returns tasks by their jobs and ids, such as "chief 0, workers 0 to 6"."""
-    texts = []
-    for job in dict.fromkeys(task.job for task in tasks):
-        ids = [task.task_id for task in tasks if task.job == job]
-        noun = job if len(ids) == 1 else f"{job}s"
-        texts.append(f"{noun} {' and '.join(ranges_of(ids))}")
-    return ", ".join(texts).replace("-", " to ")
+def _describe(texts: Mapping[TaskName, str], tasks: Sequence[TaskName]) -> str:
+    """Returns what these tasks do."""
+    names = defaultdict(list)
+    for task in tasks:
+        names[texts[task]].append(str(task))
+    return "; ".join(f"{shorten(those, _MOST_NAMES)} {does}" for does, those in names.items())
 
 
 class Monitor:
