@@ -47,7 +47,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
-_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
+_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached
 _MOST_VALUE_BYTES = MOST_BYTES - 4096
 
 
@@ -91,8 +91,6 @@ class Client:
         self._standing: dict[object, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
-        # from when on this task may report that the service cannot be reached
-        self._notice_at = monotonic() + _NOTICE_SECONDS
         if address.hosts_service:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
@@ -121,13 +119,17 @@ class Client:
             def has_ended() -> object:
                 return gather in self._answers or self.refusal
 
-            self.wait_for(has_ended, seconds)
+            def is_reached() -> object:
+                return self._connection or has_ended()
+
+            reports = self.address.rank <= 1 and seconds > _NOTICE_SECONDS
+            if reports and not self.wait_for(is_reached, _NOTICE_SECONDS):
+                warn("waiting for %s: %s", self.address.name, self.problem)
+            self.wait_for(has_ended, until - monotonic())
             if self._connection:  # the service will say that the time is up
                 self.wait_for(has_ended, _ANSWER_SECONDS)
             del self._standing[gather]
             answer = self._answers.pop(gather, None)
-        if self.service:
-            self.service.flush()
         if answer is None:
             raise RendezvousError(
                 self.refusal
@@ -273,28 +275,19 @@ class Client:
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
-        now = monotonic()
-        pending = [key for key in [*self._standing] if isinstance(key, Gather)]
-        if self._gone_at == math.inf:
-            # one task reports it
-            if (
-                self.address.rank <= 1
-                and now > self._notice_at
-                and (pending or not self._has_ended)
-            ):
-                self._notice_at = now + 2 * _NOTICE_SECONDS
-                warn("waiting for %s: %s", self.address.name, self.problem)
-            return
         why = f"it has not answered for {self.address.grace:g} s: {self.problem}"
         if isinstance(error, ConnectionRefusedError):
             why = "its process has ended"
-        elif now <= self._gone_at:
+        elif monotonic() < self._gone_at:
+            return
+        if self._gone_at == math.inf:  # it has not been reached before
             return
         self._gone_at = math.inf
         self._has_ended = True
-        for gather in pending:
-            part = f"cannot take part in {gather.purpose}: {why}"
-            self._answers[gather] = {"error": f"{self.address.name} is gone, and {part}."}
+        for key in [*self._standing]:
+            if isinstance(key, Gather):
+                part = f"cannot take part in {key.purpose}: {why}"
+                self._answers[key] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:

@@ -7,8 +7,7 @@ how they end to `serving`, for tasks that serve others, and to `progress`, for t
 |---|---|
 | after a goodbye | has left |
 | without one, as the process closed it | is lost, unless it returns within 2 s |
-| without one, as its node has been silent for the grace | is lost |
-| without one, for any other reason | is lost, unless it returns within the grace |
+| without one, as its node is silent | is lost, unless it returns within the grace |
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
 messages. It waits for the grace for tasks that do not, or that are about to return.
@@ -21,7 +20,6 @@ import resource
 import secrets
 import socket
 import threading
-import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
 from dataclasses import dataclass
@@ -48,7 +46,9 @@ from slurm_resolver.coordination.wire import (
 from slurm_resolver.errors import RendezvousError
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
-_FLUSH_SECONDS = 3.0  # to send an answer to all tasks before this one continues
+# Linux takes a whole answer at once: this task may then hold the interpreter, and block the
+# service.
+_SEND_BYTES = 1 << 20
 _TICK_SECONDS = 0.25
 # Connections of strangers, beyond those of missing tasks. The handshake ends them after 5 s, and
 # those that were ended at once would come back at once.
@@ -71,7 +71,7 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `flush`, `close` and `sockets` only."""
+    """The service. Other threads may call `close` and `sockets` only."""
 
     # whether it asks the tasks to close their connections
     _is_closing = False
@@ -106,20 +106,12 @@ class Service:
     def send(self, ranks: Container[int] | None, message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
-        # This task comes last: it may then hold the interpreter, and block this thread.
+        # This task comes last: see _SEND_BYTES.
         own = self.address.rank
         for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
             is_meant = ranks is None or link.process.rank in ranks
             if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
-
-    def flush(self) -> None:
-        """Waits until the messages of the service have left this process, for 3 s at most."""
-        until = monotonic() + _FLUSH_SECONDS
-        while any(one.transport.get_write_buffer_size() for one in self._writers()):
-            if monotonic() > until:
-                break
-            time.sleep(_TICK_SECONDS / 25)
 
     def close(self) -> None:
         """Ends the service once no task relies on it."""
@@ -128,11 +120,8 @@ class Service:
 
     def sockets(self) -> list[socket.socket]:
         """Returns the open sockets: a forked process closes its copies, to free the port."""
-        writers = [*self._strangers, *self._writers()]
-        return [self._socket, *(one.get_extra_info("socket") for one in writers)]
-
-    def _writers(self) -> list[StreamWriter]:
-        return [link.writer for link in [*self._links.values()] if link.writer]
+        writers = [*self._strangers, *(link.writer for link in [*self._links.values()])]
+        return [self._socket, *(one.get_extra_info("socket") for one in writers if one)]
 
     async def _serve(self) -> None:
         """Serves until this process leaves and no task relies on the service any more."""
@@ -192,6 +181,7 @@ class Service:
         offer = self._secret.offer()
         writer.write(encode({"protocol": PROTOCOL, "challenge": challenge, "offer": offer}))
         hello = decode(await reader.readuntil())
+        proof = hello.pop("proof", None)
         if hello.get("identity") != self.address.identity:
             writer.write(encode({"other": True}))
             raise ConnectionRefusedError
@@ -201,7 +191,7 @@ class Service:
             and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
         )
-        if not (is_valid and is_proof(hello.get("proof"), key, "task", challenge, hello)):
+        if not (is_valid and is_proof(proof, key, "task", challenge, hello)):
             raise ConnectionRefusedError
         answer = {
             "proof": prove(key, "service", challenge, hello),
@@ -238,10 +228,11 @@ class Service:
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         """Passes on what a process sends, and notes why its connection ends."""
         link = self._enter(process, writer)
-        grace = self.address.grace
-        seconds = grace
-        reason = f"its connection has failed for {grace:g} s"
-        detect_dead_peers(writer.get_extra_info("socket"), grace)
+        seconds = self.address.grace / 2  # once to notice the silence, and once to return
+        reason = f"its node has not answered for {self.address.grace:g} s"
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        detect_dead_peers(sock, seconds)
         try:
             while True:
                 message = decode(await reader.readuntil())
@@ -258,15 +249,12 @@ class Service:
                     self._monitor.message(process, message)
                 else:
                     self._rounds.message(process, message)
-        except EOFError:
+        except (EOFError, ConnectionError):
             if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
                 link.writer = None
             seconds = RETURN_SECONDS
             reason = "its process has ended"
-        except TimeoutError:  # of TCP: see `detect_dead_peers`
-            seconds = 0.0
-            reason = f"its node has not answered for {grace:g} s"
         finally:
             if link.writer is writer:
                 link.writer = None

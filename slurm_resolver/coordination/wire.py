@@ -4,9 +4,9 @@ A connection begins with a mutual handshake, in which the secret itself is never
 
     service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
-              "challenge": M, "proof": HMAC(secret, "task" N M I 3 X "program")}
-    service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
-             or {"refused": "why"}, or what an observer asks for
+              "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
+    service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
+             and {"refused": "why"}, or what an observer asks for
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -61,8 +61,6 @@ PROTOCOL = 1
 # twice as much for a connection.
 MOST_BYTES = 64 * 1024
 HANDSHAKE_SECONDS = 5.0
-# What the proofs of a handshake cover, beside the service's challenge.
-_PROVEN = ("challenge", "identity", "rank", "number", "role")
 
 
 class Process(NamedTuple):
@@ -109,32 +107,27 @@ def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
 
     Args:
         challenge: the service's challenge.
-        hello: what the task has sent.
+        hello: what the task has sent, but for its own proof.
     """
-    text = "\n".join(map(str, [role, challenge, *map(hello.get, _PROVEN)]))
-    return hmac.new(key, text.encode(errors="backslashreplace"), "sha256").hexdigest()
+    text = json.dumps([role, challenge, hello], sort_keys=True)
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def is_proof(given: object, key: bytes, role: str, challenge: object, hello: Message) -> bool:
+def is_proof(given: object, *proven: Any) -> bool:
     """Returns whether `given` is what `prove` returns."""
-    return hmac.compare_digest(
-        str(given).encode(errors="replace"),
-        prove(key, role, challenge, hello).encode(),
-    )
+    return hmac.compare_digest(str(given).encode(errors="replace"), prove(*proven).encode())
 
 
 def pack(values: Sequence[str]) -> str:
-    """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
-    numbers: dict[str, int] = {}
-    index = [numbers.setdefault(value, len(numbers)) for value in values]
-    text = f"[[{','.join(numbers)}],{json.dumps(index)}]"
+    """Returns JSON texts as one short text; most of them are equal."""
+    text = f"[{','.join(values)}]"
     return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    distinct, index = json.loads(zlib.decompress(base64.b64decode(packed)))
-    return [distinct[number] for number in index]
+    values: list[Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return values
 
 
 class Connection:

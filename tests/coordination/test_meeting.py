@@ -240,7 +240,7 @@ def test_munge(environ: Patch, munged: Munged) -> None:
     for _ in range(2):  # munged calls the second credential replayed
         assert secret.accept_offer(service.offer(), "S") == service.key
     munged.process.send_signal(signal.SIGSTOP)
-    environ.setattr(secret, "_RENEW_SECONDS", 0.0)
+    environ.setattr(service, "_renew_at", 0.0)
     assert "credential" in service.offer()
     with pytest.raises(RendezvousError, match=r"`munge` failed on this node: .*timed out"):
         secret.Secret()
@@ -253,8 +253,8 @@ def test_a_short_secret(environ: Patch) -> None:
 
 
 def test_a_task_with_munge_takes_nothing_else(munged: Munged) -> None:
-    with pytest.raises(RendezvousError, match=r"S and .* no secret there, and munge here"):
-        secret.accept_offer({"means": "none"}, "S")
+    with pytest.raises(RendezvousError, match=r"S and .* 'no secret' there, and 'munge' here"):
+        secret.accept_offer({"means": secret.NONE}, "S")
 
 
 @pytest.mark.root

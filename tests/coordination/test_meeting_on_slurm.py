@@ -268,4 +268,4 @@ def test_a_task_without_the_secret_is_told_why(real_slurm: SlurmCluster, tmp_pat
     without = "[ $SLURM_PROCID = 0 ] || unset SLURM_RESOLVER_SECRET; "
     told = meet(real_slurm, tmp_path / "unset", SECRET, without)
     assert "1 of 2 tasks did not reach the start" in str(told[0])
-    assert "kinds of secret: SLURM_RESOLVER_SECRET there, and no secret here" in str(told[1])
+    assert "kinds of secret: 'SLURM_RESOLVER_SECRET' there, and 'no secret' here" in str(told[1])
