@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from slurm_resolver.coordination import TaskName
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.wording import shorten
 
@@ -81,7 +81,7 @@ class Report(NamedTuple):
         return where if self.phase == STEP else f"{where}, {self.phase}"
 
 
-Reports = Mapping[TaskName, Report]
+Reports = Mapping[int, Report]  # by rank
 
 
 def report_seconds(limit: float) -> float:
@@ -89,8 +89,8 @@ def report_seconds(limit: float) -> float:
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_stall(workers: Reports, limit: float, silence: float) -> list[TaskName]:
-    """Returns the workers that the others wait for if none has done anything for too long.
+def find_stall(workers: Reports, limit: float, silence: float) -> list[int]:
+    """Returns the ranks that the others wait for if none has done anything for too long.
 
     They are those that have not reported for `silence` seconds, or are in the earliest step; all
     workers if that is unknown. Without a stall it returns [].
@@ -99,30 +99,30 @@ def find_stall(workers: Reports, limit: float, silence: float) -> list[TaskName]
     phases = {report.phase for report in reports}
     if phases == {IDLE}:
         return []
-    behind = [task for task, report in workers.items() if report.silent > silence]
+    behind = [rank for rank, report in workers.items() if report.silent > silence]
     if not behind:
         least = min(report.begun for report in reports)
-        late = [task for task, report in workers.items() if report.begun == least]
+        late = [rank for rank, report in workers.items() if report.begun == least]
         waits = {STEP, MEETING}
         if len(late) == len(workers) and phases - {IDLE, *waits}:
             waits.add(IDLE)
-        behind = [task for task in late if workers[task].phase not in waits] or late
+        behind = [rank for rank in late if workers[rank].phase not in waits] or late
     # An idle worker may prepare its data for long before a fit, but not while the others train.
-    if MEETING in phases or any(workers[task].phase in _PATIENT for task in behind):
+    if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []
 
 
-def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float) -> str:
-    """Returns the line that every task logs."""
+def describe_stall(workers: Reports, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
+    """Returns the line that every task logs; `behind` are the ranks that `find_stall` returns."""
     seconds = min(report.age for report in workers.values())
     with_epoch = len({report.epoch for report in workers.values()}) > 1
-    texts = {task: report.does(with_epoch, silence) for task, report in workers.items()}
-    line = f"no step for {seconds:.0f} s: {_describe(texts, behind)}"
-    others = [task for task in workers if task not in behind]
+    texts = {rank: report.does(with_epoch, silence) for rank, report in workers.items()}
+    line = f"no step for {seconds:.0f} s: {_describe(texts, behind, name_of)}"
+    others = [rank for rank in workers if rank not in behind]
     if others:
-        return f"{line}. The others wait: {_describe(texts, others)}"
+        return f"{line}. The others wait: {_describe(texts, others, name_of)}"
     if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where(with_epoch)}:
         line += (
             ". They wait for each other in its collective operations: look at the network between "
@@ -131,11 +131,11 @@ def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float)
     return line
 
 
-def _describe(texts: Mapping[TaskName, str], tasks: Sequence[TaskName]) -> str:
-    """Returns what these tasks do."""
+def _describe(texts: Mapping[int, str], ranks: Sequence[int], name_of: NameOf) -> str:
+    """Returns which tasks do what; `texts` say that by rank."""
     names = defaultdict(list)
-    for task in tasks:
-        names[texts[task]].append(str(task))
+    for rank in ranks:
+        names[texts[rank]].append(name_of(rank))
     return "; ".join(f"{shorten(those, _MOST_NAMES)} {does}" for does, those in names.items())
 
 
@@ -148,10 +148,11 @@ class Monitor:
     _told_at = float("-inf")
     _is_stalled = False
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, name_of: NameOf) -> None:
         self._send = send
-        # by rank: when the last report came, whose it is, and the report
-        self._reports: dict[int, tuple[float, TaskName, Report]] = {}
+        self._name_of = name_of
+        # by rank: when the last report came, and the report
+        self._reports: dict[int, tuple[float, Report]] = {}
         # the last tick, and the first one after this process was stopped
         self._ticked_at = monotonic()
         self._awake_at = self._ticked_at
@@ -159,8 +160,7 @@ class Monitor:
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
         self._limit = message["limit"]
-        task = TaskName(process.rank, *message["task"])
-        self._reports[process.rank] = (monotonic(), task, Report(*message["progress"]))
+        self._reports[process.rank] = (monotonic(), Report(*message["progress"]))
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
@@ -178,15 +178,14 @@ class Monitor:
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            ranks = [task.rank for task in behind]
             # A stopped process cannot end itself. If one is silent, all that are behind are.
             is_stopped = workers[behind[0]].silent > silence
             self._send(
                 None,
                 {
-                    "stall": describe_stall(workers, behind, silence),
-                    "behind": [] if self._is_stalled else ranks[:_MOST_TRACEBACKS],
-                    "end": [*self._reports] if is_stopped else ranks,
+                    "stall": describe_stall(workers, behind, silence, self._name_of),
+                    "behind": [] if self._is_stalled else behind[:_MOST_TRACEBACKS],
+                    "end": [*workers] if is_stopped else behind,
                 },
             )
             self._told_at = now
@@ -199,14 +198,14 @@ class Monitor:
         """Returns what `slurm-resolver status` shows."""
         return {
             "workers": [
-                {"rank": task.rank, "name": str(task), **report._asdict()}
-                for task, report in sorted(self._workers(monotonic()).items())
+                {"rank": rank, "name": self._name_of(rank), **report._asdict()}
+                for rank, report in self._workers(monotonic()).items()
             ]
         }
 
     def _workers(self, now: float) -> Reports:
         """Returns the last reports, with their ages by now."""
         return {
-            task: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
-            for at, task, report in self._reports.values()
+            rank: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
+            for rank, (at, report) in sorted(self._reports.items())
         }

@@ -89,7 +89,7 @@ class Service:
         # what the messages of the tasks are for
         self._rounds = Rounds(address, self.send, name_of)
         self._training = ServedTraining(address.grace, self.send, name_of)
-        self._monitor = Monitor(self.send)
+        self._monitor = Monitor(self.send, name_of)
         # by rank and role
         self._links: dict[tuple[int, str], _Link] = {}
         # the ranks whose goodbyes the others are not told yet

@@ -12,7 +12,7 @@ from slurm_resolver.cli.status import (
     slowest,
     table,
 )
-from slurm_resolver.coordination import TaskName, progress, wire
+from slurm_resolver.coordination import progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -31,8 +31,8 @@ LIMIT = 300.0
 SILENCE = 15.0
 
 
-def task(rank: int) -> TaskName:
-    return TaskName(rank, "worker", rank, f"n{rank // 2}")
+def task(rank: int) -> str:
+    return f"worker {rank} (rank {rank} on n{rank // 2})"
 
 
 def at(
@@ -44,12 +44,11 @@ def at(
 
 
 def said(workers: dict[int, Report]) -> str:
-    tasks = {task(rank): report for rank, report in workers.items()}
-    behind = find_stall(tasks, LIMIT, SILENCE)
-    return describe_stall(tasks, behind, SILENCE) if behind else ""
+    behind = find_stall(workers, LIMIT, SILENCE)
+    return describe_stall(workers, behind, SILENCE, task) if behind else ""
 
 
-FIRST_FIVE = ", ".join(str(task(rank)) for rank in range(5))
+FIRST_FIVE = ", ".join(task(rank) for rank in range(5))
 WAITING = dict.fromkeys(range(7), at(812))
 STALLS = {
     "several": (
@@ -179,7 +178,7 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
 def shown(rank: int, **values: object) -> dict[str, object]:
     return {
         "rank": rank,
-        "name": str(task(rank)),
+        "name": task(rank),
         **Report()._asdict(),
         **values,
     }
@@ -294,10 +293,10 @@ def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     """Its clock has continued, and it reads the others' reports only after the first tick."""
     sent: list[wire.Message] = []
-    monitor = progress.Monitor(lambda ranks, message: sent.append(message))
+    monitor = progress.Monitor(lambda ranks, message: sent.append(message), task)
     monitor.message(
         wire.Process(0, "program", "", 1),
-        {"progress": list(at(5, age=1)), "task": ["worker", 0, "n0"], "limit": LIMIT},
+        {"progress": list(at(5, age=1)), "limit": LIMIT},
     )
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
