@@ -45,9 +45,12 @@ TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     ([devices("n1", usable=0)] * 2, "gradients use gRPC: no task computes on a GPU"),
     ([devices("n1", "0"), devices("n2", "0", usable=0)], f"{SLOW}TensorFlow finds no GPU in wor"),
     (EQUAL, f"{SLOW}worker 0 and worker 1 see a GPU 0, but SLURM_STEP_GPUS has 0 and 1"),
-    (SHARE, f"{SLOW}worker 0 shares GPU 3 with worker 1"),
-    ([devices("n1", "0"), devices("n1", "?")], f"{SLOW}worker 0 and worker 1 may share a GPU"),
-    ([devices("n1", "MIG-1"), devices("n2", "0")], f"{SLOW}worker 0 has a MIG slice"),
+    (SHARE, f"{SLOW}worker 1 may share a GPU with another task of its node"),
+    ([devices("n1", "0"), devices("n1", "?")], f"{SLOW}worker 1 may share a GPU with"),
+    (
+        [devices("n1", "MIG-1"), devices("n2", "0")],
+        f"{SLOW}TensorFlow finds no GPU in worker 0, or a MIG slice",
+    ),
 ]
 
 
@@ -67,7 +70,12 @@ TWO = "worker worker"
     [
         ([], "", "skipped", "no task has any"),
         ([devices("n1", "0"), devices("n1", "1")], TWO, "ok", f"{ALONE}; {NCCL}"),
-        (SHARE, TWO, "warning", f"{SLOW}rank 0 shares GPU 3 with rank 1: start one task for each"),
+        (
+            SHARE,
+            TWO,
+            "warning",
+            f"{SLOW}rank 1 may share a GPU with another task of its node: start one task",
+        ),
         (
             OWN,
             TWO,
