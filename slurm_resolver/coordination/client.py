@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
-from slurm_resolver.coordination.tcp import detect_dead_peers
+from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
     Connection,
@@ -196,11 +196,6 @@ class Client:
         if self.service:
             self.service.close()
 
-    def sockets(self) -> list[socket.socket]:
-        """Returns the sockets of the connection, and of the service if it runs here."""
-        sockets = self.service.sockets() if self.service else []
-        return [*sockets, self._connection.socket] if self._connection else sockets
-
     def _start_service(self) -> None:
         """Starts the service in this process, unless another process of the task runs it."""
         from slurm_resolver.coordination.service import Service
@@ -354,10 +349,9 @@ def _close_in_child() -> None:
     """Closes a forked process's copies of the connections."""
     global _lock
     _lock = threading.Lock()  # another thread may have held it
-    for client in _clients.values():
-        for sock in client.sockets():
-            with suppress(OSError):  # the parent's stay open
-                os.close(sock.fileno())
+    for address in _clients:
+        for number in sockets_at(address.port):
+            os.close(number)  # the parent's stay open
     _of_parents.extend(_clients.values())
     _clients.clear()
 

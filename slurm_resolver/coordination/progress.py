@@ -63,22 +63,21 @@ class Report(NamedTuple):
     seconds: Mapping[str, float] = {}
     whole: bool = False  # whether this worker produces all rows of the data, not only its own
 
-    def where(self, with_epoch: bool = True) -> str:
+    def where(self) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
         text = f"in step {self.step}" if self.step else "before step 1"
         if self.stage != TRAINING:
             text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
         fits = self.stage in (TRAINING, VALIDATION)
-        return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
+        return f"{text} of epoch {self.epoch}" if fits else text
 
-    def does(self, with_epoch: bool, silence: float) -> str:
+    def does(self, silence: float) -> str:
         """Returns what the worker does, such as "in step 811, saving"."""
         if self.silent > silence:
-            return f"without a report for {self.silent:.0f} s, last {self.where(with_epoch)}"
+            return f"without a report for {self.silent:.0f} s, last {self.where()}"
         if self.phase in (IDLE, PREPARING):
             return self.phase
-        where = self.where(with_epoch)
-        return where if self.phase == STEP else f"{where}, {self.phase}"
+        return self.where() if self.phase == STEP else f"{self.where()}, {self.phase}"
 
 
 Reports = Mapping[int, Report]  # by rank
@@ -117,13 +116,12 @@ def find_stall(workers: Reports, limit: float, silence: float) -> list[int]:
 def describe_stall(workers: Reports, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs; `behind` are the ranks that `find_stall` returns."""
     seconds = min(report.age for report in workers.values())
-    with_epoch = len({report.epoch for report in workers.values()}) > 1
-    texts = {rank: report.does(with_epoch, silence) for rank, report in workers.items()}
+    texts = {rank: report.does(silence) for rank, report in workers.items()}
     line = f"no step for {seconds:.0f} s: {_describe(texts, behind, name_of)}"
     others = [rank for rank in workers if rank not in behind]
     if others:
         return f"{line}. The others wait: {_describe(texts, others, name_of)}"
-    if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where(with_epoch)}:
+    if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where()}:
         line += (
             ". They wait for each other in its collective operations: look at the network between "
             "their nodes, and at their GPUs (nvidia-smi, dmesg)"

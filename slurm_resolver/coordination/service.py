@@ -71,7 +71,7 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `close` and `sockets` only."""
+    """The service. Other threads may call `close` only."""
 
     # whether it asks the tasks to close their connections
     _is_closing = False
@@ -90,6 +90,13 @@ class Service:
         self._rounds = Rounds(address, self.send, name_of)
         self._training = ServedTraining(address.grace, self.send, name_of)
         self._monitor = Monitor(self.send, name_of)
+        # by the first key of a message
+        self._receivers = {
+            "gather": self._rounds.message,
+            "training": self._training.message,
+            "progress": self._monitor.message,
+            "told": self._tell,
+        }
         # by rank and role
         self._links: dict[tuple[int, str], _Link] = {}
         # the ranks whose goodbyes the others are not told yet
@@ -117,11 +124,6 @@ class Service:
         """Ends the service once no task relies on it."""
         self._training.is_leaving = True
         self._thread.join()
-
-    def sockets(self) -> list[socket.socket]:
-        """Returns the open sockets: a forked process closes its copies, to free the port."""
-        writers = [*self._strangers, *(link.writer for link in [*self._links.values()])]
-        return [self._socket, *(one.get_extra_info("socket") for one in writers if one)]
 
     async def _serve(self) -> None:
         """Serves until this process leaves and no task relies on the service any more."""
@@ -239,16 +241,7 @@ class Service:
                 if "goodbye" in message:
                     self._end(link, message["goodbye"], said_goodbye=True)
                     return
-                if "told" in message:
-                    told = {**message, "rank": process.rank}
-                    self._told[message["told"], process.rank] = told
-                    self.send(None, told)
-                elif "training" in message:
-                    self._training.message(process, message)
-                elif "progress" in message:
-                    self._monitor.message(process, message)
-                else:
-                    self._rounds.message(process, message)
+                self._receivers[next(iter(message))](process, message)
         except (EOFError, ConnectionError):
             if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
@@ -263,6 +256,12 @@ class Service:
                     seconds, self._end, link, reason, False
                 )
                 self._rounds.disconnected(process)
+
+    def _tell(self, process: Process, message: Message) -> None:
+        """Tells all tasks what a process tells them."""
+        told = {**message, "rank": process.rank}
+        self._told[message["told"], process.rank] = told
+        self.send(None, told)
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:
         """Lets a process represent its task by this connection, and tells it what others tell."""

@@ -54,9 +54,20 @@ def outlast_outages(port: int, seconds: float) -> None:
 
     A server of gRPC ends them after 20 s, and TensorFlow has no option for that.
     """
-    milliseconds = int(seconds * 1000)
+    for number in sockets_at(port):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def sockets_at(port: int) -> list[int]:
+    """Returns the file descriptors of this process's sockets that have this port at one end."""
+    found = []
     for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
         # Another thread may close it.
         with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
-            if sock.getsockname()[1:2] == (port,):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            ends = [sock.getsockname()]
+            with suppress(OSError):  # it listens
+                ends.append(sock.getpeername())
+            if any(end[1:2] == (port,) for end in ends):
+                found.append(int(path.name))
+    return found

