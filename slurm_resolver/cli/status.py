@@ -19,7 +19,7 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import Message, Process, WireError, open_connection
+from slurm_resolver.coordination.wire import Message, Process, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -111,7 +111,7 @@ def main(args: Namespace) -> int:
             break
         except RendezvousError as error:  # the service answers, but the secret is missing
             reason = f" ({error})"
-        except (OSError, WireError) as error:
+        except OSError as error:
             reason = reason or f" ({address.host}:{address.port}: {error})"
     else:
         text = describe_job(job_id, slurm_job) or (
@@ -122,7 +122,7 @@ def main(args: Namespace) -> int:
         )
         print_line(text, "slurm-resolver status")
         return 1
-    with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
+    with suppress(OSError, KeyboardInterrupt):  # the step has ended
         while True:
             _print(workers, args.json)
             if not args.watch or reader_has_ended():

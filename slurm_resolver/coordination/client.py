@@ -29,7 +29,6 @@ from slurm_resolver.coordination.wire import (
     Gather,
     Message,
     Process,
-    WireError,
     encode,
     open_connection,
     unpack,
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-# between two attempts to connect
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 1.0
+_PAUSE = 0.5  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached
@@ -206,7 +203,7 @@ class Client:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
-                with suppress(OSError, WireError):
+                with suppress(OSError):
                     open_connection(self.address, self._process)[0].socket.close()
                     return
                 if monotonic() > until:
@@ -215,33 +212,25 @@ class Client:
                         f"this node: {error.strerror}. End the process that uses it, or choose "
                         "another port_base; without port_base, start the step again."
                     ) from error
-                time.sleep(_LONGEST_PAUSE / 10)
+                time.sleep(_PAUSE / 5)
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
-        pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
                 connection, answer = open_connection(self.address, self._process)
-            except (OSError, WireError, RendezvousError) as error:
+            except (OSError, RendezvousError) as error:
                 self._take_failure(error)
-                self.wait_for(lambda: self._closed, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                self.wait_for(lambda: self._closed, _PAUSE)
                 continue
-            pause = _FIRST_PAUSE
-            silent = 0.0
-            try:
-                with connection.socket:
-                    self._attend(connection, answer)
-            except TimeoutError:
-                silent = self.address.grace / 2
-            except (OSError, WireError):
-                pass
+            with suppress(OSError), connection.socket:
+                self._attend(connection, answer)
             self._connection = None
             if self._has_ended:  # there may never be another service, nor a need for one
                 self.wait_for(lambda: self._standing or self._closed)
             else:
-                self._gone_at = monotonic() - silent + self.address.grace
+                # If its node is silent, half of the grace is over.
+                self._gone_at = monotonic() + self.address.grace / 2
         with self._changed:
             self._changed.notify_all()
 

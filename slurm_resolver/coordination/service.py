@@ -37,7 +37,6 @@ from slurm_resolver.coordination.wire import (
     PROTOCOL,
     Message,
     Process,
-    WireError,
     decode,
     encode,
     is_proof,
@@ -145,6 +144,7 @@ class Service:
         while self._links and monotonic() < until:
             await asyncio.sleep(_TICK_SECONDS / 25)
         server.close()
+        await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
@@ -163,7 +163,6 @@ class Service:
         except (
             OSError,
             EOFError,
-            WireError,
             asyncio.LimitOverrunError,
             asyncio.TimeoutError,
             asyncio.CancelledError,
@@ -212,7 +211,7 @@ class Service:
     def _find_rival(self, process: Process) -> str:
         """Returns why a process cannot represent its task beside another one; '' if it can.
 
-        Raises OSError if it may be a stranger.
+        Raises OSError if it may be a stranger, or needs the next service.
         """
         link = self._links.get(process[:2])
         if link and link.process.number == process.number:  # it returns
@@ -223,7 +222,8 @@ class Service:
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
         is_task = process.role != "observer"
-        if is_task and not self._secret.key and (process.rank, "program") in self._links:
+        has_program = (process.rank, "program") in self._links
+        if self._is_closing or (is_task and has_program and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
         return ""
 

@@ -21,12 +21,13 @@ A launcher decides for its task: its program may leave, be lost, and be followed
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
@@ -122,7 +123,9 @@ class ServedTraining:
             waits_for = self._jobs[self._leader]
             self._ends = {rank: None for rank, job in enumerate(self._jobs) if job == waits_for}
         if "seconds" in message:
-            _call_later(message["seconds"], self._end_wait, message["seconds"])
+            asyncio.get_running_loop().call_later(
+                message["seconds"], self._end_wait, message["seconds"]
+            )
         if message["serves"]:
             self._ends.pop(rank, None)
         elif rank not in self._present:
@@ -156,9 +159,11 @@ class ServedTraining:
             self._ends[rank] = failure
             if failure:
                 seconds = _REASON_SECONDS if said_goodbye else 0.0
-                _call_later(seconds, self._end, f"{name} has failed: {failure}")
+                asyncio.get_running_loop().call_later(
+                    seconds, self._end, f"{name} has failed: {failure}"
+                )
             else:
-                _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
+                asyncio.get_running_loop().call_later(_WAIT_NOTICE_SECONDS, self._report_running)
         else:
             self._ends[rank] = failure
             if failure:
@@ -232,10 +237,3 @@ class ServedTraining:
 
     def _names(self, ranks: Iterable[int]) -> str:
         return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)
-
-
-def _call_later(seconds: float, action: Callable[..., None], *arguments: object) -> None:
-    """Calls a function in the thread of the service, which calls this one."""
-    import asyncio  # takes long: only the service needs it
-
-    asyncio.get_running_loop().call_later(seconds, action, *arguments)

@@ -22,15 +22,18 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     )
 
 
-def connect_to(host: str, port: int, seconds: float, remedy: str = "") -> socket.socket:
-    """Connects as `socket.create_connection`.
+def connect_to(
+    host: str, port: int, seconds: float, remedy: str = "", only_first: bool = False
+) -> socket.socket:
+    """Connects as `socket.create_connection`, but if wanted to the first address of a name only.
 
     Its error has the address that was tried first, and the remedy: only the caller knows whether
     there is another address.
     """
+    host = host.strip("[]")
     tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     try:
-        return socket.create_connection((host, port), seconds)
+        return socket.create_connection((str(tried) if only_first else host, port), seconds)
     except OSError as error:
         raise type(error)(f"{error} at {tried}{remedy}") from None
 

@@ -82,23 +82,19 @@ class Gather(NamedTuple):
     round: int
 
 
-class WireError(Exception):
-    """What answers is not this package, or another version of it, or belongs to another step."""
-
-
 def encode(message: Message) -> bytes:
     """Returns a message as a line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Returns the message on a line; raises WireError if that is not a JSON object."""
+    """Returns the message on a line; raises ConnectionError if that is not a JSON object."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise WireError("another program answers there")
+        raise ConnectionError("another program answers there")
     return message
 
 
@@ -160,18 +156,20 @@ class Connection:
 def open_connection(address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
     """Returns a connection, and the service's answer to the handshake.
 
-    Raises OSError, WireError or RendezvousError if the service does not answer as expected, which
-    takes `HANDSHAKE_SECONDS` at most.
+    Raises OSError or RendezvousError if no service of this step answers as expected, which takes
+    `HANDSHAKE_SECONDS` at most.
     """
     until = monotonic() + HANDSHAKE_SECONDS
-    host = "127.0.0.1" if address.hosts_service else address.host.strip("[]")
+    host = "127.0.0.1" if address.hosts_service else address.host
     remedy = "" if address.hosts_service else address.remedy
     connection = Connection(connect_to(host, address.port, HANDSHAKE_SECONDS, remedy))
     try:
         greeting = connection.receive(until)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
-            raise WireError("another program or another version of slurm_resolver answers there")
+            raise ConnectionError(
+                "another program or another version of slurm_resolver answers there"
+            )
         key = accept_offer(offer, address.name)
         hello = {
             **process._asdict(),
@@ -182,11 +180,11 @@ def open_connection(address: ServiceAddress, process: Process) -> tuple[Connecti
         connection.send({**hello, "proof": prove(key, "task", challenge, hello)})
         answer = connection.receive(until)
         if "other" in answer:
-            raise WireError(
+            raise ConnectionError(
                 "a service answers there, but it belongs to another step, or another start"
             )
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
-            raise WireError(
+            raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
             )
         connection.socket.settimeout(None)

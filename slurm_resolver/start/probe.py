@@ -55,8 +55,7 @@ def call(address: str, remedy: str = "") -> socket.socket:
     TensorFlow, too, tries the first address of a name first. `remedy` is for the error.
     """
     host, _, port = address.rpartition(":")
-    first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
-    return connect_to(str(first), int(port), _CONNECT_SECONDS, remedy)
+    return connect_to(host, int(port), _CONNECT_SECONDS, remedy, only_first=True)
 
 
 def answers(address: str) -> bool:
