@@ -14,8 +14,8 @@ from typing import Any
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
-from slurm_resolver.coordination import ServiceAddress, wire
-from slurm_resolver.coordination.wire import Process, WireError, encode, open_connection
+from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination.wire import Process, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -106,7 +106,7 @@ def main(args: Namespace) -> int:
     for address in addresses:
         try:
             workers = _ask(address)
-        except (OSError, WireError, RendezvousError) as error:
+        except (OSError, RendezvousError) as error:
             reasons.append(f"{address.host}:{address.port}: {error}")
         else:
             _print(workers, args.json)
@@ -190,13 +190,10 @@ def _addresses(
 def _ask(address: ServiceAddress) -> list[Worker]:
     """Returns what a service knows of the workers; raises as `open_connection`."""
     observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
-    sock, lines, answer = open_connection(address, observer)
-    with sock, lines:
-        if "refused" in answer:
-            raise WireError(str(answer["refused"]))
-        sock.sendall(encode({}))
-        workers: list[Worker] = wire.read(lines)["workers"]
-        return workers
+    connection, answer = open_connection(address, observer)
+    connection.socket.close()
+    workers: list[Worker] = answer["workers"]
+    return workers
 
 
 def _print(workers: list[Worker], as_json: bool) -> None:

@@ -17,7 +17,7 @@ from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
-from slurm_resolver.coordination import ServiceAddress, TaskName
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
 
@@ -130,7 +130,7 @@ class Cluster:
     def name_of(self, rank: int) -> str:
         """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""
         task = self.tasks[rank]
-        return str(TaskName(rank, task.job, task.index, task.node))
+        return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
     def jobs(self) -> dict[str, list[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.

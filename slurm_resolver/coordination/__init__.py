@@ -41,19 +41,6 @@ NETWORK_GRACE = 30.0  # seconds
 NameOf = Callable[[int], str]  # from a rank to how messages name its task
 
 
-class TaskName(NamedTuple):
-    """A task as messages name it: ``worker 3 (rank 3 on n9)``."""
-
-    rank: int
-    job: str  # TensorFlow's
-    task_id: int  # TensorFlow's, among the tasks of the job
-    node: str
-
-    def __str__(self) -> str:
-        """Returns the name."""
-        return f"{self.job} {self.task_id} (rank {self.rank} on {self.node})"
-
-
 class ServiceAddress(NamedTuple):
     """The address of a step's coordination service.
 

@@ -19,19 +19,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
-from slurm_resolver.coordination.tcp import detect_dead_peers
+from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
+    Connection,
     Gather,
     Message,
     Process,
-    WireError,
     encode,
     open_connection,
-    read,
     unpack,
 )
 from slurm_resolver.errors import RendezvousError
@@ -42,12 +41,10 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-# between two attempts to connect
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 1.0
+_PAUSE = 0.5  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
-_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
+_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached
 _MOST_VALUE_BYTES = MOST_BYTES - 4096
 
 
@@ -58,14 +55,14 @@ class Client:
     # why the service could not be reached the last time, and why it does not admit this process
     problem = "it has not started, or has failed: look at the output of its task"
     refusal = ""
-    # None while there is no connection
-    _socket: socket.socket | None = None
+    # None while there is none
+    _connection: Connection | None = None
     # whether this process has said goodbye
     _closed = False
     # the rank of the service's task, known once it has been reached
     _service_rank = 0
-    # when the connection failed; None if there was none, or the service is gone
-    _lost_at: float | None = None
+    # after a failure of the connection: when the service counts as gone
+    _gone_at = math.inf
     # whether the service has run and ended
     _has_ended = False
 
@@ -91,8 +88,6 @@ class Client:
         self._standing: dict[object, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
-        # from when on this task may report that the service cannot be reached
-        self._notice_at = monotonic() + _NOTICE_SECONDS
         if address.hosts_service:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
@@ -116,18 +111,22 @@ class Client:
         seconds = math.inf if timeout is None else timeout
         until = monotonic() + seconds
         with self._changed:
-            gather = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
+            gather = self.offer(purpose, value, without=list(without), until=until, timeout=seconds)
 
             def has_ended() -> object:
                 return gather in self._answers or self.refusal
 
-            self.wait_for(has_ended, seconds)
-            if self._socket:  # the service will say that the time is up
+            def is_reached() -> object:
+                return self._connection or has_ended()
+
+            reports = self.address.rank <= 1 and seconds > _NOTICE_SECONDS
+            if reports and not self.wait_for(is_reached, _NOTICE_SECONDS):
+                warn("waiting for %s: %s", self.address.name, self.problem)
+            self.wait_for(has_ended, until - monotonic())
+            if self._connection:  # the service will say that the time is up
                 self.wait_for(has_ended, _ANSWER_SECONDS)
             del self._standing[gather]
             answer = self._answers.pop(gather, None)
-        if self.service:
-            self.service.flush()
         if answer is None:
             raise RendezvousError(
                 self.refusal
@@ -180,24 +179,19 @@ class Client:
             if self._standing:
                 # The service may be about to start, and the other tasks learn from it who has left.
                 self.wait_for(
-                    lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
+                    lambda: self._connection or self.refusal or self._has_ended, _LEAVE_SECONDS
                 )
             self._closed = True
             self._send({"goodbye": failure})
-            sock = self._socket
+            connection = self._connection
             self._changed.notify_all()
-        if sock:
+        if connection:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_WR)
+                connection.socket.shutdown(socket.SHUT_WR)
             self._thread.join(_ANSWER_SECONDS)
         if self.service:
             self.service.close()
-
-    def sockets(self) -> list[socket.socket]:
-        """Returns the sockets of the connection, and of the service if it runs here."""
-        sockets = self.service.sockets() if self.service else []
-        return sockets if self._socket is None else [*sockets, self._socket]
 
     def _start_service(self) -> None:
         """Starts the service in this process, unless another process of the task runs it."""
@@ -209,8 +203,8 @@ class Client:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
-                with suppress(OSError, WireError):
-                    open_connection(self.address, self._process)[0].close()
+                with suppress(OSError):
+                    open_connection(self.address, self._process)[0].socket.close()
                     return
                 if monotonic() > until:
                     raise RendezvousError(
@@ -218,81 +212,66 @@ class Client:
                         f"this node: {error.strerror}. End the process that uses it, or choose "
                         "another port_base; without port_base, start the step again."
                     ) from error
-                time.sleep(_LONGEST_PAUSE / 10)
+                time.sleep(_PAUSE / 5)
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
-        pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
-                sock, lines, answer = open_connection(self.address, self._process)
-            except (OSError, WireError, RendezvousError) as error:
+                connection, answer = open_connection(self.address, self._process)
+            except (OSError, RendezvousError) as error:
                 self._take_failure(error)
-                self.wait_for(lambda: self._closed, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                self.wait_for(lambda: self._closed, _PAUSE)
                 continue
-            pause = _FIRST_PAUSE
-            silent = 0.0
-            try:
-                with sock, lines:
-                    self._attend(sock, lines, answer)
-            except TimeoutError:
-                silent = self.address.grace / 2
-            except (OSError, ValueError, WireError):
-                pass
-            self._lost_at = None if self._has_ended else monotonic() - silent
-            self._notice_at = monotonic() + _NOTICE_SECONDS
-            self._socket = None
+            with suppress(OSError), connection.socket:
+                self._attend(connection, answer)
+            self._connection = None
             if self._has_ended:  # there may never be another service, nor a need for one
                 self.wait_for(lambda: self._standing or self._closed)
+            else:
+                # If its node is silent, half of the grace is over.
+                self._gone_at = monotonic() + self.address.grace / 2
         with self._changed:
             self._changed.notify_all()
 
-    def _attend(self, sock: socket.socket, lines: BinaryIO, answer: Message) -> None:
-        """Passes on what the service says, until it announces its end or refuses this process."""
+    def _attend(self, connection: Connection, answer: Message) -> None:
+        """Passes on what the service says, unless it refuses this process."""
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
             return
-        detect_dead_peers(sock, max(1.0, answer["grace"] / 2))
-        sock.settimeout(None)
+        detect_dead_peers(connection.socket, max(1.0, answer["grace"] / 2))
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
-            self._socket = sock
+            self._connection = connection
+            self._gone_at = math.inf
             self._has_ended = False
             for message in self._standing.values():
                 self._send(message)
             self._changed.notify_all()
-        while not self._has_ended:
-            message = read(lines)
-            self._has_ended = "closing" in message
+        while True:
+            message = connection.receive()
+            if "closing" in message:
+                self._has_ended = True
+                connection.socket.shutdown(socket.SHUT_WR)
             self._dispatch(message)
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
-        now = monotonic()
-        pending = [key for key in [*self._standing] if isinstance(key, Gather)]
-        if self._lost_at is None:
-            reports = self.address.rank <= 1 and now > self._notice_at  # one task does
-            if reports and (pending or not self._has_ended):
-                self._notice_at = now + 2 * _NOTICE_SECONDS
-                warn("waiting for %s: %s", self.address.name, self.problem)
-            return
-        grace = self.address.grace
+        why = f"it has not answered for {self.address.grace:g} s: {self.problem}"
         if isinstance(error, ConnectionRefusedError):
             why = "its process has ended"
-        elif now - self._lost_at <= grace:
+        elif monotonic() < self._gone_at:
             return
-        elif isinstance(error, (ConnectionError, WireError)):  # something answers
-            why = f"it has not been reached for {grace:g} s: {self.problem}"
-        else:
-            why = f"its node has not answered for {grace:g} s"
-        self._lost_at = None
+        if self._gone_at == math.inf:  # it has not been reached before
+            return
+        self._gone_at = math.inf
         self._has_ended = True
-        for gather in pending:
-            part = f"cannot take part in {gather.purpose}: {why}"
-            self._answers[gather] = {"error": f"{self.address.name} is gone, and {part}."}
+        for key in [*self._standing]:
+            if isinstance(key, Gather):
+                part = f"cannot take part in {key.purpose}: {why}"
+                self._answers[key] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
@@ -300,13 +279,9 @@ class Client:
         if self._closed:
             return
         if "gathered" in message:
-            gather = Gather(*message["gathered"])
-            self._send({"received": gather})
-            self._answers[gather] = message
+            self._answers[Gather(*message["gathered"])] = message
         elif "told" in message:
             self._told[message["told"]].add(message["rank"])
-        elif "notice" in message:
-            warn("%s", message["notice"])
         for key in message:
             for listener in self._listeners[key]:
                 listener(message)
@@ -319,8 +294,8 @@ class Client:
             message = {**message, "seconds": max(0.0, message["until"] - monotonic())}
         # The thread notices a failure, and connects again.
         with self._changed, suppress(OSError):
-            if self._socket:
-                self._socket.sendall(encode(message))
+            if self._connection:
+                self._connection.send(message)
 
 
 _clients: dict[ServiceAddress, Client] = {}
@@ -363,10 +338,9 @@ def _close_in_child() -> None:
     """Closes a forked process's copies of the connections."""
     global _lock
     _lock = threading.Lock()  # another thread may have held it
-    for client in _clients.values():
-        for sock in client.sockets():
-            with suppress(OSError):  # the parent's stay open
-                os.close(sock.fileno())
+    for address in _clients:
+        for number in sockets_at(address.port):
+            os.close(number)  # the parent's stay open
     _of_parents.extend(_clients.values())
     _clients.clear()
 

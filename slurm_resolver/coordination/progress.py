@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from slurm_resolver.coordination import TaskName
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send
-from slurm_resolver.wording import ranges_of, shorten
+from slurm_resolver.wording import shorten
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
 IDLE = "outside of fit, evaluate and predict"
@@ -43,7 +43,6 @@ _REPORT_SECONDS = 5.0
 _REPEAT_SECONDS = 300.0
 _MOST_NAMES = 5
 _MOST_TRACEBACKS = 8
-_PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
@@ -64,16 +63,24 @@ class Report(NamedTuple):
     seconds: Mapping[str, float] = {}
     whole: bool = False  # whether this worker produces all rows of the data, not only its own
 
-    def where(self, with_epoch: bool = True) -> str:
+    def where(self) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
         text = f"in step {self.step}" if self.step else "before step 1"
         if self.stage != TRAINING:
             text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
         fits = self.stage in (TRAINING, VALIDATION)
-        return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
+        return f"{text} of epoch {self.epoch}" if fits else text
+
+    def does(self, silence: float) -> str:
+        """Returns what the worker does, such as "in step 811, saving"."""
+        if self.silent > silence:
+            return f"without a report for {self.silent:.0f} s, last {self.where()}"
+        if self.phase in (IDLE, PREPARING):
+            return self.phase
+        return self.where() if self.phase == STEP else f"{self.where()}, {self.phase}"
 
 
-Reports = Mapping[TaskName, Report]
+Reports = Mapping[int, Report]  # by rank
 
 
 def report_seconds(limit: float) -> float:
@@ -81,8 +88,8 @@ def report_seconds(limit: float) -> float:
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_stall(workers: Reports, limit: float, silence: float) -> list[TaskName]:
-    """Returns the workers that the others wait for if none has done anything for too long.
+def find_stall(workers: Reports, limit: float, silence: float) -> list[int]:
+    """Returns the ranks that the others wait for if none has done anything for too long.
 
     They are those that have not reported for `silence` seconds, or are in the earliest step; all
     workers if that is unknown. Without a stall it returns [].
@@ -91,65 +98,43 @@ def find_stall(workers: Reports, limit: float, silence: float) -> list[TaskName]
     phases = {report.phase for report in reports}
     if phases == {IDLE}:
         return []
-    behind = [task for task, report in workers.items() if report.silent > silence]
+    behind = [rank for rank, report in workers.items() if report.silent > silence]
     if not behind:
         least = min(report.begun for report in reports)
-        late = [task for task, report in workers.items() if report.begun == least]
+        late = [rank for rank, report in workers.items() if report.begun == least]
         waits = {STEP, MEETING}
         if len(late) == len(workers) and phases - {IDLE, *waits}:
             waits.add(IDLE)
-        behind = [task for task in late if workers[task].phase not in waits] or late
+        behind = [rank for rank in late if workers[rank].phase not in waits] or late
     # An idle worker may prepare its data for long before a fit, but not while the others train.
-    if MEETING in phases or any(workers[task].phase in _PATIENT for task in behind):
+    if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []
 
 
-def describe_stall(workers: Reports, behind: Sequence[TaskName], silence: float) -> str:
-    """Returns the line that every task logs."""
-    with_epoch = len({report.epoch for report in workers.values()}) > 1
-    # by whether they are behind, and what they do: a verb and the rest
-    groups = defaultdict(list)
-    for task, report in workers.items():
-        is_behind = task in behind
-        where = report.where(with_epoch)
-        verb = "is"
-        does = f"{where}, {report.phase}"
-        if report.silent > silence:
-            verb = "has"
-            does = f"not reported for {report.silent:.0f} s; the last report was {where}"
-        elif report.phase == STEP:
-            verb = "is" if is_behind else "waits"
-            does = where
-        elif report.phase in (IDLE, PREPARING):
-            does = report.phase
-        groups[is_behind, verb, does].append(task)
-    begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
-    first = workers[behind[0]]
-    in_step = len(groups) == 1 and first.phase == STEP and first.silent <= silence
-    if in_step and len(behind) > 1:
-        nodes = list(dict.fromkeys(task.node for task in behind))
-        return (
-            f"{begin}{_group(behind)} wait for each other {first.where()}, in its collective "
-            f"operations, on {shorten(nodes, _MOST_NAMES)}. Look at the network between these "
-            "nodes, and at their GPUs (nvidia-smi, dmesg)"
+def describe_stall(workers: Reports, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
+    """Returns the line that every task logs; `behind` are the ranks that `find_stall` returns."""
+    seconds = min(report.age for report in workers.values())
+    texts = {rank: report.does(silence) for rank, report in workers.items()}
+    line = f"no step for {seconds:.0f} s: {_describe(texts, behind, name_of)}"
+    others = [rank for rank in workers if rank not in behind]
+    if others:
+        return f"{line}. The others wait: {_describe(texts, others, name_of)}"
+    if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where()}:
+        line += (
+            ". They wait for each other in its collective operations: look at the network between "
+            "their nodes, and at their GPUs (nvidia-smi, dmesg)"
         )
-    parts = []
-    for (is_behind, verb, does), tasks in sorted(groups.items(), key=lambda group: group[0][0]):
-        names = shorten([*map(str, tasks)], _MOST_NAMES) if is_behind else _group(tasks)
-        parts.append(f"{names} {verb if len(tasks) == 1 else _PLURALS[verb]} {does}")
-    return begin + "; ".join(parts)
+    return line
 
 
-def _group(tasks: Sequence[TaskName]) -> str:
-    """Returns tasks by their jobs and ids, such as "chief 0, workers 0 to 6"."""
-    texts = []
-    for job in dict.fromkeys(task.job for task in tasks):
-        ids = [task.task_id for task in tasks if task.job == job]
-        noun = job if len(ids) == 1 else f"{job}s"
-        texts.append(f"{noun} {' and '.join(ranges_of(ids))}")
-    return ", ".join(texts).replace("-", " to ")
+def _describe(texts: Mapping[int, str], ranks: Sequence[int], name_of: NameOf) -> str:
+    """Returns which tasks do what; `texts` say that by rank."""
+    names = defaultdict(list)
+    for rank in ranks:
+        names[texts[rank]].append(name_of(rank))
+    return "; ".join(f"{shorten(those, _MOST_NAMES)} {does}" for does, those in names.items())
 
 
 class Monitor:
@@ -161,10 +146,11 @@ class Monitor:
     _told_at = float("-inf")
     _is_stalled = False
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, name_of: NameOf) -> None:
         self._send = send
-        # by rank: when the last report came, whose it is, and the report
-        self._reports: dict[int, tuple[float, TaskName, Report]] = {}
+        self._name_of = name_of
+        # by rank: when the last report came, and the report
+        self._reports: dict[int, tuple[float, Report]] = {}
         # the last tick, and the first one after this process was stopped
         self._ticked_at = monotonic()
         self._awake_at = self._ticked_at
@@ -172,8 +158,7 @@ class Monitor:
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
         self._limit = message["limit"]
-        task = TaskName(process.rank, *message["task"])
-        self._reports[process.rank] = (monotonic(), task, Report(*message["progress"]))
+        self._reports[process.rank] = (monotonic(), Report(*message["progress"]))
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
@@ -191,15 +176,14 @@ class Monitor:
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            ranks = [task.rank for task in behind]
             # A stopped process cannot end itself. If one is silent, all that are behind are.
             is_stopped = workers[behind[0]].silent > silence
             self._send(
                 None,
                 {
-                    "stall": describe_stall(workers, behind, silence),
-                    "behind": [] if self._is_stalled else ranks[:_MOST_TRACEBACKS],
-                    "end": [*self._reports] if is_stopped else ranks,
+                    "stall": describe_stall(workers, behind, silence, self._name_of),
+                    "behind": [] if self._is_stalled else behind[:_MOST_TRACEBACKS],
+                    "end": [*workers] if is_stopped else behind,
                 },
             )
             self._told_at = now
@@ -212,14 +196,14 @@ class Monitor:
         """Returns what `slurm-resolver status` shows."""
         return {
             "workers": [
-                {"rank": task.rank, "name": str(task), **report._asdict()}
-                for task, report in sorted(self._workers(monotonic()).items())
+                {"rank": rank, "name": self._name_of(rank), **report._asdict()}
+                for rank, report in self._workers(monotonic()).items()
             ]
         }
 
     def _workers(self, now: float) -> Reports:
         """Returns the last reports, with their ages by now."""
         return {
-            task: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
-            for at, task, report in self._reports.values()
+            rank: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
+            for rank, (at, report) in sorted(self._reports.items())
         }

@@ -12,11 +12,13 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -31,7 +33,9 @@ _MUNGE_SECONDS = 10.0
 _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
 _REPLAYED = 17  # unmunge(1) only: the credential is valid, but was decrypted here before
 _REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -hex 32)"
-MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
+# how messages name a task's means to recognize the others; beside them, VARIABLE
+MUNGE = "munge"
+NONE = "no secret"
 
 
 class Secret:
@@ -39,25 +43,25 @@ class Secret:
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        means = find_means()
-        given = os.environb.get(VARIABLE.encode(), b"")
-        self.key = secrets.token_bytes(32) if means == "munge" else given
-        self._offer = {"means": means}
-        self._made_at = float("-inf")
-        self.offer()
+        self._offer = {"means": find_means()}
+        self.key = os.environb.get(VARIABLE.encode(), b"")
+        self._renew_at = math.inf
+        if self._offer["means"] == MUNGE:
+            self.key = secrets.token_bytes(32)
+            self._encrypt()
 
     def offer(self) -> dict[str, str]:
         """Returns the message from which a task of the same user obtains the secret."""
-        if self._offer["means"] == "munge" and monotonic() > self._made_at + _RENEW_SECONDS:
-            self._made_at = monotonic()
-            # Sites can choose a default cipher that does not encrypt.
-            options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-            try:
-                self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
-            except RendezvousError:
-                if "credential" not in self._offer:
-                    raise
+        if monotonic() > self._renew_at:
+            with suppress(RendezvousError):
+                self._encrypt()
         return self._offer
+
+    def _encrypt(self) -> None:
+        self._renew_at = monotonic() + _RENEW_SECONDS
+        # Sites can choose a default cipher that does not encrypt.
+        options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
+        self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
 
 
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
@@ -66,35 +70,33 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     Raises RendezvousError if this task has another kind of secret, or munge fails.
     """
     means = find_means()
-    offered = str(offer.get("means"))
-    if offered != means:
+    if offer.get("means") != means:
         raise RendezvousError(
-            f"{name} and this task have different kinds of secret: "
-            f"{MEANS.get(offered, f'{offered!r:.40}')} there, and {MEANS[means]} here. {_REMEDY}, "
-            "and see that srun passes it on (--export)."
+            f"{name} and this task have different kinds of secret: {offer.get('means')!r:.40} "
+            f"there, and {means!r} here. {_REMEDY}, and see that srun passes it on (--export)."
         )
-    if means != "munge":
+    if means != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
-    found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
-    if not found or int(found[1]) != os.geteuid():
+    found = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
+    if not found:
         raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
-    return bytes.fromhex(found[2])
+    return bytes.fromhex(found[1])
 
 
 def find_means() -> str:
-    """Returns "variable", "munge" or "none"; RendezvousError if the variable is too short."""
+    """Returns VARIABLE, MUNGE or NONE; RendezvousError if the variable is too short."""
     value = os.environ.get(VARIABLE)
     if value is None:
         has_munge = shutil.which("unmunge") and Path(_munge_socket()).is_socket()
-        return "munge" if has_munge else "none"
+        return MUNGE if has_munge else NONE
     if len(value) < _SHORTEST:
         raise RendezvousError(
             f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "
             f"can guess. {_REMEDY}."
         )
-    return "variable"
+    return VARIABLE
 
 
 def _munge_socket() -> str:

@@ -7,19 +7,19 @@ how they end to `serving`, for tasks that serve others, and to `progress`, for t
 |---|---|
 | after a goodbye | has left |
 | without one, as the process closed it | is lost, unless it returns within 2 s |
-| without one, as its node has been silent for the grace | is lost |
-| without one, for any other reason | is lost, unless it returns within the grace |
+| without one, as its node is silent | is lost, unless it returns within the grace |
+
+At its end, the service asks each task to close its end of the connection, so that the task has all
+messages. It waits for the grace for tasks that do not, or that are about to return.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import resource
 import secrets
 import socket
 import threading
-import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
 from dataclasses import dataclass
@@ -37,21 +37,22 @@ from slurm_resolver.coordination.wire import (
     PROTOCOL,
     Message,
     Process,
-    WireError,
     decode,
     encode,
     is_proof,
     prove,
 )
+from slurm_resolver.errors import RendezvousError
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
-_FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
+# Linux takes a whole answer at once: this task may then hold the interpreter, and block the
+# service.
+_SEND_BYTES = 1 << 20
 _TICK_SECONDS = 0.25
-# Connections beyond those of the tasks. A crowd may stay until the next tick: strangers that were
-# ended at once would come back at once.
-_STRANGERS = 64
-_CROWD = 512
-_SPARE_FILES = 96  # open in this process, beyond the connections of the tasks
+# Connections of strangers, beyond those of missing tasks. The handshake ends them after 5 s, and
+# those that were ended at once would come back at once.
+_STRANGERS = 512
+_SPARE_FILES = 96  # open in this process, beyond all connections
 # For each turn of the loop, so that admitted tasks are served in a crowd; the kernel keeps more.
 _ACCEPTED = 32
 _BACKLOG = 4096
@@ -69,36 +70,40 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `flush`, `close` and `sockets` only."""
+    """The service. Other threads may call `close` only."""
 
-    # when this process ends although the service owes tasks an answer
-    _waits_until = math.inf
+    # whether it asks the tasks to close their connections
+    _is_closing = False
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
-        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained.
+        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained
+        or this process may not open enough files.
         """
         self.address = address
         self._secret = Secret()
-        self._refusal = _allow_connections(address)
+        _allow_connections(address)
         self._socket = listen_at(address.port)
         # what the messages of the tasks are for
         self._rounds = Rounds(address, self.send, name_of)
         self._training = ServedTraining(address.grace, self.send, name_of)
-        self._monitor = Monitor(self.send)
+        self._monitor = Monitor(self.send, name_of)
+        # by the first key of a message
+        self._receivers = {
+            "gather": self._rounds.message,
+            "training": self._training.message,
+            "progress": self._monitor.message,
+            "told": self._tell,
+        }
         # by rank and role
         self._links: dict[tuple[int, str], _Link] = {}
         # the ranks whose goodbyes the others are not told yet
         self._departed: list[int] = []
         # what tasks tell all others, by topic and rank
         self._told: dict[tuple[str, int], Message] = {}
-        # all open connections
-        self._connections: set[StreamWriter] = set()
-        # those of observers, and of who has not proved the secret; the oldest come first
+        # the connections of who has not proved the secret; the oldest come first
         self._strangers: dict[StreamWriter, None] = {}
-        # the ranks that know the refusal
-        self._refused: set[int] = set()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
@@ -107,93 +112,65 @@ class Service:
     def send(self, ranks: Container[int] | None, message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
-        # This task comes last: it may then hold the interpreter, and block this thread.
+        # This task comes last: see _SEND_BYTES.
         own = self.address.rank
         for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
             is_meant = ranks is None or link.process.rank in ranks
             if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
 
-    def flush(self) -> None:
-        """Waits until the messages of the service have left this process, for 3 s at most."""
-        until = monotonic() + _FLUSH_SECONDS
-        while monotonic() < until and self._thread.is_alive():
-            if not any(one.transport.get_write_buffer_size() for one in [*self._connections]):
-                break
-            time.sleep(_TICK_SECONDS / 25)
-
     def close(self) -> None:
-        """Ends the service once no task relies on it; the last messages are sent."""
+        """Ends the service once no task relies on it."""
         self._training.is_leaving = True
-        self._waits_until = monotonic() + self.address.grace
         self._thread.join()
-
-    def sockets(self) -> list[socket.socket]:
-        """Returns the open sockets: a forked process closes its copies, to free the port."""
-        return [self._socket, *(w.get_extra_info("socket") for w in self._connections)]
 
     async def _serve(self) -> None:
         """Serves until this process leaves and no task relies on the service any more."""
-        asyncio.get_running_loop().set_exception_handler(_report)
         server = await asyncio.start_server(
             self._admit, sock=self._socket, limit=MOST_BYTES, backlog=_ACCEPTED
         )
         self._socket.listen(_BACKLOG)
-        owes = True  # whether some tasks have not been told something that they need
-        while owes or not self._training.is_leaving or self._training.has_to_tell():
+        while not self._training.is_leaving or self._training.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
             now = monotonic()
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
-            self._end_strangers(_STRANGERS)
             self._rounds.tick(now)
             self._monitor.tick(now)
-            refuses = self._refusal and len(self._refused) < self.address.num_tasks
-            owes = now < self._waits_until and bool(self._rounds.owes or refuses)
-        server.close()
+        self._is_closing = True
         self.send(None, {"closing": True})
-        for link in self._links.values():  # a connection that ends now is no loss
-            link.writer = None
-            if link.loss:
-                link.loss.cancel()
-        for writer in self._connections:
-            writer.close()  # sends what is left
-        until = monotonic() + _FLUSH_SECONDS
-        while self._connections and monotonic() < until:
+        until = monotonic() + self.address.grace
+        while self._links and monotonic() < until:
             await asyncio.sleep(_TICK_SECONDS / 25)
+        server.close()
+        await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
-        self._connections.add(writer)
         self._strangers[writer] = None
-        self._end_strangers(_CROWD)
+        missing = max(0, self.address.num_tasks - len(self._links))
+        if len(self._strangers) > missing + _STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
         try:
             process = await asyncio.wait_for(self._shake(reader, writer), HANDSHAKE_SECONDS)
+            self._strangers.pop(writer, None)
             if process.role != "observer":
                 await self._attend(process, reader, writer)
-                return
-            while await reader.readuntil():
-                writer.write(encode(self._monitor.status()))
-        except (OSError, EOFError, WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
-            pass  # a stranger, or a task that will connect again
+        # a stranger, a task that will connect again, or the end of this process
+        except (
+            OSError,
+            EOFError,
+            asyncio.LimitOverrunError,
+            asyncio.TimeoutError,
+            asyncio.CancelledError,
+        ):
+            pass
         finally:
-            self._connections.discard(writer)
             self._strangers.pop(writer, None)
             writer.close()
-
-    def _end_strangers(self, most: int) -> None:
-        """Ends the oldest connections of strangers: all but `most`, and those of missing tasks.
-
-        Tasks are strangers until they have proved the secret.
-        """
-        proven = len(self._connections) - len(self._strangers)
-        most += max(0, self.address.num_tasks - proven)
-        while len(self._strangers) > most:
-            writer = next(iter(self._strangers))
-            del self._strangers[writer]
-            self._connections.discard(writer)
-            writer.transport.abort()
 
     async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Process:
         """Returns the process that connects, once it has proved the secret.
@@ -205,38 +182,36 @@ class Service:
         offer = self._secret.offer()
         writer.write(encode({"protocol": PROTOCOL, "challenge": challenge, "offer": offer}))
         hello = decode(await reader.readuntil())
+        proof = hello.pop("proof", None)
         if hello.get("identity") != self.address.identity:
-            writer.write(encode({"other": "it belongs to another step, or another start"}))
+            writer.write(encode({"other": True}))
             raise ConnectionRefusedError
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         is_valid = (
             process.role in ("program", "launcher", "observer")
-            and {type(process.rank), type(process.pid)} == {int}
+            and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
         )
-        if not (is_valid and is_proof(hello.get("proof"), key, "task", challenge, hello)):
+        if not (is_valid and is_proof(proof, key, "task", challenge, hello)):
             raise ConnectionRefusedError
         answer = {
             "proof": prove(key, "service", challenge, hello),
             "grace": self.address.grace,
             "rank": self.address.rank,
         }
-        refusal = self._refusal or self._find_rival(process)
+        if process.role == "observer":
+            answer.update(self._monitor.status())
+        refusal = self._find_rival(process)
         if refusal:
-            self._refused.add(process.rank)
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError
-        if writer not in self._strangers:  # it has been ended
-            raise ConnectionAbortedError
-        if process.role != "observer":
-            del self._strangers[writer]
         writer.write(encode(answer))
         return process
 
     def _find_rival(self, process: Process) -> str:
         """Returns why a process cannot represent its task beside another one; '' if it can.
 
-        Raises OSError if it may be a stranger.
+        Raises OSError if it may be a stranger, or needs the next service.
         """
         link = self._links.get(process[:2])
         if link and link.process.number == process.number:  # it returns
@@ -247,39 +222,32 @@ class Service:
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
         is_task = process.role != "observer"
-        if is_task and not self._secret.key and (process.rank, "program") in self._links:
+        has_program = (process.rank, "program") in self._links
+        if self._is_closing or (is_task and has_program and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
         return ""
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         """Passes on what a process sends, and notes why its connection ends."""
         link = self._enter(process, writer)
-        grace = self.address.grace
-        seconds = grace
-        reason = f"its connection has failed for {grace:g} s"
-        detect_dead_peers(writer.get_extra_info("socket"), grace)
+        seconds = self.address.grace / 2  # once to notice the silence, and once to return
+        reason = f"its node has not answered for {self.address.grace:g} s"
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        detect_dead_peers(sock, seconds)
         try:
             while True:
                 message = decode(await reader.readuntil())
                 if "goodbye" in message:
                     self._end(link, message["goodbye"], said_goodbye=True)
                     return
-                if "told" in message:
-                    told = {**message, "rank": process.rank}
-                    self._told[message["told"], process.rank] = told
-                    self.send(None, told)
-                elif "training" in message:
-                    self._training.message(process, message)
-                elif "progress" in message:
-                    self._monitor.message(process, message)
-                else:
-                    self._rounds.message(process, message)
-        except EOFError:
+                self._receivers[next(iter(message))](process, message)
+        except (EOFError, ConnectionError):
+            if self._is_closing and link.writer is writer:  # it has all messages
+                self._links.pop(process[:2], None)
+                link.writer = None
             seconds = RETURN_SECONDS
             reason = "its process has ended"
-        except TimeoutError:  # of TCP: see `detect_dead_peers`
-            seconds = 0.0
-            reason = f"its node has not answered for {grace:g} s"
         finally:
             if link.writer is writer:
                 link.writer = None
@@ -288,6 +256,12 @@ class Service:
                     seconds, self._end, link, reason, False
                 )
                 self._rounds.disconnected(process)
+
+    def _tell(self, process: Process, message: Message) -> None:
+        """Tells all tasks what a process tells them."""
+        told = {**message, "rank": process.rank}
+        self._told[message["told"], process.rank] = told
+        self.send(None, told)
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:
         """Lets a process represent its task by this connection, and tells it what others tell."""
@@ -302,9 +276,10 @@ class Service:
         elif link.writer:
             link.writer.close()
         link.writer = writer
-        self._rounds.never_connected.discard(process.rank)
         for told in self._told.values():
             writer.write(encode(told))
+        if self._is_closing:
+            writer.write(encode({"closing": True}))
         return link
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
@@ -312,7 +287,8 @@ class Service:
         process = link.process
         self._links.pop(process[:2], None)
         link.writer = None
-        self._rounds.ended(process, failure, said_goodbye)
+        if failure or process.role == "program":  # else its program follows
+            self._rounds.ended(process, failure, said_goodbye)
         self._training.ended(process, failure, said_goodbye)
         self._monitor.ended(process)
         if failure:
@@ -321,22 +297,14 @@ class Service:
             self._departed.append(process.rank)
 
 
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    # Without free file descriptors, asyncio reports one of these each second; and in the end, that
-    # it has cancelled what serves strangers.
-    ignored = (OSError, ValueError, asyncio.CancelledError)
-    if not isinstance(context.get("exception"), ignored):
-        loop.default_exception_handler(context)
-
-
-def _allow_connections(address: ServiceAddress) -> str:
-    """Raises this process's limit on open files; returns an error if it stays too low, else ''."""
+def _allow_connections(address: ServiceAddress) -> None:
+    """Raises this process's limit on open files, or RendezvousError if it stays too low."""
     needed = address.num_tasks + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed + _CROWD), hard), hard))
-    if hard >= needed:
-        return ""
-    return (
-        f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one for "
-        f"each of the {address.num_tasks} tasks and some more. Run `ulimit -n {needed}` before srun"
-    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed + _STRANGERS), hard), hard))
+    if hard < needed:
+        raise RendezvousError(
+            f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one "
+            f"for each of the {address.num_tasks} tasks and some more. Run `ulimit -n {needed}` "
+            "before srun."
+        )

@@ -21,12 +21,13 @@ A launcher decides for its task: its program may leave, be lost, and be followed
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
@@ -79,8 +80,6 @@ class ServedTraining:
     # the leader's rank, and a digest of the cluster, both as the first task has them
     _leader = 0
     _cluster = ""
-    # whether the tasks that have to come have a deadline
-    _has_deadline = False
     # when the service may end although some tasks have not been told
     _keep_until = math.inf
     _outcome: Outcome | None = None
@@ -93,8 +92,6 @@ class ServedTraining:
         self._numbers: TextByRank = {}
         # by rank of a task whose process has not ended: the role of the one that decides
         self._present: TextByRank = {}
-        # the ranks that have to come, and have not yet
-        self._awaited: set[int] = set()
         # by rank of a task that trains: None, or once it has ended, why it failed or ''
         self._ends: dict[int, str | None] = {}
 
@@ -105,8 +102,7 @@ class ServedTraining:
         if self._present:
             return True
         if not self._outcome:
-            # A failure of the leader counts a little later.
-            return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
+            return bool(self._ends.get(self._leader))  # its failure counts a little later
         # Tasks that come late to a failed training are told.
         size = sum(job in TAKE_PART for job in self._jobs)
         return self._outcome.status != 0 and len(self._numbers) < size
@@ -120,11 +116,16 @@ class ServedTraining:
         if (is_over and is_next) or (self.is_leaving and not self._jobs):
             return
         if not self._jobs:
-            self._begin(message)
+            self._jobs = wire.unpack(message["training"])
+            self._leader = message["leader"]
+            self._cluster = message["cluster"]
+            # Beside a chief, workers may only serve: the training need not wait for them.
+            waits_for = self._jobs[self._leader]
+            self._ends = {rank: None for rank, job in enumerate(self._jobs) if job == waits_for}
         if "seconds" in message:
-            self._has_deadline = True
-            _call_later(message["seconds"], self._end_wait, message["seconds"])
-        self._awaited.discard(rank)
+            asyncio.get_running_loop().call_later(
+                message["seconds"], self._end_wait, message["seconds"]
+            )
         if message["serves"]:
             self._ends.pop(rank, None)
         elif rank not in self._present:
@@ -140,16 +141,6 @@ class ServedTraining:
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
-    def _begin(self, message: Message) -> None:
-        """Takes what the first announcement says of all tasks."""
-        self._jobs = wire.unpack(message["training"])
-        self._leader = message["leader"]
-        self._cluster = message["cluster"]
-        # Beside a chief, workers may only serve: the training need not wait for them.
-        needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
-        self._awaited = {rank for rank, job in enumerate(self._jobs) if job in needed}
-        self._awaited.add(self._leader)
-
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
         rank = process.rank
@@ -158,59 +149,60 @@ class ServedTraining:
         del self._present[rank]
         if self._outcome:
             return
-        if rank in self._ends:
-            self._take_end_of_trainer(rank, failure, said_goodbye)
-        else:
+        name = self._name_of(rank)
+        if rank not in self._ends:
             # Only a launcher knows that a server has ended well before the others.
             if process.role == "program":
                 failure = failure or "its process ended before those that it serves"
             self._take_end_of_server(rank, failure)
+        elif rank == self._leader:
+            self._ends[rank] = failure
+            if failure:
+                seconds = _REASON_SECONDS if said_goodbye else 0.0
+                asyncio.get_running_loop().call_later(
+                    seconds, self._end, f"{name} has failed: {failure}"
+                )
+            else:
+                asyncio.get_running_loop().call_later(_WAIT_NOTICE_SECONDS, self._report_running)
+        else:
+            self._ends[rank] = failure
+            if failure:
+                print_line(f"{name} has failed; the others continue: {failure}")
         self._end_if_finished()
 
     def _take_end_of_server(self, rank: int, failure: str) -> None:
         """Ends the training if it cannot continue without this server; else says that it does."""
         name = self._name_of(rank)
-        is_ps = self._jobs[rank] == "ps"
         workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
         ended = self._numbers.keys() - self._present.keys()
         # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-        if failure and is_ps:
-            self._end(f"{name} is lost, and its variables with it: {failure}")
-        elif failure and workers <= ended:
-            self._end(f"{name} is lost, and no other worker is left: {failure}")
+        is_ps = self._jobs[rank] == "ps"
+        if failure and (is_ps or workers <= ended):
+            self._end(f"{name} is lost, and the training needs it: {failure}")
         elif not is_ps:
             print_line(f"{name} is lost; the others continue: {failure or 'its process ended'}")
 
-    def _take_end_of_trainer(self, rank: int, failure: str, said_goodbye: bool) -> None:
-        """Ends the training if its leader has failed; the other tasks' ends only count later."""
-        name = self._name_of(rank)
-        self._ends[rank] = failure
-        if rank == self._leader and failure:
-            _call_later(
-                _REASON_SECONDS if said_goodbye else 0.0,
-                self._end,
-                f"{name} has failed: {failure}",
-            )
-        elif rank == self._leader:
-            _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
-        elif failure:
-            print_line(f"{name} has failed; the others continue: {failure}")
+    def _missing(self) -> list[int]:
+        """Returns the leader and the servers that have not come yet."""
+        return [
+            rank
+            for rank, job in enumerate(self._jobs)
+            if rank not in self._numbers and (job == "ps" or rank == self._leader)
+        ]
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
         why = f"did not start within {timeout:g} s"
-        needed = [
-            rank for rank in self._awaited if rank == self._leader or self._jobs[rank] == "ps"
-        ]
-        if needed:
-            self._end(f"{self._names(needed)} {why}")
-        self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
-        self._awaited.clear()
+        missing = self._missing()
+        if missing:
+            self._end(f"{self._names(missing)} {why}")
+        for rank in self._ends.keys() - self._numbers.keys():
+            self._ends[rank] = f"it {why}"
         self._end_if_finished()
 
     def _report_running(self) -> None:
         """Names the workers that still run although the leader has ended."""
-        still = [rank for rank, end in self._ends.items() if end is None]
+        still = [rank for rank, end in self._ends.items() if end is None and rank in self._present]
         if still and not self._outcome:
             print_line(
                 f"{self._name_of(self._leader)} has ended; still running: {self._names(still)}. A "
@@ -223,7 +215,7 @@ class ServedTraining:
 
         A server that comes later cannot be told.
         """
-        if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
+        if self._ends.get(self._leader) != "" or None in self._ends.values() or self._missing():
             return
         failed = [
             f"{self._name_of(rank)} has failed: {why}"
@@ -245,10 +237,3 @@ class ServedTraining:
 
     def _names(self, ranks: Iterable[int]) -> str:
         return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)
-
-
-def _call_later(seconds: float, action: Callable[..., None], *arguments: object) -> None:
-    """Calls a function in the thread of the service, which calls this one."""
-    import asyncio  # takes long: only the service needs it
-
-    asyncio.get_running_loop().call_later(seconds, action, *arguments)

@@ -22,15 +22,18 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     )
 
 
-def connect_to(host: str, port: int, seconds: float, remedy: str = "") -> socket.socket:
-    """Connects as `socket.create_connection`.
+def connect_to(
+    host: str, port: int, seconds: float, remedy: str = "", only_first: bool = False
+) -> socket.socket:
+    """Connects as `socket.create_connection`, but if wanted to the first address of a name only.
 
     Its error has the address that was tried first, and the remedy: only the caller knows whether
     there is another address.
     """
+    host = host.strip("[]")
     tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     try:
-        return socket.create_connection((host, port), seconds)
+        return socket.create_connection((str(tried) if only_first else host, port), seconds)
     except OSError as error:
         raise type(error)(f"{error} at {tried}{remedy}") from None
 
@@ -54,9 +57,20 @@ def outlast_outages(port: int, seconds: float) -> None:
 
     A server of gRPC ends them after 20 s, and TensorFlow has no option for that.
     """
-    milliseconds = int(seconds * 1000)
+    for number in sockets_at(port):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def sockets_at(port: int) -> list[int]:
+    """Returns the file descriptors of this process's sockets that have this port at one end."""
+    found = []
     for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
         # Another thread may close it.
         with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
-            if sock.getsockname()[1:2] == (port,):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            ends = [sock.getsockname()]
+            with suppress(OSError):  # it listens
+                ends.append(sock.getpeername())
+            if any(end[1:2] == (port,) for end in ends):
+                found.append(int(path.name))
+    return found

@@ -4,9 +4,9 @@ A connection begins with a mutual handshake, in which the secret itself is never
 
     service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
-              "challenge": M, "proof": HMAC(secret, "task" N M I 3 X "program")}
-    service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
-             or {"refused": "why"}
+              "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
+    service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
+             and {"refused": "why"}, or what an observer asks for
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -15,7 +15,6 @@ a message is. A task sends:
 |---|---|
 | gather, value | the task's value for a gather: `rounds` |
 | … without, timeout, seconds | it also waits for the answer; "seconds" are left |
-| received | it has received the answer to this gather |
 | told, value | something for all tasks, also for those that connect later |
 | training, leader, cluster, serves | its part in a training with tasks that only serve: `serving` |
 | … seconds | the leader and the servers have to come in this time |
@@ -27,14 +26,13 @@ The service sends:
 | keys | meaning |
 |---|---|
 | gathered, values or error | the answer to a gather |
-| notice | a line for this task's log |
 | awaited, rank, value | a task waits for this gather without a deadline |
 | told, value, rank | what another task tells all |
 | over | how the training has ended; null if it has not |
 | stall, behind, end | no step ends: a line for the log, and the ranks that are behind |
 | gone, why | the task with this rank is lost, or has failed |
 | left | the tasks with these ranks have left |
-| closing | the service ends |
+| closing | the service ends once the task has closed its end of the connection |
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ import socket
 import zlib
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, BinaryIO, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import accept_offer
@@ -62,10 +60,7 @@ PROTOCOL = 1
 # The longest line that a task may send, and the longest of a handshake; asyncio buffers at most
 # twice as much for a connection.
 MOST_BYTES = 64 * 1024
-_MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends later
 HANDSHAKE_SECONDS = 5.0
-# What the proofs of a handshake cover, beside the service's challenge.
-_PROVEN = ("challenge", "identity", "rank", "number", "role")
 
 
 class Process(NamedTuple):
@@ -87,23 +82,19 @@ class Gather(NamedTuple):
     round: int
 
 
-class WireError(Exception):
-    """What answers is not this package, or another version of it, or belongs to another step."""
-
-
 def encode(message: Message) -> bytes:
     """Returns a message as a line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Returns the message on a line; raises WireError if that is not a JSON object."""
+    """Returns the message on a line; raises ConnectionError if that is not a JSON object."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise WireError("another program answers there")
+        raise ConnectionError("another program answers there")
     return message
 
 
@@ -112,59 +103,73 @@ def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
 
     Args:
         challenge: the service's challenge.
-        hello: what the task has sent.
+        hello: what the task has sent, but for its own proof.
     """
-    text = "\n".join(map(str, [role, challenge, *map(hello.get, _PROVEN)]))
-    return hmac.new(key, text.encode(errors="backslashreplace"), "sha256").hexdigest()
+    text = json.dumps([role, challenge, hello], sort_keys=True)
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def is_proof(given: object, key: bytes, role: str, challenge: object, hello: Message) -> bool:
+def is_proof(given: object, *proven: Any) -> bool:
     """Returns whether `given` is what `prove` returns."""
-    return hmac.compare_digest(
-        str(given).encode(errors="replace"),
-        prove(key, role, challenge, hello).encode(),
-    )
+    return hmac.compare_digest(str(given).encode(errors="replace"), prove(*proven).encode())
 
 
 def pack(values: Sequence[str]) -> str:
-    """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
-    numbers: dict[str, int] = {}
-    index = [numbers.setdefault(value, len(numbers)) for value in values]
-    text = f"[[{','.join(numbers)}],{json.dumps(index)}]"
+    """Returns JSON texts as one short text; most of them are equal."""
+    text = f"[{','.join(values)}]"
     return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    distinct, index = json.loads(zlib.decompress(base64.b64decode(packed)))
-    return [distinct[number] for number in index]
+    values: list[Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return values
 
 
-def read(lines: BinaryIO) -> Message:
-    """Returns the next message; raises WireError if it is too long, OSError at the end."""
-    line = lines.readline(_MOST_ANSWER_BYTES)
-    if not line:
-        raise ConnectionError("it closed the connection")
-    return decode(line if line.endswith(b"\n") else b"")
+class Connection:
+    """A task's end of a connection, which sends and receives messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        # what has come beyond the last message
+        self._rest = b""
+
+    def send(self, message: Message) -> None:
+        """Sends a message; raises OSError if the connection has failed."""
+        self.socket.sendall(encode(message))
+
+    def receive(self, until: float | None = None) -> Message:
+        """Returns the next message; raises ConnectionError at the end of the connection.
+
+        Raises TimeoutError if it has not come by then, however its bytes come.
+        """
+        pieces = [self._rest]
+        while b"\n" not in pieces[-1]:
+            self.socket.settimeout(None if until is None else max(until - monotonic(), 0.001))
+            pieces.append(self.socket.recv(MOST_BYTES))
+            if not pieces[-1]:
+                raise ConnectionError("it closed the connection")
+        line, _, self._rest = b"".join(pieces).partition(b"\n")
+        return decode(line)
 
 
-def open_connection(
-    address: ServiceAddress, process: Process
-) -> tuple[socket.socket, BinaryIO, Message]:
-    """Returns a connection, its lines, and the service's answer to the handshake.
+def open_connection(address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
+    """Returns a connection, and the service's answer to the handshake.
 
-    Raises OSError, WireError or RendezvousError if the service does not answer as expected, which
-    takes `HANDSHAKE_SECONDS` at most.
+    Raises OSError or RendezvousError if no service of this step answers as expected, which takes
+    `HANDSHAKE_SECONDS` at most.
     """
     until = monotonic() + HANDSHAKE_SECONDS
-    host = "127.0.0.1" if address.hosts_service else address.host.strip("[]")
+    host = "127.0.0.1" if address.hosts_service else address.host
     remedy = "" if address.hosts_service else address.remedy
-    sock = connect_to(host, address.port, HANDSHAKE_SECONDS, remedy)
+    connection = Connection(connect_to(host, address.port, HANDSHAKE_SECONDS, remedy))
     try:
-        greeting = _receive(sock, until)
+        greeting = connection.receive(until)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
-            raise WireError("another program or another version of slurm_resolver answers there")
+            raise ConnectionError(
+                "another program or another version of slurm_resolver answers there"
+            )
         key = accept_offer(offer, address.name)
         hello = {
             **process._asdict(),
@@ -172,31 +177,18 @@ def open_connection(
             "challenge": secrets.token_hex(16),
         }
         challenge = greeting.get("challenge")
-        sock.sendall(encode({**hello, "proof": prove(key, "task", challenge, hello)}))
-        answer = _receive(sock, until)
+        connection.send({**hello, "proof": prove(key, "task", challenge, hello)})
+        answer = connection.receive(until)
         if "other" in answer:
-            raise WireError(f"a service answers there, but {answer['other']}")
+            raise ConnectionError(
+                "a service answers there, but it belongs to another step, or another start"
+            )
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
-            raise WireError(
+            raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
             )
-        sock.settimeout(HANDSHAKE_SECONDS)
-        return sock, sock.makefile("rb"), answer
+        connection.socket.settimeout(None)
+        return connection, answer
     except BaseException:
-        sock.close()
+        connection.socket.close()
         raise
-
-
-def _receive(sock: socket.socket, until: float) -> Message:
-    """Returns the next message, and reads nothing beyond it.
-
-    Raises TimeoutError if it has not come by then, however its bytes come.
-    """
-    line = b""
-    while not line.endswith(b"\n"):
-        sock.settimeout(max(until - monotonic(), 0.001))
-        byte = sock.recv(1)
-        if not byte:
-            raise ConnectionError("it closed the connection")
-        line += byte
-    return decode(line)

@@ -33,6 +33,7 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.exit_status import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.whole_number import whole_number
 
 _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months have two digits
 
@@ -63,7 +64,7 @@ def check_options(requeue: str | None, max_restarts: int | None) -> None:
     """Checks the arguments of `requeue_job`; raises ResumeError for a wrong one."""
     if requeue not in ("scontrol", "exit-code", None):
         raise ResumeError(f"requeue={requeue!r}: expected 'scontrol', 'exit-code' or None.")
-    if max_restarts is not None and (isinstance(max_restarts, bool) or max_restarts < 0):
+    if max_restarts is not None and whole_number(max_restarts) is None:
         raise ResumeError(f"max_restarts={max_restarts!r}: expected a count, or None for no limit.")
 
 

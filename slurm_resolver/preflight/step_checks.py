@@ -17,7 +17,7 @@ from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.secret import MEANS, find_means
+from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
 from slurm_resolver.preflight.job_checks import check_job
@@ -101,8 +101,8 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
     with ThreadPoolExecutor(len(asked)) as pool:
         list(pool.map(ask, asked))
     means = find_means()
-    secret = Result("secret", OK, f"the tasks recognize each other by {MEANS[means]}")
-    if means == "none":  # which is no fault
+    secret = Result("secret", OK, f"the tasks recognize each other by {means}")
+    if means == NONE:  # which is no fault
         secret = Result(
             "secret",
             SKIPPED,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
@@ -30,7 +28,7 @@ def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
     try:
         server = listen_at(port, backlog=512)
     except OSError as error:
-        yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
+        yield f"port {port}: {os.strerror(error.errno or 0)} (ss -ltnp shows by what)"
         return
 
     def accept() -> None:
@@ -51,29 +49,13 @@ def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
         server.close()
 
 
-def _find_listener(port: int) -> str:
-    """Returns which process listens at a port; '' if ss(8) is missing or cannot tell this user."""
-    try:
-        done = subprocess.run(
-            ["ss", "-Hltnp", f"sport = :{port}"], capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    match = re.search(r'"([^"]*)",pid=(\d+)', done.stdout)
-    if not match:
-        return ""
-    own = match[2] == str(os.getpid())
-    return ", by this process itself" if own else f", by process {match[2]} ({match[1]})"
-
-
 def call(address: str, remedy: str = "") -> socket.socket:
     """Returns a connection to an address; what takes longer than some seconds there fails.
 
     TensorFlow, too, tries the first address of a name first. `remedy` is for the error.
     """
     host, _, port = address.rpartition(":")
-    first = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0]
-    return connect_to(str(first), int(port), _CONNECT_SECONDS, remedy)
+    return connect_to(host, int(port), _CONNECT_SECONDS, remedy, only_first=True)
 
 
 def answers(address: str) -> bool:

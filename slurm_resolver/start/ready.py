@@ -26,9 +26,8 @@ _COMPARED = {
     "version": "the version of slurm_resolver",
     "tensorflow": "the version of TensorFlow",
     "jobs": "the jobs (argument jobs)",
-    "layout": "where the ranks run",
-    "roles": "which rank has which job (placement, het_groups)",
-    "addresses": "the addresses (port_base, node_address)",
+    "tasks": "where the ranks run, or their jobs or addresses (arguments placement, het_groups, "
+    "port_base and node_address)",
 }
 
 
@@ -100,14 +99,8 @@ def agreement_facts(cluster: Cluster) -> Note:
         "version": __version__,
         "tensorflow": find_tensorflow_version(),
         "jobs": {job: len(ranks) for job, ranks in cluster.roles.items()},
-        "layout": _digest([(task.node, task.local_rank) for task in cluster.tasks]),
-        "roles": _digest([(task.job, task.index) for task in cluster.tasks]),
-        "addresses": _digest([task.address for task in cluster.tasks]),
+        "tasks": hashlib.sha256(repr(cluster.tasks).encode()).hexdigest()[:16],
     }
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:

@@ -51,15 +51,13 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     decision = cluster.gpu_decision
     assert task
     told = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
-    if decision.devices is None or not decision.visible_before:
-        return told
     step = cluster.step
-    shown = decision.visible_before
+    shown = decision.visible_before or ()
     slurms = step.step_gpus.split(",") if step.step_gpus else shown
-    hides_others = len(shown) < (step.gpus_on_node or 0)
+    hides_others = 0 < len(shown) < (step.gpus_on_node or 0)
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == numbered(shown) and len(shown) == len(slurms)
-    if not hides_others or not from_zero:
+    if decision.devices is None or not hides_others or not from_zero:
         return told
     names = None
     if _BOUND_APART.search(step.tres_bind or ""):
@@ -98,21 +96,21 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
         gpus = task.gpus or ()
         if any(gpu.startswith("MIG-") for gpu in gpus):
             return slow(f"{name} has a MIG slice")
-        if first_rank != rank:
-            if task.gpus is None or first.gpus is None:
-                return slow(
-                    f"{both} may share a GPU",
-                    "start with srun --gpus-per-node and without --gpu-bind",
-                )
-            if task.confined and not hidden:
-                hidden = f"{both} cannot open each other's GPUs"
-        for gpu in gpus:
-            owner = owners.setdefault((task.node, gpu), rank)
-            if owner != rank:
-                return slow(
-                    f"{name_of(owner)} shares GPU {gpu} with {name}",
-                    "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
-                )
+        shared = [gpu for gpu in gpus if owners.setdefault((task.node, gpu), rank) != rank]
+        sharing = ""
+        if shared:
+            owner = owners[task.node, shared[0]]
+            sharing = f"{name_of(owner)} shares GPU {shared[0]} with {name}"
+        elif first_rank != rank and None in (task.gpus, first.gpus):
+            sharing = f"{both} may share a GPU"
+        if sharing:
+            return slow(
+                sharing,
+                "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
+                "--ntasks-per-gpu",
+            )
+        if first_rank != rank and task.confined and not hidden:
+            hidden = f"{both} cannot open each other's GPUs"
     if not computes:
         return Transport(False, "gradients use gRPC: no task computes on a GPU")
     if hidden:

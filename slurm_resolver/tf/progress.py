@@ -184,8 +184,7 @@ class Reporter:
         self._rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
-        own = cluster.tasks[self._rank]
-        port = int(own.address.rpartition(":")[2])
+        port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
 
         def run() -> None:
             while True:
@@ -193,7 +192,6 @@ class Reporter:
                 client.say(
                     "progress",
                     progress=list(self.report()),
-                    task=[own.job, own.index, own.node],
                     limit=self._limit,
                 )
                 if ends.wait(phases.report_seconds(self._limit)):

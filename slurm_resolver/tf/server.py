@@ -63,7 +63,7 @@ def join(cluster: Cluster) -> None:
     member = take_part(cluster)
     service = cluster.service
     if not member and service and service.hosts_service and own.job == "evaluator":
-        connect(service)
+        connect(service, cluster.name_of)
 
 
 def _check_connections(own: str, seconds: float) -> None:

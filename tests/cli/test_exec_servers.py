@@ -80,7 +80,7 @@ CASES = {
             "worker 1": LONG,
         },
         5,
-        "ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5",
+        "ps 1 (rank 1 on localhost) is lost, and the training needs it: exit status 5",
     ),
     # A task that has never reached the service waits for it.
     "the launcher that holds the service is killed": Case(

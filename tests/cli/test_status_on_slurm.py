@@ -40,7 +40,7 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
         inside = f"srun --jobid {job_id} --overlap -N1 -n1"
         found: Fields = {"workers": []}
         while len([worker for worker in found["workers"] if worker["begun"] > 4]) < 3:
-            assert job.poll() is None
+            assert job.poll() is None, job.communicate()
             found = json.loads(
                 real_slurm.run(f"{inside} -w n10 {STATUS} --json", status=None).stdout
                 or '{"workers": []}'

@@ -12,7 +12,7 @@ from slurm_resolver.cli.status import (
     slowest,
     table,
 )
-from slurm_resolver.coordination import TaskName, progress, wire
+from slurm_resolver.coordination import progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -31,8 +31,8 @@ LIMIT = 300.0
 SILENCE = 15.0
 
 
-def task(rank: int) -> TaskName:
-    return TaskName(rank, "worker", rank, f"n{rank // 2}")
+def task(rank: int) -> str:
+    return f"worker {rank} (rank {rank} on n{rank // 2})"
 
 
 def at(
@@ -44,11 +44,12 @@ def at(
 
 
 def said(workers: dict[int, Report]) -> str:
-    tasks = {task(rank): report for rank, report in workers.items()}
-    behind = find_stall(tasks, LIMIT, SILENCE)
-    return describe_stall(tasks, behind, SILENCE) if behind else ""
+    behind = find_stall(workers, LIMIT, SILENCE)
+    said = describe_stall(workers, behind, SILENCE, task) if behind else ""
+    return said.replace(" of epoch 1", "")
 
 
+FIRST_FIVE = ", ".join(task(rank) for rank in range(5))
 WAITING = dict.fromkeys(range(7), at(812))
 STALLS = {
     "several": (
@@ -59,20 +60,21 @@ STALLS = {
             7: at(811, CALLBACK),
         },
         (
-            "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank "
-            "7 on n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, "
-            "waiting for data"
+            "worker 3 (rank 3 on n1), worker 7 (rank 7 on n3) in step 811, in a callback; worker 5 "
+            "(rank 5 on n2) in step 811, waiting for data. The others wait: worker 0 (rank 0 on "
+            "n0), worker 1 (rank 1 on n0), worker 2 (rank 2 on n1), worker 4 (rank 4 on n2), "
+            "worker 6 (rank 6 on n3) in step 812"
         ),
     ),
     "all in the step": (
         WAITING,
         (
-            "workers 0 to 6 wait for each other in step 812 of epoch 1, in its collective "
-            "operations, on n0, n1, n2, n3. Look at the network between these nodes, and at their "
-            "GPUs (nvidia-smi, dmesg)"
+            f"{FIRST_FIVE} and 2 more in step 812. They wait for each other in its collective "
+            "operations: look at the network between their nodes, and at their GPUs (nvidia-smi, "
+            "dmesg)"
         ),
     ),
-    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) is in step 812"),
+    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) in step 812"),
     "stopped": (
         {
             **WAITING,
@@ -83,8 +85,8 @@ STALLS = {
             ),
         },
         (
-            "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) has not reported for 296 s; "
-            "the last report was in step 811"
+            "worker 7 (rank 7 on n3) without a report for 296 s, last in step 811. The others "
+            f"wait: {FIRST_FIVE} and 2 more in step 812"
         ),
     ),
     "a worker that has left fit": (
@@ -97,7 +99,10 @@ STALLS = {
                 begun=4,
             ),
         },
-        "worker 0 waits in step 5; worker 1 (rank 1 on n0) is outside of fit, evaluate and predict",
+        (
+            "worker 1 (rank 1 on n0) outside of fit, evaluate and predict. The others wait: worker "
+            "0 (rank 0 on n0) in step 5"
+        ),
     ),
     "an epoch later": (
         {
@@ -109,8 +114,8 @@ STALLS = {
             1: at(812, CALLBACK),
         },
         (
-            "worker 0 waits in step 1 of epoch 2; worker 1 (rank 1 on n0) is in step 812 of epoch "
-            "1, in a callback"
+            "worker 1 (rank 1 on n0) in step 812, in a callback. The others wait: "
+            "worker 0 (rank 0 on n0) in step 1 of epoch 2"
         ),
     ),
 }
@@ -166,14 +171,15 @@ def test_a_good_run_is_silent(workers: dict[int, Report]) -> None:
 
 def test_what_may_take_long_is_told_after_an_hour() -> None:
     assert said({0: at(5, age=4000), 1: at(4, SAVING, age=4000)}).endswith(
-        "worker 1 (rank 1 on n0) is in step 4, saving"
+        "worker 1 (rank 1 on n0) in step 4, saving. The others wait: worker 0 (rank 0 on n0) in "
+        "step 5"
     )
 
 
 def shown(rank: int, **values: object) -> dict[str, object]:
     return {
         "rank": rank,
-        "name": str(task(rank)),
+        "name": task(rank),
         **Report()._asdict(),
         **values,
     }
@@ -282,10 +288,10 @@ def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     """Its clock has continued, and it reads the others' reports only after the first tick."""
     sent: list[wire.Message] = []
-    monitor = progress.Monitor(lambda ranks, message: sent.append(message))
+    monitor = progress.Monitor(lambda ranks, message: sent.append(message), task)
     monitor.message(
         wire.Process(0, "program", "", 1),
-        {"progress": list(at(5, age=1)), "task": ["worker", 0, "n0"], "limit": LIMIT},
+        {"progress": list(at(5, age=1)), "limit": LIMIT},
     )
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
@@ -294,4 +300,4 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     for passed in (903, 906, 909, 912):
         monitor.tick(now + passed)
     (message,) = sent
-    assert "has not reported" in message["stall"]
+    assert "without a report" in message["stall"]

@@ -69,8 +69,8 @@ class Job:
 def kill(client: Client) -> None:
     """Closes a connection without a goodbye, like the kernel when a process ends."""
     client._closed = True
-    assert client._socket is not None
-    client._socket.shutdown(socket.SHUT_RDWR)
+    assert client._connection is not None
+    client._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ P = [
     "ps 0",
     "ps 1",
 ]
-PS_LOST = "ps 1 (rank 3 on n3) is lost, and its variables with it: "
+PS_LOST = "ps 1 (rank 3 on n3) is lost, and the training needs it: "
 ENDED = "its process has ended"
 FINISHED = Outcome(0, "all who train have finished")
 
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Strings, str, Outcome | None, str]] = {
         f"worker 1 (rank 4 on n4) is lost; the others continue: {ENDED}"),
     "the last worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 0 dies, worker 1 dies",
-        Outcome(1, f"worker 1 (rank 4 on n4) is lost, and no other worker is left: {ENDED}"),
+        Outcome(1, f"worker 1 (rank 4 on n4) is lost, and the training needs it: {ENDED}"),
         f"worker 0 (rank 3 on n3) is lost; the others continue: {ENDED}"),
     "the last worker is lost before another has come": (
         C, "chief 0 comes, ps 0 comes, worker 1 comes, worker 1 serves, worker 1 dies", None,

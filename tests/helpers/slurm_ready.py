@@ -40,7 +40,7 @@ def start_together(folder: Path, rank: int, late: dict[str, float | None]) -> No
 def tell_when_come(folder: Path, rank: int, cluster: sr.Cluster) -> None:
     assert cluster.service is not None
     client = connect(cluster.service)
-    while client._socket is None or not client._standing:
+    while client._connection is None or not client._standing:
         time.sleep(0.02)
     (folder / f"came {rank}").touch()
 

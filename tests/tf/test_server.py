@@ -62,7 +62,7 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     }
 
 
-LOST = "is lost, and its variables with it: its process has ended"
+LOST = "is lost, and the training needs it: its process has ended"
 # the killed task and its rank, the number of tasks, their options, and the message of the others
 FAULTS: dict[str, tuple[str, int, int, str, str]] = {
     "the coordinator": (
@@ -105,15 +105,12 @@ def test_a_node_that_vanishes(start: Start) -> None:
         job.end()
     errors = job.errors()
     assert set(job.ends().values()) == {1}
-    told = "chief 0 (rank 0 on n8) is lost: its node has not answered for 6 s"
+    told = "chief 0 (rank 0 on n8) is lost: it has not answered for 6 s"
     assert f"ps 0 (rank 1 on n9): {told}" in errors
     assert f"worker 0 (rank 2 on n10): {told}" in errors
     # The chief names the task whose loss it notices first.
-    lost = (
-        r"ps 0 \(rank 1 on n9\) is lost, and its variables with it|"
-        r"worker 0 \(rank 2 on n10\) is lost, and no other worker is left"
-    )
-    assert re.search(rf"({lost}): its node has not answered for 6 s", errors)
+    lost = r"(ps 0 \(rank 1 on n9\)|worker 0 \(rank 2 on n10\)) is lost, and the training needs it"
+    assert re.search(rf"{lost}: its node has not answered for 6 s", errors)
 
 
 def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
