@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_resolver.cluster.addresses import Hosts, Task, find_service
 from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
-from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
+from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
@@ -306,10 +306,7 @@ def describe_cluster(
 
 def describe_gpus(cluster: Cluster) -> str:
     """Returns the GPUs of this task, such as "0,1", "none" or "unknown"."""
-    gpus = cluster.gpu_decision
-    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
-        return "unknown"
-    return ",".join(gpus.devices or ()) or "none"
+    return "unknown" if cluster.gpus is None else ",".join(cluster.gpus) or "none"
 
 
 def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
@@ -100,28 +100,3 @@ def _misspelt(jobs: Iterable[str]) -> Iterator[str]:
                 f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not "
                 f"know it. Write {meant!r} if that is what you mean"
             )
-
-
-def jobs_with_gpus(
-    roles: Collection[str],
-    gpu_jobs: Collection[str] | None,
-    jobs: Collection[str] = (),
-    counts_given: bool = False,
-) -> Collection[str]:
-    """Returns which of the cluster's jobs use GPUs.
-
-    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not. If
-    the caller gave numbers of GPUs (`counts_given`), all jobs use GPUs as in TensorFlow's own
-    resolver. `jobs` are valid names even if they have no tasks.
-
-    Raises:
-        JobsError: for a name in `gpu_jobs` that is not the name of a job.
-    """
-    if gpu_jobs is None:
-        return set(roles) - ({"ps", "chief"} if "ps" in roles and not counts_given else set())
-    known = dict.fromkeys([*JOB_NAMES, *roles, *jobs])
-    if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
-        raise JobsError(
-            f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(known)}."
-        )
-    return set(gpu_jobs)
