@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,11 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress, TaskName
+from slurm_resolver.slurm.gpu_variables import numbered
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
+
+_NO_CLUSTER = "no cluster: this process trains alone"
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,35 +168,36 @@ class Cluster:
         """
         if contract not in CONTRACTS:
             raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")
-        tasks = self.tasks
         own = self.task
         if not own:
             return {}
         if contract == "tensorflow":
             return {"TF_CONFIG": json.dumps(self.tf_config())}
+        addresses = [task.address for task in self.tasks]
         if contract == "torch":
-            nodes = list(dict.fromkeys(task.node for task in tasks))
-            host, port = _split_address(tasks[0].address)
+            node = self.layout.node_of[own.rank]
+            host, port = _split_address(addresses[0])
             # A program uses the GPU with this number. Slurm may show it fewer than the node has.
-            shown = self.gpu_decision.visible_before or tasks
+            shown = self.gpu_decision.visible_before or addresses
             return {
                 "MASTER_ADDR": host,
                 "MASTER_PORT": port,
                 "RANK": str(own.rank),
-                "WORLD_SIZE": str(len(tasks)),
+                "WORLD_SIZE": str(len(addresses)),
                 "LOCAL_RANK": str(own.local_rank % len(shown)),
-                "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
-                **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(nodes.index(own.node))),
+                "LOCAL_WORLD_SIZE": str(len(self.layout.ranks_on(node))),
+                "GROUP_RANK": str(node),
+                "NODE_RANK": str(node),
             }
         # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
-        numbers = ",".join(map(str, range(len(self.gpus or ()))))
+        numbers = ",".join(numbered(self.gpus or ()))
         devices = {"JAX_LOCAL_DEVICE_IDS": numbers} if numbers else {}
         if contract == "jax":
-            return {**devices, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
+            return {**devices, "JAX_COORDINATOR_ADDRESS": addresses[0]}
         return {
             **devices,
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in tasks),
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(tasks)),
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(addresses),
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(addresses)),
             "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
         }
 
@@ -263,14 +266,14 @@ def _split_address(address: str) -> tuple[str, str]:
 def describe_own_task(cluster: Cluster) -> str:
     """Returns one line: ``rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1``."""
     own = cluster.task
-    gpus = cluster.gpus
     if not own:
-        return describe_cluster(cluster, 0).partition("\n")[0]
+        return _NO_CLUSTER
     port = own.address.rpartition(":")[2]
     text = (
         f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}, "
         f"port {port}"
     )
+    gpus = cluster.gpus
     if gpus is None:
         return text
     devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"
@@ -284,22 +287,48 @@ def describe_cluster(
 
     Args:
         cluster: any; for an empty one the text says that this process trains alone.
-        most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
+        most_tasks: of a larger cluster only so many tasks are shown, and those of this task's node;
+            None shows all.
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
-    step = cluster.step
     if not cluster:
-        return "no cluster: this process trains alone"
-    title = "planned step" if not step.job_id and step.rank is None else f"job step {step.name}"
+        return _NO_CLUSTER
+    step = cluster.step
+    own = cluster.task
+    title = f"job step {step.name}" if step.job_id or own else "planned step"
     tasks = counted(cluster.num_tasks, "task")
     nodes = counted(len(cluster.layout.nodes), "node")
     layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
+    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
+    node = ""  # of the row before
+    # The tasks of each node, one node after another.
+    for rank in sorted(range(cluster.num_tasks), key=cluster.layout.node_of.__getitem__):
+        task = cluster.tasks[rank]
+        is_near = own is not None and own.node == task.node
+        if most_tasks is None or len(rows) <= most_tasks or is_near:
+            rows.append(
+                [
+                    task.node if task.node != node else "",
+                    str(rank),
+                    str(task.local_rank),
+                    f"{task.job} {task.index}",
+                    gpus[rank] if gpus else "",
+                    task.address + ("  (this task)" if task == own else ""),
+                ]
+            )
+            node = task.node
+    left_out = cluster.num_tasks + 1 - len(rows)
+    if not gpus:
+        for row in rows:
+            del row[4]
     lines = [
         f"{title}: {tasks} on {nodes}, {layout}, ports from {cluster.ports.source}",
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
-        *_table(cluster, most_tasks, gpus),
+        *aligned(rows, numbers=(1, 2)),
     ]
-    if cluster.task:
+    if left_out:
+        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
+    if own:
         lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 
@@ -307,34 +336,3 @@ def describe_cluster(
 def describe_gpus(cluster: Cluster) -> str:
     """Returns the GPUs of this task, such as "0,1", "none" or "unknown"."""
     return "unknown" if cluster.gpus is None else ",".join(cluster.gpus) or "none"
-
-
-def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]:
-    own = cluster.task
-    by_node = defaultdict(list)
-    for task in cluster.tasks:
-        by_node[task.node].append(task)
-    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
-    left_out = 0
-    for node, tasks in by_node.items():
-        if most is not None and len(rows) + len(tasks) > most + 1 and own not in tasks:
-            left_out += len(tasks)
-            continue
-        for task in tasks:
-            rows.append(
-                [
-                    node if task is tasks[0] else "",
-                    str(task.rank),
-                    str(task.local_rank),
-                    f"{task.job} {task.index}",
-                    gpus[task.rank] if gpus else "",
-                    task.address + ("  (this task)" if task == own else ""),
-                ]
-            )
-    if not gpus:
-        for row in rows:
-            del row[4]
-    lines = aligned(rows, numbers=(1, 2))
-    if left_out:
-        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
-    return lines

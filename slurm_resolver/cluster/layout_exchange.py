@@ -56,13 +56,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
             ) from error
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
-    try:
-        names, node_of = json.loads(text)
-    except ValueError as error:
-        raise LayoutError(
-            f"{SlurmStep.exchanged_layout.name}={text!r:.80}: expected the layout that an earlier "
-            f"call in this task left there ({error}). Unset it, or start again."
-        ) from error
+    names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
