@@ -147,7 +147,7 @@ def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
     [
         ({"placement": "even"}, "placement='even': expected 'spread' or 'rank'"),
         ({"layout": "yes"}, "layout='yes': expected 'auto' or"),
-        ({"het_groups": {"ps": 0}}, "not heterogeneous"),
+        ({"het_groups": {"ps": 0}}, "components none, as it is not heterogeneous"),
     ],
 )
 def test_keywords_that_make_no_sense(keywords: Fields, message: str) -> None:
@@ -198,7 +198,7 @@ def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
     ("jobs", "het_groups", "message"),
     [
         ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0, which has 2"),
-        ({"ps": 1, "worker": 4}, {"ps": 1}, "no component 1; it has 0, 2"),
+        ({"ps": 1, "worker": 4}, {"ps": 1}, "need 1 tasks of component 1, which has 0; .* components 0, 2"),
         ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* evaluator, mesh"),
     ],
 )
