@@ -17,7 +17,7 @@ from slurm_resolver.cli.options import (
     values_of,
 )
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous_error
@@ -66,7 +66,6 @@ def main(args: Namespace) -> int:
     until = time.monotonic() + args.timeout
     step = SlurmStep.read()
     jobs = args.jobs or {}
-    refuse_misspelt_jobs(jobs)
     if args.collective and "ps" in jobs:
         raise JobsError(
             "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "

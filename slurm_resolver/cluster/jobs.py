@@ -7,7 +7,7 @@ and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
@@ -35,31 +35,23 @@ def job_counts(
     """
     if jobs is None:
         return {"worker": num_tasks}
+    expected = (
+        f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
+        "letters, digits and underscores that begin with a letter, and whole numbers, 0 or more, "
+        "of which one may be -1, for the rest of the step"
+    )
     if not isinstance(jobs, Mapping):
-        raise JobsError(
-            f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
-        )
+        raise JobsError(f"{expected}.")
     given = f"jobs={dict(jobs)!r}"
-    counts = {}
+    counts: dict[str, int] = {}
     for name, count in jobs.items():
-        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
-        if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
-            raise JobsError(
-                f"{given}: TensorFlow does not accept the job name {name!r}; expected a letter, "
-                "and then letters, digits and underscores."
-            )
         number = whole_number(count, least=-1)
-        if number is None:
-            raise JobsError(
-                f"{given}: {name} has {count!r} tasks; expected a whole number, 0 or more, or -1 "
-                "for the rest of the step."
-            )
+        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
+        is_name = isinstance(name, str) and re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
+        if not is_name or number is None or (number == -1 and -1 in counts.values()):
+            raise JobsError(f"{expected}; not {name!r} with {count!r} tasks.")
         counts[name] = number
     rest = [name for name, count in counts.items() if count == -1]
-    if len(rest) > 1:
-        raise JobsError(
-            f"{given}: {' and '.join(rest)} have -1, the rest; expected at most one -1."
-        )
     total = sum(counts.values()) + len(rest)  # without the -1
     if rest:
         counts[rest[0]] = num_tasks - total
@@ -76,27 +68,13 @@ def job_counts(
                 f"{given}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
                 "Make the others workers."
             )
-    for misspelt in _misspelt(counts):
-        warn_once(misspelt)
-    return {name: count for name, count in counts.items() if count}
-
-
-def refuse_misspelt_jobs(jobs: JobCounts) -> None:
-    """Raises JobsError for a name that looks misspelt, in a check before the training."""
-    for misspelt in _misspelt(jobs):
-        raise JobsError(f"jobs={dict(jobs)!r}: {misspelt}.")
-
-
-def _misspelt(jobs: Iterable[str]) -> Iterator[str]:
-    """Yields a message about each name that looks misspelt."""
-    for name in jobs:
-        if name in JOB_NAMES:
-            continue
+    for name in sorted(counts.keys() - set(JOB_NAMES)):
         from difflib import get_close_matches  # few programs have a job with a name of their own
 
         # By difflib's ratio "wroker" (0.83) is meant, and "gpu_worker" (0.75) is not.
         for meant in get_close_matches(name.lower(), JOB_NAMES, n=1, cutoff=0.78):
-            yield (
+            warn_once(
                 f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not "
                 f"know it. Write {meant!r} if that is what you mean"
             )
+    return {name: count for name, count in counts.items() if count}

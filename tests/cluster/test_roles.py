@@ -127,11 +127,11 @@ def test_names_that_look_misspelt_are_warned_of(
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [
-        ({"my-mesh": 4}, "TensorFlow does not accept the job name 'my-mesh'; expected a letter"),
+        ({"my-mesh": 4}, "names of letters, .* begin with a letter.*; not 'my-mesh' with 4 tasks"),
         ({"worker": 3}, "need 3 tasks, but the job step .SLURM_STEP_NUM_TASKS. has 4.*tasks to 3"),
         ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
-        ({"ps": -1, "worker": -1}, "ps and worker have -1"),
-        ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),
+        ({"ps": -1, "worker": -1}, "of which one may be -1, .*; not 'worker' with -1 tasks"),
+        ({"ps": 1.0, "worker": 3}, "not 'ps' with 1.0 tasks"),
         ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
         ({}, "need 0 tasks, .* rest with -1[.]$"),
         (["worker"], "expected counts by job name"),
@@ -198,7 +198,11 @@ def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
     ("jobs", "het_groups", "message"),
     [
         ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0, which has 2"),
-        ({"ps": 1, "worker": 4}, {"ps": 1}, "need 1 tasks of component 1, which has 0; .* components 0, 2"),
+        (
+            {"ps": 1, "worker": 4},
+            {"ps": 1},
+            "need 1 tasks of component 1, which has 0; .* components 0, 2",
+        ),
         ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* evaluator, mesh"),
     ],
 )
