@@ -59,7 +59,9 @@ def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
     return [rank for job in jobs for rank in roles.get(job, ())]
 
 
-def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Mapping[str, Sequence[int]]:
+def _allowed_ranks(
+    layout: Layout, counts: JobCounts, options: ClusterOptions
+) -> Mapping[str, Sequence[int]]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
     if not options.het_groups:
         return {}

@@ -63,11 +63,11 @@ def parse_time_and_signal(
     limit = None if time_text is None else parse_time(time_text)
     limit_signal = None if signal_text is None else parse_signal(signal_text)
     if limit is not None and limit_signal is not None:
-        number, seconds = limit_signal
+        seconds = limit_signal[1]
         if seconds >= limit:
             raise LaunchError(
                 f"--signal {signal_text!r} comes {seconds} s before the end, but --time "
                 f"{time_text!r} is {limit} s: it would arrive as the tasks start. Give fewer "
-                f"seconds ({number.name}@{limit // 2}), or a longer time."
+                "seconds, as in USR1@10, or a longer time."
             )
     return limit, limit_signal

@@ -47,8 +47,8 @@ IN_STEP = Ancestors(
     [
         ({}, None, None, "outside Slurm"),
         ({"ancestors": Ancestors(hidden=True)}, None, None, "/proc hides what started it"),
-        (BATCH, None, None, "the allocation of job 7 has one task"),
-        ({"job_id": "7"}, None, None, "job 7 has an unknown number of tasks"),
+        (BATCH, None, None, "no variable shows that job 7 has more than one task"),
+        ({"job_id": "7"}, None, None, "no variable shows that job 7 has more than one task"),
         ({**TASK, "switch": "off"}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
         # None: it is a task
         ({**TASK, "ancestors": IN_STEP}, None, None, None),
@@ -73,7 +73,7 @@ IN_STEP = Ancestors(
             None,
             None,
         ),
-        ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n 2"),
+        ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n TASKS"),
         ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
         (
             {"job_id": "7", "ancestors": IN_STEP},
