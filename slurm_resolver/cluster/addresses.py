@@ -97,8 +97,7 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
 def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
     from slurm_resolver.slurm.scontrol import show_nodes  # few steps need it
 
-    if delay >= 1.0:
-        time.sleep(delay)
+    time.sleep(delay)
     try:
         return show_nodes("NodeAddr", nodes)
     except OSError as error:

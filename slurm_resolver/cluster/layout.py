@@ -89,8 +89,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     unambiguous = True
     for component in parts:
         counts = [count_of[host] for host in component.nodes]
-        subject = f"component {component.group} of " if components else ""
-        placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
+        placed = _distribute(step, counts, component)
         is_assumed = components and not component.distribution
         if is_assumed and placed != _distribute_plane(counts, 1):
             unambiguous = False
@@ -241,19 +240,17 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
     return components
 
 
-def _distribute(
-    step: SlurmStep, counts: Sequence[int], component: Component, subject: str
-) -> list[int]:
-    """Returns by rank the index of its node; `subject` is for messages."""
+def _distribute(step: SlurmStep, counts: Sequence[int], component: Component) -> list[int]:
+    """Returns by rank the index of its node, in a component or a whole step."""
     distribution = component.distribution or "block"
     plane_size = component.plane_size
     if len(counts) == 1:
         distribution = "block"
     elif distribution == "arbitrary":
         raise UnknownLayoutError(
-            f"the layout of {subject} cannot be known: SLURM_DISTRIBUTION=arbitrary, and Slurm "
-            "does not pass the list of hosts to the tasks. Start with another distribution, such "
-            "as `srun --distribution=plane=N`."
+            f"the layout of job step {step.name} cannot be known: SLURM_DISTRIBUTION=arbitrary, "
+            "and Slurm does not pass the list of hosts to the tasks. Start with another "
+            "distribution, such as `srun --distribution=plane=N`."
         )
     elif distribution == "block" and step.sluid:
         # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
@@ -262,9 +259,9 @@ def _distribute(
         if len(set(counts)) == 1:
             remedy = f"`srun -m plane={counts[0]}`, which is block in a known order of the nodes"
         raise UnknownLayoutError(
-            f"the layout of {subject} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
-            "SLUID is set), where topology may order the nodes for block distribution in a way "
-            f"that no variable shows. Start with {remedy}."
+            f"the layout of job step {step.name} cannot be known: this is Slurm 26.05 or later "
+            "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
+            f"in a way that no variable shows. Start with {remedy}."
         )
     if distribution == "block":
         plane_size = max(counts)
@@ -272,8 +269,8 @@ def _distribute(
         plane_size = 1
     elif plane_size is None:
         raise LayoutError(
-            f"SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
-            f"the planes of {subject}. Start with `srun --distribution=plane=N`."
+            "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
+            f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."
         )
     return _distribute_plane(counts, plane_size)
 

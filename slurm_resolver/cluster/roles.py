@@ -48,9 +48,7 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
             taken = set(roles[job])
             free = [rank for rank in free if rank not in taken]
     if options.worker_order == "ring" and "worker" in roles:
-        roles["worker"] = order_by_ring(
-            roles["worker"], layout.node_of, roles["chief"][0] if "chief" in roles else None
-        )
+        roles["worker"] = order_by_ring(roles["worker"], layout.node_of, roles.get("chief", ()))
     return roles
 
 

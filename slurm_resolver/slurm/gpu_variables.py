@@ -111,10 +111,10 @@ def _parse(name: str, text: str) -> Devices:
         if not _DEVICE.fullmatch(device) or device in devices:
             if re.fullmatch("-[0-9]+|NoDevFiles", device):
                 break
-            reason = "named twice" if device in devices else "not a device"
             raise GpuError(
-                f"{name}={text!r}: {device!r} is {reason}; expected devices such as 0,1 or GPU-… "
-                "or MIG-…, separated by commas. Unset the variable, and let Slurm set it."
+                f"{name}={text!r}: {device!r} is not a device, or named twice; expected devices "
+                "such as 0,1 or GPU-… or MIG-…, separated by commas. Unset the variable, and let "
+                "Slurm set it."
             )
         devices.append(device)
     return tuple(devices)

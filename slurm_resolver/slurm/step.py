@@ -189,10 +189,6 @@ class SlurmStep:
         """Returns the same number for equal steps."""
         return hash(frozenset(vars(self).items()))
 
-    def __repr__(self) -> str:
-        values = (f"{field}={value!r}" for field, value in vars(self).items())
-        return f"SlurmStep({', '.join(values)})"
-
     @classmethod
     def read(cls, environ: Environ | None = None) -> SlurmStep:
         """Reads the variables of `environ` (by default `os.environ`).
@@ -215,7 +211,7 @@ class SlurmStep:
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
-        several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
+        several = (step.num_nodes or 1) > 1 and not step.het_size
         origin = find_ancestors(step.task_pid)
         remains = set(filter(_SET_BY_SLURM.match, environ)) if origin.hidden else set()
         step = step.replace(

@@ -172,7 +172,7 @@ def test_explicit_counts_as_tensorflow(
         (None, (-1, None), None, "gpus_per_node=-1"),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
         ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
-        ("0,1,0", (), None, "'0' is named twice"),
+        ("0,1,0", (), None, "'0' is not a device, or named twice"),
     ],
 )
 def test_bad_input(

@@ -82,7 +82,7 @@ def test_no_order_is_better_and_rank_order_is_kept_where_none_is(
     workers = range(len(first), len(node_of))
     places = [node_of[rank] for rank in workers]
     best = min(leaves([*first, *order]) for order in itertools.permutations(places))
-    ordered = list(order_by_ring(workers, node_of, 0 if chief else None))
+    ordered = list(order_by_ring(workers, node_of, [0] if chief else []))
     assert sorted(ordered) == list(workers)
     assert leaves(first + [node_of[rank] for rank in ordered]) == best
     if leaves([*first, *places]) == best:
