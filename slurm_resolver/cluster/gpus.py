@@ -101,21 +101,24 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
         JobsError: for a name in `gpu_jobs` that is not the name of a job.
     """
     rank = step.require(SlurmStep.rank)
-    users = set(ranks_of(roles, jobs_with_gpus(roles, options)))
+    jobs = jobs_with_gpus(roles, options)
+    without = set(ranks_of(roles, roles.keys() - jobs))  # in a large step these are few
     ranks = layout.ranks_on(layout.node_of[rank])
-    nodes = [layout.node_of[user] for user in users] if options.gives_gpu_counts else []
+    nodes: list[int] = []
+    if options.gives_gpu_counts:
+        nodes = [layout.node_of[user] for user in ranks_of(roles, jobs)]
     return gpus_on_node(
         NodeGpus(
             step=step,
             local_rank=layout.local_rank_of[rank],
-            users=[local_rank for local_rank, other in enumerate(ranks) if other in users],
+            users=[local_rank for local_rank, other in enumerate(ranks) if other not in without],
             most_users=max(Counter(nodes).values(), default=1),
             options=options,
         )
     )
 
 
-def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> Collection[str]:
+def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
     """Returns which of the cluster's jobs use GPUs.
 
     By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not. If

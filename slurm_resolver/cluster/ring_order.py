@@ -13,6 +13,7 @@ each node.
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Sequence
 
@@ -36,11 +37,10 @@ def order_by_ring(
     ring = [node_of[rank] for rank in (*chief, *map(workers.__getitem__, indices))]
     if is_contiguous(ring):
         return workers
-    first = ring[0]
-    # Stable: the ranks of a node ascend.
-    by_node = sorted(workers, key=lambda rank: (node_of[rank] < first, node_of[rank]))
+    by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
+    start = bisect.bisect_left([node_of[rank] for rank in by_node], ring[0])
     by_index = list(workers)
-    for index, rank in zip(indices, by_node):
+    for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
 

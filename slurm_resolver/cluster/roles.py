@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
@@ -91,10 +92,10 @@ def _spread_ranks(
     In every round each node gives one, as long as it has any; the chief's node comes last.
     """
     chiefs = {layout.node_of[rank] for rank in chief}
-    given: Counter[int] = Counter()  # by node
-    places = []
+    ranks_on = defaultdict(list)
     for rank in free:
-        node = layout.node_of[rank]
-        places.append((given[node], node in chiefs, rank))
-        given[node] += 1
-    return sorted(rank for _, _, rank in sorted(places)[:count])
+        ranks_on[layout.node_of[rank]].append(rank)
+    nodes = sorted(ranks_on, key=chiefs.__contains__)  # stable: else in the order of their ranks
+    rounds = itertools.zip_longest(*map(ranks_on.__getitem__, nodes))
+    places = (rank for ranks in rounds for rank in ranks if rank is not None)
+    return sorted(itertools.islice(places, count))
