@@ -56,8 +56,7 @@ def find_hosts(
     if node_address is not None:
         return {node: _host_for(node, node_address) for node in nodes}
     hosts = dict(zip(nodes, nodes))
-    is_task = options.layout != "environment" and step.is_live and step.rank is not None
-    if not is_task or num_tasks == 1:
+    if options.layout == "environment" or not step.is_live or num_tasks == 1:
         return hosts
     # A node may resolve its own name only.
     asked = next((node for node in nodes if node != step.node_name), nodes[0])

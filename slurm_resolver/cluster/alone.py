@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
@@ -26,8 +26,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
         EnvironmentValueError: for variables of another process.
     """
     if options.local or step.switch == "off":
-        switch = "local=True" if options.local else "SLURM_RESOLVER=off"
-        return f"{switch}: this process trains alone, without a cluster"
+        return "local=True or SLURM_RESOLVER=off: this process trains alone, without a cluster"
     if overridden:
         return None
     if step.launcher:
@@ -96,29 +95,27 @@ def _check_origin(step: SlurmStep) -> None:
             f"process in step {'.'.join(map(str, known))}. {RESTART_HINT} {_OFF_HINT}"
         )
     node = step.node_name
-    host = socket.gethostname()
-    is_here = node is None or is_this_machine(node)
-    if is_here is None:
-        is_here = short_name(host) not in map(short_name, step.nodes or ())
-    if not is_here:
+    if node is not None and not is_this_machine(node, step.nodes or ()):
         raise EnvironmentValueError(
-            f"SLURMD_NODENAME={node}, but this machine is called {host}, and no address of {node} "
-            "is its own: the variables are those of a task on another node, copied by ssh or from "
-            f"a file. Start each task with srun. {_OFF_HINT}"
+            f"SLURMD_NODENAME={node}, but this machine is called {socket.gethostname()}, and no "
+            f"address of {node} is its own: the variables are those of a task on another node, "
+            f"copied by ssh or from a file. Start each task with srun. {_OFF_HINT}"
         )
 
 
-def is_this_machine(node: str) -> bool | None:
-    """Returns whether this machine is the node; None if its name does not resolve.
+def is_this_machine(node: str, nodes: Sequence[str]) -> bool:
+    """Returns whether this machine is the node, one of a step's `nodes`.
 
-    A node's name in Slurm may differ from its host name; then its addresses are compared.
+    A node's name in Slurm may differ from its host name; then its addresses are compared. If they
+    are unknown, it may be the node unless it has the name of another one.
     """
-    if short_name(node) == short_name(socket.gethostname()):
+    host = short_name(socket.gethostname())
+    if short_name(node) == host:
         return True
     try:
         found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return None
+        return host not in map(short_name, nodes)
     for family, _, _, _, address in found:
         # The kernel binds a socket to this machine's own addresses only.
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:

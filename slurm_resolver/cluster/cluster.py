@@ -241,15 +241,12 @@ def placeholders(cluster: Cluster) -> dict[str, str]:
     Lists are separated by commas, in the order of index or rank. All are "" for an empty cluster.
     """
     addresses = [task.address for task in cluster.tasks]
-    values = {
-        "hosts": ",".join(addresses),
-        "num_tasks": str(len(addresses) or ""),
-        "main_address": "".join(addresses[:1]),
-    }
+    values = {name: str(getattr(cluster.task, name, "")) for name in Task.__annotations__}
+    values["hosts"] = ",".join(addresses)
+    values["num_tasks"] = str(len(addresses) or "")
+    values["main_address"] = "".join(addresses[:1])
     for job, name in (("ps", "ps_hosts"), ("worker", "worker_hosts"), ("chief", "chief_host")):
         values[name] = ",".join(cluster.addresses.get(job, ()))
-    for name in ("job", "index", "rank", "local_rank", "node", "address"):
-        values[name] = str(getattr(cluster.task, name, ""))
     for prefix in ("", "main_"):
         host, port = _split_address(values[f"{prefix}address"])
         values[f"{prefix}host"] = host
@@ -268,16 +265,15 @@ def describe_own_task(cluster: Cluster) -> str:
     own = cluster.task
     if not own:
         return _NO_CLUSTER
-    port = own.address.rpartition(":")[2]
+    port = _split_address(own.address)[1]
     text = (
         f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}, "
         f"port {port}"
     )
-    gpus = cluster.gpus
-    if gpus is None:
+    if cluster.gpus is None:
         return text
-    devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"
-    return f"{text}, {devices}"
+    noun = "GPU" if len(cluster.gpus) == 1 else "GPUs"
+    return f"{text}, {noun} {describe_gpus(cluster)}"
 
 
 def describe_cluster(

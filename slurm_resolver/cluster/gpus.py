@@ -293,12 +293,11 @@ def _share(node: NodeGpus, devices: Devices, source: str) -> TaskGpus:
 
 
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    per_node = node.options.gpus_per_node
-    per_task = node.options.gpus_per_task
+    options = node.options
+    per_node = whole_number(options.gpus_per_node)
+    per_task = whole_number(options.gpus_per_task)
+    are_counts = (per_node, per_task) == (options.gpus_per_node, options.gpus_per_task)
     most = node.most_users
-    for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
-        if value is not None and whole_number(value) is None:
-            raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
     shown = visible.devices or ()
     granted = node.step.gpus_on_node
     if per_node is None:
@@ -307,15 +306,17 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         per_task = per_node // most
     is_bound = 0 < len(shown) < per_node
     if (
-        (granted is not None and per_node > granted)
+        not are_counts
+        or (granted is not None and per_node > granted)
         or per_task * most > per_node
         or (is_bound and len(shown) != per_task)
     ):
         raise GpuError(
-            f"gpus_per_node={per_node} and gpus_per_task={per_task} do not fit: "
-            f"SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and up to {most} "
-            "tasks of a node use GPUs. Ask Slurm for more (srun --gpus-per-node), start fewer "
-            "tasks on each node, or leave both out to use what Slurm granted."
+            f"gpus_per_node={options.gpus_per_node!r} and gpus_per_task={options.gpus_per_task!r} "
+            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and up "
+            f"to {most} tasks of a node use GPUs. Give whole numbers, ask Slurm for more (srun "
+            "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "
+            "granted."
         )
     if is_bound:
         return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")

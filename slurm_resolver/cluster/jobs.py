@@ -57,10 +57,9 @@ def job_counts(
         counts[rest[0]] = num_tasks - total
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
-        start = f", or change the number of tasks to {total}" if total else ""
         raise JobsError(
-            f"{given} need {needed}, but {source} {num_tasks}. Change jobs or let one job take "
-            f"the rest with -1{start}."
+            f"{given} need {needed}, but {source} {num_tasks}. Change jobs or the number of "
+            "tasks, or let one job take the rest with -1."
         )
     for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:

@@ -243,7 +243,6 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
 def _distribute(step: SlurmStep, counts: Sequence[int], component: Component) -> list[int]:
     """Returns by rank the index of its node, in a component or a whole step."""
     distribution = component.distribution or "block"
-    plane_size = component.plane_size
     if len(counts) == 1:
         distribution = "block"
     elif distribution == "arbitrary":
@@ -263,11 +262,9 @@ def _distribute(step: SlurmStep, counts: Sequence[int], component: Component) ->
             "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
             f"in a way that no variable shows. Start with {remedy}."
         )
-    if distribution == "block":
-        plane_size = max(counts)
-    elif distribution == "cyclic":
-        plane_size = 1
-    elif plane_size is None:
+    sizes = {"block": max(counts), "cyclic": 1}
+    plane_size = sizes.get(distribution, component.plane_size)
+    if plane_size is None:
         raise LayoutError(
             "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
             f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."

@@ -23,7 +23,6 @@ from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.slurm.step import Component, SlurmStep
 
 Place = tuple[str, Optional[int]]  # a task's node and its node id
-Known = tuple[list[str], list[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
 
 def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
@@ -66,7 +65,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
 
 def _layout_from_places(
     places: Sequence[Place], nodes: Sequence[str], counts: Sequence[int]
-) -> Known:
+) -> tuple[list[str], list[int]]:
     """Returns the nodes in the order of SLURM_NODEID, and by rank the node id.
 
     Raises:

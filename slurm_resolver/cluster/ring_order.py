@@ -35,7 +35,9 @@ def order_by_ring(
     # The ring visits the names of the tasks in their order as text: 0, 1, 10, 11, 2, …
     indices = sorted(range(len(workers)), key=str)
     ring = [node_of[rank] for rank in (*chief, *map(workers.__getitem__, indices))]
-    if is_contiguous(ring):
+    following = ring[1:] + ring[:1]  # the ring is closed
+    leaves: int = sum(map(operator.ne, ring, following))
+    if leaves <= len(set(ring)):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
     start = bisect.bisect_left([node_of[rank] for rank in by_node], ring[0])
@@ -43,10 +45,3 @@ def order_by_ring(
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
-
-
-def is_contiguous(nodes: list[int]) -> bool:
-    """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    following = nodes[1:] + nodes[:1]  # the ring is closed
-    visits: int = sum(map(operator.ne, nodes, following))
-    return visits <= len(set(nodes))

@@ -69,16 +69,15 @@ def _allowed_ranks(
     known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
     needed: Counter[int] = Counter()
     for name, group in options.het_groups.items():
-        if name not in known:
-            raise JobsError(f"{given}: no job {name!r}; there are {', '.join(known)}.")
         needed[group] += counts.get(name, 0)
         ranks = layout.components.get(group, ())
-        if not ranks or needed[group] > len(ranks):
+        if name not in known or not ranks or needed[group] > len(ranks):
             groups = ", ".join(map(str, layout.components)) or "none, as it is not heterogeneous"
             raise JobsError(
-                f"{given} and jobs need {needed[group]} tasks of component {group!r}, which has "
-                f"{len(ranks)}; the step has the components {groups}. Give the jobs fewer tasks "
-                "there, or start more tasks in this component."
+                f"{given} and jobs need {needed[group]} tasks of component {group!r} for {name!r}, "
+                f"but it has {len(ranks)}; the step has the jobs {', '.join(known)} and the "
+                f"components {groups}. Give the jobs fewer tasks there, or start more tasks in "
+                "this component."
             )
         allowed[name] = ranks
     return allowed

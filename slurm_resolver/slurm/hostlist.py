@@ -99,7 +99,7 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
         total += _count_hosts(brackets)
     left = _NAME.sub("", hostlist).strip(SEPARATORS)
     if left:
-        reason = "a '[' that is not closed" if left[0] == "[" else "a ']' without a '[' before"
+        reason = "a bracket that is not closed, or was not opened"
         raise HostlistError(reason, hostlist, left[0])
     if total > limit:
         raise HostlistError(f"stands for more than {limit:,} hosts, the limit", hostlist, hostlist)

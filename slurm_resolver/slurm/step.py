@@ -187,7 +187,7 @@ class SlurmStep:
 
     def __hash__(self) -> int:
         """Returns the same number for equal steps."""
-        return hash(frozenset(vars(self).items()))
+        return hash(self.name)
 
     @classmethod
     def read(cls, environ: Environ | None = None) -> SlurmStep:
