@@ -334,7 +334,7 @@ def _component(environ: Environ, group: int) -> Component:
     def read(prefix: str, variable: Variable[Value]) -> Value | None:
         # A direct `srun A : B` sets the PACK names.
         for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):
-            if environ.get(name) not in (None, "", "(null)"):
+            if name in environ:
                 return variable.parse(environ[name], name)
         return None
 
