@@ -108,12 +108,13 @@ class Cluster:
         task = self.task
         if not task:
             return None
-        # Slurm's variables decide which task serves; the layout is used if they are missing.
-        step = self.step
-        if not step.node_name or step.nodes is None:
-            step = step.replace(node_name=task.node, nodes=self.layout.nodes)
-        if step.local_rank is None:
-            step = step.replace(local_rank=task.local_rank)
+        # Slurm's list of nodes decides which task serves, unless other names replace it.
+        nodes = self.step.nodes if self.step.node_name else None
+        step = self.step.replace(
+            node_name=task.node,
+            nodes=nodes or self.layout.nodes,
+            local_rank=task.local_rank,
+        )
         return find_service(step, self.num_tasks, self.ports.service_port, self.hosts, self.options)
 
     @property

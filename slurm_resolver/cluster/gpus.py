@@ -27,6 +27,7 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.whole_number import whole_number
+from slurm_resolver.wording import counted
 
 # How srun binds tasks to GPUs (SLURMD_TRES_BIND); "single" is one GPU for each of several tasks.
 _BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
@@ -104,15 +105,16 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
     jobs = jobs_with_gpus(roles, options)
     without = set(ranks_of(roles, roles.keys() - jobs))  # in a large step these are few
     ranks = layout.ranks_on(layout.node_of[rank])
-    nodes: list[int] = []
+    most_users = 1
     if options.gives_gpu_counts:
-        nodes = [layout.node_of[user] for user in ranks_of(roles, jobs)]
+        users_on = Counter(layout.node_of[user] for user in ranks_of(roles, jobs))
+        most_users = max(users_on.values(), default=1)
     return gpus_on_node(
         NodeGpus(
             step=step,
             local_rank=layout.local_rank_of[rank],
             users=[local_rank for local_rank, other in enumerate(ranks) if other not in without],
-            most_users=max(Counter(nodes).values(), default=1),
+            most_users=most_users,
             options=options,
         )
     )
@@ -284,7 +286,7 @@ def _share(node: NodeGpus, devices: Devices, source: str) -> TaskGpus:
     number = len(devices)
     if tasks > number:
         warn_once(
-            f"{tasks} tasks share the node's {number} GPU{'s' * (number > 1)}; start fewer "
+            f"{tasks} tasks share the node's {counted(number, 'GPU')}; start fewer "
             "tasks on each node, unless the GPUs' memory is enough for all of them"
         )
     parts = [node._replace(local_rank=user).share_of(number) for user in node.users]

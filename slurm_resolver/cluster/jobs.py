@@ -35,14 +35,14 @@ def job_counts(
     """
     if jobs is None:
         return {"worker": num_tasks}
+    given = f"jobs={jobs!r}"
     expected = (
-        f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
+        f"{given}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
         "letters, digits and underscores that begin with a letter, and whole numbers, 0 or more, "
         "of which one may be -1, for the rest of the step"
     )
     if not isinstance(jobs, Mapping):
         raise JobsError(f"{expected}.")
-    given = f"jobs={dict(jobs)!r}"
     counts: dict[str, int] = {}
     for name, count in jobs.items():
         number = whole_number(count, least=-1)

@@ -36,7 +36,7 @@ def order_by_ring(
     indices = sorted(range(len(workers)), key=str)
     ring = [node_of[rank] for rank in (*chief, *map(workers.__getitem__, indices))]
     following = ring[1:] + ring[:1]  # the ring is closed
-    leaves: int = sum(map(operator.ne, ring, following))
+    leaves = sum(map(operator.ne, ring, following))
     if leaves <= len(set(ring)):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend

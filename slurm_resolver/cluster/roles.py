@@ -65,7 +65,7 @@ def _allowed_ranks(
     if not options.het_groups:
         return {}
     allowed = {}
-    given = f"het_groups={dict(options.het_groups)!r}"
+    given = f"het_groups={options.het_groups!r}"
     known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
     needed: Counter[int] = Counter()
     for name, group in options.het_groups.items():

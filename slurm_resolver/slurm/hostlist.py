@@ -45,10 +45,7 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    hosts: list[str] = []
-    for texts, brackets in _parse(hostlist, limit):
-        hosts += _expand_name(texts, brackets)
-    return hosts
+    return [host for name in _parse(hostlist, limit) for host in _expand_name(*name)]
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -99,8 +96,7 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
         total += _count_hosts(brackets)
     left = _NAME.sub("", hostlist).strip(SEPARATORS)
     if left:
-        reason = "a bracket that is not closed, or was not opened"
-        raise HostlistError(reason, hostlist, left[0])
+        raise HostlistError("a bracket that is not closed, or not opened", hostlist, left[0])
     if total > limit:
         raise HostlistError(f"stands for more than {limit:,} hosts, the limit", hostlist, hostlist)
     return names
