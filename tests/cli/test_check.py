@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from captured import Captured
+from captured import Captured, Logged
 from local_run import COMMAND, captured, in_step
 
 from slurm_resolver.cli import main
@@ -78,7 +78,7 @@ def test_a_task_that_does_not_come_is_named() -> None:
     assert ONE in presence["detail"]
 
 
-def test_one_machine(capsys: Captured) -> None:
+def test_one_machine(capsys: Captured, caplog: Logged) -> None:
     status = main(["check", "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert [check["id"] for check in printed["checks"]] == [
@@ -93,5 +93,5 @@ def test_one_machine(capsys: Captured) -> None:
     assert not printed["ok"]
     assert main(["check"]) == status
     assert "no step was checked" in capsys.readouterr().out
-    assert main(["check", "--jobs", "pss=1"]) == 2
-    assert "job 'pss' is not 'ps'" in capsys.readouterr().err
+    assert main(["check", "--jobs", "pss=1"]) == status
+    assert "job 'pss' is not 'ps'" in caplog.text
