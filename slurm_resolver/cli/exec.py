@@ -115,8 +115,8 @@ def main(args: Namespace) -> int:
     for contract in contracts:
         environ.update(cluster.variables(contract))
     gpus = cluster.gpu_decision
-    # A program of PyTorch uses the GPU of its node with the number LOCAL_RANK.
-    if not ("torch" in contracts and gpus.same_for_all):
+    # A program of PyTorch uses the GPU with the number LOCAL_RANK of all that the task sees.
+    if "torch" not in contracts or gpus.devices == gpus.visible_before:
         apply_gpus(gpus, cluster.step, environ)
     if args.replace:
         environ["PYTHONPATH"] = os.pathsep.join(

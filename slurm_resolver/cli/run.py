@@ -101,15 +101,19 @@ def main(args: Namespace) -> int:
     from slurm_resolver.local.job import run_job
     from slurm_resolver.local.output import print_line
     from slurm_resolver.slurm.step import SlurmStep
-    from slurm_resolver.slurm.time_limit import parse_time_and_signal
+    from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
     values = values_of(args, RunOptions)
     values["command"] = command = command_of(args)
     check_startable(command)
     tasks = args.num_tasks
-    limit, limit_signal = parse_time_and_signal(args.time, args.signal)
-    if args.signal and limit is None:
-        print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
+    limit = None if args.time is None else parse_time(args.time)
+    limit_signal = None if args.signal is None else parse_signal(args.signal)
+    if limit_signal and (limit is None or limit <= limit_signal[1]):
+        print_line(
+            "--signal without a time limit (--time) sends nothing, nor with one of "
+            f"{limit_signal[1]} s or less"
+        )
     options = RunOptions(
         **values,
         gpu_variables=gpu_variables(tasks, args.gpus, args.gpus_per_task, os.environ),

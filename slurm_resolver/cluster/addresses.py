@@ -56,8 +56,7 @@ def find_hosts(
     if node_address is not None:
         return {node: _host_for(node, node_address) for node in nodes}
     hosts = dict(zip(nodes, nodes))
-    is_task = options.layout != "environment" and step.is_live and step.rank is not None
-    if not is_task or num_tasks == 1:
+    if options.layout == "environment" or not step.is_live or num_tasks == 1:
         return hosts
     # A node may resolve its own name only.
     asked = next((node for node in nodes if node != step.node_name), nodes[0])
@@ -84,14 +83,11 @@ def find_hosts(
 def _host_for(node: str, node_address: NodeAddress) -> str:
     if isinstance(node_address, str):
         return node + node_address
-    if callable(node_address):
-        host = node_address(node)
-        source = f"node_address({node!r})"
-    else:
-        host = node_address.get(node, "")
-        source = f"node_address[{node!r}]"
+    host = node_address(node) if callable(node_address) else node_address.get(node)
     if not isinstance(host, str) or not re.fullmatch(r"[^\s,/]+", host):
-        raise AddressError(f"{source} is {host!r}; expected the host to connect to for this node.")
+        raise AddressError(
+            f"node_address gives {host!r} for node {node}; expected the host to connect to."
+        )
     # Brackets tell the colons of an IPv6 address from the one before the port.
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
@@ -100,8 +96,7 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
 def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
     from slurm_resolver.slurm.scontrol import show_nodes  # few steps need it
 
-    if delay >= 1.0:
-        time.sleep(delay)
+    time.sleep(delay)
     try:
         return show_nodes("NodeAddr", nodes)
     except OSError as error:
@@ -120,19 +115,18 @@ def make_addresses(
         AddressError: for two nodes with the same host, where the tasks with local rank 0 would have
             the same address.
     """
+    node_with: dict[str, str] = {}  # by host
+    for node in layout.nodes:
+        first = node_with.setdefault(hosts[node], node)
+        if first != node:
+            raise AddressError(
+                f"node_address gives the nodes {first} and {node} the same host, {hosts[node]}; "
+                "expected a different host for every node."
+            )
     host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of
-    first_with: dict[str, int] = {}
-    for second, host in enumerate(host_of):
-        first = first_with.setdefault(host, second)
-        if first != second:
-            raise AddressError(
-                f"node_address gives ranks {node_of.index(first)} and {node_of.index(second)} on "
-                f"the nodes {layout.nodes[first]} and {layout.nodes[second]} the same address, "
-                f"{host}{port_of[0]}; expected a different host for every node."
-            )
     return {
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()

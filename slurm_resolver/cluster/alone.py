@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import count_steps
-from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
 from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import shorten
@@ -27,8 +26,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
         EnvironmentValueError: for variables of another process.
     """
     if options.local or step.switch == "off":
-        switch = "local=True" if options.local else "SLURM_RESOLVER=off"
-        return f"{switch}: this process trains alone, without a cluster"
+        return "local=True or SLURM_RESOLVER=off: this process trains alone, without a cluster"
     if overridden:
         return None
     if step.launcher:
@@ -39,20 +37,19 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
     if step.where != "step":
         _check_outside(step, options.jobs)
     if step.where == "none":
+        alone = "outside Slurm: this process trains alone, without a cluster"
         if step.ancestors.hidden:
-            return (
-                "outside Slurm, as far as this process can see: no variable of a step is set, and "
-                "/proc hides what started it. It trains alone, without a cluster. If srun started "
-                "it, keep the variables SLURM_… and SLURMD_NODENAME"
+            alone += (
+                ". But no variable of a step is set, and /proc hides what started it: if srun did, "
+                "keep the variables SLURM_… and SLURMD_NODENAME"
             )
-        return "outside Slurm: this process trains alone, without a cluster"
+        return alone
     if step.where == "allocation":
         if options.jobs is not None or not step.is_for_one_task:
             raise step.not_in_step()
-        has = "has one task" if step.job_num_nodes else "has an unknown number of tasks"
         return (
-            f"the allocation of job {step.job_id or '(unknown)'} {has}, and srun did not "
-            "start this process: it trains alone"
+            f"no variable shows that job {step.job_id or '(unknown)'} has more than one task, and "
+            "srun did not start this process: it trains alone"
         )
     if step.is_live and not step.simulated:
         _check_origin(step)
@@ -64,9 +61,9 @@ def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
     known = step.ancestors
     removed = ""
     if known.is_in_step:
-        name = f"step {known.job_id}.{known.step_id}" if known.job_id else "a step"
         removed = (
-            f"Slurm started this process as a task of {name}, but its Slurm variables were removed"
+            f"Slurm started this process as a task of step {known.job_id or '?'}."
+            f"{known.step_id or '?'}, but its Slurm variables were removed"
         )
     elif step.remains:
         removed = (
@@ -80,11 +77,10 @@ def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
             f"apptainer --cleanenv), or make it pass them on. {_OFF_HINT}"
         )
     if jobs is not None and step.where == "none":
-        tasks = sum(abs(count) for count in jobs.values() if isinstance(count, int))
         raise NotInStepError(
-            f"jobs={dict(jobs)!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "
+            f"jobs={jobs!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "
             "SLURM_JOB_ID is set). Start the program with srun; or on this machine alone with "
-            f"`slurm-resolver run -n {max(1, tasks)} -- python your_script.py`."
+            "`slurm-resolver run -n TASKS -- python your_script.py`."
         )
 
 
@@ -99,32 +95,27 @@ def _check_origin(step: SlurmStep) -> None:
             f"process in step {'.'.join(map(str, known))}. {RESTART_HINT} {_OFF_HINT}"
         )
     node = step.node_name
-    host = socket.gethostname()
-    if not node:
-        return
-    is_here = is_this_machine(node)
-    if is_here is None:
-        is_here = short_name(host) not in map(short_name, step.nodes or ())
-    if not is_here:
-        nodes = f" of {short_hostlist(step.nodes)}" if step.nodes else ""
+    if node is not None and not is_this_machine(node, step.nodes or ()):
         raise EnvironmentValueError(
-            f"SLURMD_NODENAME={node}, but this machine is called {host}, and no address of {node} "
-            f"is its own: the variables are those of a task on another node{nodes}, copied by ssh "
-            f"or from a file. Start each task with srun. {_OFF_HINT}"
+            f"SLURMD_NODENAME={node}, but this machine is called {socket.gethostname()}, and no "
+            f"address of {node} is its own: the variables are those of a task on another node, "
+            f"copied by ssh or from a file. Start each task with srun. {_OFF_HINT}"
         )
 
 
-def is_this_machine(node: str) -> bool | None:
-    """Returns whether this machine is the node; None if its name does not resolve.
+def is_this_machine(node: str, nodes: Sequence[str]) -> bool:
+    """Returns whether this machine is the node, one of a step's `nodes`.
 
-    A node's name in Slurm may differ from its host name; then its addresses are compared.
+    A node's name in Slurm may differ from its host name; then its addresses are compared. If they
+    are unknown, it may be the node unless it has the name of another one.
     """
-    if short_name(node) == short_name(socket.gethostname()):
+    host = short_name(socket.gethostname())
+    if short_name(node) == host:
         return True
     try:
         found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
-        return None
+        return host not in map(short_name, nodes)
     for family, _, _, _, address in found:
         # The kernel binds a socket to this machine's own addresses only.
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:

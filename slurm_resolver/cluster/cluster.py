@@ -5,21 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Hosts, Task, find_service
 from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
-from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
+from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.slurm.gpu_variables import numbered
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
+
+_NO_CLUSTER = "no cluster: this process trains alone"
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,12 +108,13 @@ class Cluster:
         task = self.task
         if not task:
             return None
-        # Slurm's variables decide which task serves; the layout is used if they are missing.
-        step = self.step
-        if not step.node_name or step.nodes is None:
-            step = step.replace(node_name=task.node, nodes=self.layout.nodes)
-        if step.local_rank is None:
-            step = step.replace(local_rank=task.local_rank)
+        # Slurm's list of nodes decides which task serves, unless other names replace it.
+        nodes = self.step.nodes if self.step.node_name else None
+        step = self.step.replace(
+            node_name=task.node,
+            nodes=nodes or self.layout.nodes,
+            local_rank=task.local_rank,
+        )
         return find_service(step, self.num_tasks, self.ports.service_port, self.hosts, self.options)
 
     @property
@@ -166,35 +169,36 @@ class Cluster:
         """
         if contract not in CONTRACTS:
             raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")
-        tasks = self.tasks
         own = self.task
         if not own:
             return {}
         if contract == "tensorflow":
             return {"TF_CONFIG": json.dumps(self.tf_config())}
+        addresses = [task.address for task in self.tasks]
         if contract == "torch":
-            nodes = list(dict.fromkeys(task.node for task in tasks))
-            host, port = _split_address(tasks[0].address)
+            node = self.layout.node_of[own.rank]
+            host, port = _split_address(addresses[0])
             # A program uses the GPU with this number. Slurm may show it fewer than the node has.
-            shown = self.gpu_decision.visible_before or tasks
+            shown = self.gpu_decision.visible_before or addresses
             return {
                 "MASTER_ADDR": host,
                 "MASTER_PORT": port,
                 "RANK": str(own.rank),
-                "WORLD_SIZE": str(len(tasks)),
+                "WORLD_SIZE": str(len(addresses)),
                 "LOCAL_RANK": str(own.local_rank % len(shown)),
-                "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
-                **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(nodes.index(own.node))),
+                "LOCAL_WORLD_SIZE": str(len(self.layout.ranks_on(node))),
+                "GROUP_RANK": str(node),
+                "NODE_RANK": str(node),
             }
         # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
-        numbers = ",".join(map(str, range(len(self.gpus or ()))))
+        numbers = ",".join(numbered(self.gpus or ()))
         devices = {"JAX_LOCAL_DEVICE_IDS": numbers} if numbers else {}
         if contract == "jax":
-            return {**devices, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
+            return {**devices, "JAX_COORDINATOR_ADDRESS": addresses[0]}
         return {
             **devices,
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in tasks),
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(tasks)),
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(addresses),
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(addresses)),
             "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
         }
 
@@ -238,15 +242,12 @@ def placeholders(cluster: Cluster) -> dict[str, str]:
     Lists are separated by commas, in the order of index or rank. All are "" for an empty cluster.
     """
     addresses = [task.address for task in cluster.tasks]
-    values = {
-        "hosts": ",".join(addresses),
-        "num_tasks": str(len(addresses) or ""),
-        "main_address": "".join(addresses[:1]),
-    }
+    values = {name: str(getattr(cluster.task, name, "")) for name in Task.__annotations__}
+    values["hosts"] = ",".join(addresses)
+    values["num_tasks"] = str(len(addresses) or "")
+    values["main_address"] = "".join(addresses[:1])
     for job, name in (("ps", "ps_hosts"), ("worker", "worker_hosts"), ("chief", "chief_host")):
         values[name] = ",".join(cluster.addresses.get(job, ()))
-    for name in ("job", "index", "rank", "local_rank", "node", "address"):
-        values[name] = str(getattr(cluster.task, name, ""))
     for prefix in ("", "main_"):
         host, port = _split_address(values[f"{prefix}address"])
         values[f"{prefix}host"] = host
@@ -263,18 +264,17 @@ def _split_address(address: str) -> tuple[str, str]:
 def describe_own_task(cluster: Cluster) -> str:
     """Returns one line: ``rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1``."""
     own = cluster.task
-    gpus = cluster.gpus
     if not own:
-        return describe_cluster(cluster, 0).partition("\n")[0]
-    port = own.address.rpartition(":")[2]
+        return _NO_CLUSTER
+    port = _split_address(own.address)[1]
     text = (
         f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}, "
         f"port {port}"
     )
-    if gpus is None:
+    if cluster.gpus is None:
         return text
-    devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"
-    return f"{text}, {devices}"
+    noun = "GPU" if len(cluster.gpus) == 1 else "GPUs"
+    return f"{text}, {noun} {describe_gpus(cluster)}"
 
 
 def describe_cluster(
@@ -284,60 +284,52 @@ def describe_cluster(
 
     Args:
         cluster: any; for an empty one the text says that this process trains alone.
-        most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
+        most_tasks: of a larger cluster only so many tasks are shown, and those of this task's node;
+            None shows all.
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
-    step = cluster.step
     if not cluster:
-        return "no cluster: this process trains alone"
-    title = "planned step" if not step.job_id and step.rank is None else f"job step {step.name}"
+        return _NO_CLUSTER
+    step = cluster.step
+    own = cluster.task
+    title = f"job step {step.name}" if step.job_id or own else "planned step"
     tasks = counted(cluster.num_tasks, "task")
     nodes = counted(len(cluster.layout.nodes), "node")
     layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
+    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
+    node = ""  # of the row before
+    # The tasks of each node, one node after another.
+    for rank in sorted(range(cluster.num_tasks), key=cluster.layout.node_of.__getitem__):
+        task = cluster.tasks[rank]
+        is_near = own is not None and own.node == task.node
+        if most_tasks is None or len(rows) <= most_tasks or is_near:
+            rows.append(
+                [
+                    task.node if task.node != node else "",
+                    str(rank),
+                    str(task.local_rank),
+                    f"{task.job} {task.index}",
+                    gpus[rank] if gpus else "",
+                    task.address + ("  (this task)" if task == own else ""),
+                ]
+            )
+            node = task.node
+    left_out = cluster.num_tasks + 1 - len(rows)
+    if not gpus:
+        for row in rows:
+            del row[4]
     lines = [
         f"{title}: {tasks} on {nodes}, {layout}, ports from {cluster.ports.source}",
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
-        *_table(cluster, most_tasks, gpus),
+        *aligned(rows, numbers=(1, 2)),
     ]
-    if cluster.task:
+    if left_out:
+        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
+    if own:
         lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 
 
 def describe_gpus(cluster: Cluster) -> str:
     """Returns the GPUs of this task, such as "0,1", "none" or "unknown"."""
-    gpus = cluster.gpu_decision
-    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
-        return "unknown"
-    return ",".join(gpus.devices or ()) or "none"
-
-
-def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]:
-    own = cluster.task
-    by_node = defaultdict(list)
-    for task in cluster.tasks:
-        by_node[task.node].append(task)
-    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
-    left_out = 0
-    for node, tasks in by_node.items():
-        if most is not None and len(rows) + len(tasks) > most + 1 and own not in tasks:
-            left_out += len(tasks)
-            continue
-        for task in tasks:
-            rows.append(
-                [
-                    node if task is tasks[0] else "",
-                    str(task.rank),
-                    str(task.local_rank),
-                    f"{task.job} {task.index}",
-                    gpus[task.rank] if gpus else "",
-                    task.address + ("  (this task)" if task == own else ""),
-                ]
-            )
-    if not gpus:
-        for row in rows:
-            del row[4]
-    lines = aligned(rows, numbers=(1, 2))
-    if left_out:
-        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
-    return lines
+    return "unknown" if cluster.gpus is None else ",".join(cluster.gpus) or "none"

@@ -7,7 +7,7 @@ and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
@@ -35,40 +35,31 @@ def job_counts(
     """
     if jobs is None:
         return {"worker": num_tasks}
+    given = f"jobs={jobs!r}"
+    expected = (
+        f"{given}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
+        "letters, digits and underscores that begin with a letter, and whole numbers, 0 or more, "
+        "of which one may be -1, for the rest of the step"
+    )
     if not isinstance(jobs, Mapping):
-        raise JobsError(
-            f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
-        )
-    given = f"jobs={dict(jobs)!r}"
-    counts = {}
+        raise JobsError(f"{expected}.")
+    counts: dict[str, int] = {}
     for name, count in jobs.items():
-        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
-        if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
-            raise JobsError(
-                f"{given}: TensorFlow does not accept the job name {name!r}; expected a letter, "
-                "and then letters, digits and underscores."
-            )
         number = whole_number(count, least=-1)
-        if number is None:
-            raise JobsError(
-                f"{given}: {name} has {count!r} tasks; expected a whole number, 0 or more, or -1 "
-                "for the rest of the step."
-            )
+        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
+        is_name = isinstance(name, str) and re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
+        if not is_name or number is None or (number == -1 and -1 in counts.values()):
+            raise JobsError(f"{expected}; not {name!r} with {count!r} tasks.")
         counts[name] = number
     rest = [name for name, count in counts.items() if count == -1]
-    if len(rest) > 1:
-        raise JobsError(
-            f"{given}: {' and '.join(rest)} have -1, the rest; expected at most one -1."
-        )
     total = sum(counts.values()) + len(rest)  # without the -1
     if rest:
         counts[rest[0]] = num_tasks - total
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
-        start = f", or change the number of tasks to {total}" if total else ""
         raise JobsError(
-            f"{given} need {needed}, but {source} {num_tasks}. Change jobs or let one job take "
-            f"the rest with -1{start}."
+            f"{given} need {needed}, but {source} {num_tasks}. Change jobs or the number of "
+            "tasks, or let one job take the rest with -1."
         )
     for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:
@@ -76,46 +67,13 @@ def job_counts(
                 f"{given}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
                 "Make the others workers."
             )
-    for misspelt in _misspelt(counts):
-        warn_once(misspelt)
-    return {name: count for name, count in counts.items() if count}
-
-
-def _misspelt(jobs: Iterable[str]) -> Iterator[str]:
-    """Yields a message about each name that looks misspelt."""
-    for name in jobs:
-        if name in JOB_NAMES:
-            continue
+    for name in sorted(counts.keys() - set(JOB_NAMES)):
         from difflib import get_close_matches  # few programs have a job with a name of their own
 
         # By difflib's ratio "wroker" (0.83) is meant, and "gpu_worker" (0.75) is not.
         for meant in get_close_matches(name.lower(), JOB_NAMES, n=1, cutoff=0.78):
-            yield (
+            warn_once(
                 f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not "
                 f"know it. Write {meant!r} if that is what you mean"
             )
-
-
-def jobs_with_gpus(
-    roles: Collection[str],
-    gpu_jobs: Collection[str] | None,
-    jobs: Collection[str] = (),
-    counts_given: bool = False,
-) -> Collection[str]:
-    """Returns which of the cluster's jobs use GPUs.
-
-    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not. If
-    the caller gave numbers of GPUs (`counts_given`), all jobs use GPUs as in TensorFlow's own
-    resolver. `jobs` are valid names even if they have no tasks.
-
-    Raises:
-        JobsError: for a name in `gpu_jobs` that is not the name of a job.
-    """
-    if gpu_jobs is None:
-        return set(roles) - ({"ps", "chief"} if "ps" in roles and not counts_given else set())
-    known = dict.fromkeys([*JOB_NAMES, *roles, *jobs])
-    if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
-        raise JobsError(
-            f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(known)}."
-        )
-    return set(gpu_jobs)
+    return {name: count for name, count in counts.items() if count}

@@ -89,8 +89,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     unambiguous = True
     for component in parts:
         counts = [count_of[host] for host in component.nodes]
-        subject = f"component {component.group} of " if components else ""
-        placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
+        placed = _distribute(step, counts, component)
         is_assumed = components and not component.distribution
         if is_assumed and placed != _distribute_plane(counts, 1):
             unambiguous = False
@@ -143,9 +142,8 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
     rank = step.require(SlurmStep.rank)
     if not 0 <= rank < layout.num_tasks:
         raise LayoutError(
-            f"SLURM_PROCID={rank}, but the number of tasks in job step {step.name} is "
-            f"{layout.num_tasks}; "
-            f"expected a rank from 0 to {layout.num_tasks - 1}. {RESTART_HINT}"
+            f"SLURM_PROCID={rank}; expected a rank from 0 to {layout.num_tasks - 1}, those of job "
+            f"step {step.name}. {RESTART_HINT}"
         )
     node = layout.node_of[rank]
     facts = (
@@ -166,7 +164,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         elif layout.source != "environment":
             hint = f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
         else:
-            hint = f"Either {_HET_IN_PLAIN}. Or {RESTART_HINT[0].lower()}{RESTART_HINT[1:]}"
+            hint = f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
         raise UnknownLayoutError(
             f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
             f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} gives it "
@@ -186,40 +184,27 @@ def nodes_and_counts(
     nodes = step.require(SlurmStep.nodes)
     counts = step.require(SlurmStep.tasks_per_node)
     # Messages name Slurm's variables, or the argument that was given in their place.
-    node_list = source
-    count_list = source
-    both_lists = source
+    lists = source
     remedy = f"Correct {source}, or leave it to Slurm."
     if source == "environment":
-        node_list = "SLURM_STEP_NODELIST"
-        count_list = "SLURM_STEP_TASKS_PER_NODE"
-        both_lists = f"{node_list} and {count_list}"
+        lists = "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE"
         remedy = RESTART_HINT
     total = sum(counts)
+    repeated = len(nodes) - len(set(nodes))
     problem = ""
-    if len(nodes) != len(counts):
+    if len(nodes) != len(counts) or repeated or min(counts) < 1 or total > MAX_HOSTS:
         problem = (
-            f"the number of nodes in {node_list} is {len(nodes)} ({short_hostlist(nodes)}), but "
-            f"that of counts in {count_list} is {len(counts)}; expected one count for each node"
+            f"{lists} have {len(nodes)} nodes ({short_hostlist(nodes)}), {repeated} of them more "
+            f"than once, and {len(counts)} counts of at least {min(counts)} tasks, {total:,} in "
+            "all; expected each node once, a count of 1 or more for each, and at most "
+            f"{MAX_HOSTS:,} tasks"
         )
-    elif len(set(nodes)) != len(nodes):
-        problem = (
-            f"{node_list}={short_hostlist(nodes)} names {Counter(nodes).most_common(1)[0][0]!r} "
-            "more than once; expected each node once"
-        )
-    elif min(counts) < 1:
-        problem = (
-            f"{count_list} gives node {nodes[counts.index(min(counts))]} no task; expected at "
-            "least one on every node"
-        )
-    elif total > MAX_HOSTS:
-        problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_HOSTS:,}"
     for name, value, computed in (
         ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
     ):
         if not problem and value not in (None, computed):
-            problem = f"{name}={value}, but {both_lists} make {computed}; expected the same number"
+            problem = f"{name}={value}, but {lists} make {computed}; expected the same number"
     if problem:
         raise LayoutError(f"{problem}. {remedy}")
     return nodes, counts
@@ -232,50 +217,39 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
     some of the job's components. A step on one component has the variables of a plain step.
 
     Raises:
-        LayoutError: for a node that belongs to two components, or to none.
+        LayoutError: for a node that belongs to several components, or to none.
     """
-    if not step.components:
-        return []
     nodes_of_step = set(nodes)
     components = []
-    group_of: dict[str, int] = {}
+    components_with: Counter[str] = Counter()
     for component in step.components:
         hosts = tuple(host for host in component.nodes if host in nodes_of_step)
+        components_with.update(hosts)
         if hosts:
             components.append(component._replace(nodes=hosts))
-        for host in hosts:
-            if group_of.setdefault(host, component.group) != component.group:
-                raise LayoutError(
-                    f"the layout of job step {step.name} cannot be known: node {host} belongs "
-                    f"to the components {group_of[host]} and {component.group} of the "
-                    "heterogeneous job, and no variable shows how many tasks each has there. Give "
-                    "each component its own nodes (for example with --exclusive)."
-                )
     if len(components) < 2:
         return []
-    unknown = [host for host in nodes if host not in group_of]
-    if unknown:
+    wrong = [host for host in nodes if components_with[host] != 1]
+    if wrong:
         raise LayoutError(
-            f"SLURM_STEP_NODELIST has {short_hostlist(unknown)}, which is in no component of the "
-            "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…); expected each node in one. "
-            f"{RESTART_HINT}"
+            f"the layout of job step {step.name} cannot be known: {short_hostlist(wrong)} of its "
+            "nodes belongs to no component of the heterogeneous job "
+            "(SLURM_JOB_NODELIST_HET_GROUP_…), or to several, and no variable shows how many tasks "
+            "each has there. Give each component its own nodes (for example with --exclusive)."
         )
     return components
 
 
-def _distribute(
-    step: SlurmStep, counts: Sequence[int], component: Component, subject: str
-) -> list[int]:
-    """Returns by rank the index of its node; `subject` is for messages."""
+def _distribute(step: SlurmStep, counts: Sequence[int], component: Component) -> list[int]:
+    """Returns by rank the index of its node, in a component or a whole step."""
     distribution = component.distribution or "block"
-    plane_size = component.plane_size
     if len(counts) == 1:
         distribution = "block"
     elif distribution == "arbitrary":
         raise UnknownLayoutError(
-            f"the layout of {subject} cannot be known: SLURM_DISTRIBUTION=arbitrary, and Slurm "
-            "does not pass the list of hosts to the tasks. Start with another distribution, such "
-            "as `srun --distribution=plane=N`."
+            f"the layout of job step {step.name} cannot be known: SLURM_DISTRIBUTION=arbitrary, "
+            "and Slurm does not pass the list of hosts to the tasks. Start with another "
+            "distribution, such as `srun --distribution=plane=N`."
         )
     elif distribution == "block" and step.sluid:
         # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
@@ -284,18 +258,16 @@ def _distribute(
         if len(set(counts)) == 1:
             remedy = f"`srun -m plane={counts[0]}`, which is block in a known order of the nodes"
         raise UnknownLayoutError(
-            f"the layout of {subject} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
-            "SLUID is set), where topology may order the nodes for block distribution in a way "
-            f"that no variable shows. Start with {remedy}."
+            f"the layout of job step {step.name} cannot be known: this is Slurm 26.05 or later "
+            "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
+            f"in a way that no variable shows. Start with {remedy}."
         )
-    if distribution == "block":
-        plane_size = max(counts)
-    elif distribution == "cyclic":
-        plane_size = 1
-    elif plane_size is None:
+    sizes = {"block": max(counts), "cyclic": 1}
+    plane_size = sizes.get(distribution, component.plane_size)
+    if plane_size is None:
         raise LayoutError(
-            f"SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
-            f"the planes of {subject}. Start with `srun --distribution=plane=N`."
+            "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
+            f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."
         )
     return _distribute_plane(counts, plane_size)
 

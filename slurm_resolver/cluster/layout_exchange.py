@@ -23,7 +23,6 @@ from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.slurm.step import Component, SlurmStep
 
 Place = tuple[str, Optional[int]]  # a task's node and its node id
-Known = tuple[list[str], list[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
 
 def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
@@ -56,13 +55,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
             ) from error
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
-    try:
-        names, node_of = json.loads(text)
-    except ValueError as error:
-        raise LayoutError(
-            f"{SlurmStep.exchanged_layout.name}={text!r:.80}: expected the layout that an earlier "
-            f"call in this task left there ({error}). Unset it, or start again."
-        ) from error
+    names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
@@ -72,7 +65,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
 
 def _layout_from_places(
     places: Sequence[Place], nodes: Sequence[str], counts: Sequence[int]
-) -> Known:
+) -> tuple[list[str], list[int]]:
     """Returns the nodes in the order of SLURM_NODEID, and by rank the node id.
 
     Raises:

@@ -45,6 +45,11 @@ class ClusterOptions(NamedTuple):
     starts_program: bool = False
 
     @property
+    def gives_gpu_counts(self) -> bool:
+        """Whether the caller says how many GPUs there are, and ensures that processes see them."""
+        return self.gpus_per_node is not None or self.gpus_per_task is not None
+
+    @property
     def meeting_seconds(self) -> float:
         """The seconds that all tasks have to come to a meeting that begins now."""
         return MEETING_SECONDS if self.until is None else max(0.0, self.until - time.monotonic())

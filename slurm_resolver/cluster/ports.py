@@ -6,7 +6,6 @@ that every task can compute all ports.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,18 +85,14 @@ def choose_ports(
         blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
         source = "SLURM_JOB_ID and SLURM_STEP_ID"
         base = _FIRST_DERIVED + _number_of_step(step, blocks) * block
-    first = whole_number(base, 1, LAST_PORT)
+    last_base = LAST_PORT + 1 - max_tasks_per_node
+    first = whole_number(base, 1, last_base)
     if first is None:
         raise AddressError(
-            f"{source}={base!r}: expected a port, a whole number from 1 to {LAST_PORT}."
+            f"{source}={base!r}: expected a port, a whole number from 1 to {last_base}, as up to "
+            f"{max_tasks_per_node} tasks on a node need a port each."
         )
     last = first + max_tasks_per_node - 1
-    if last > LAST_PORT:
-        raise AddressError(
-            f"{source}={base!r} and {max_tasks_per_node} tasks on a node need the ports up to "
-            f"{last}; expected none above {LAST_PORT}. Use a lower port_base, or start fewer tasks "
-            "on each node."
-        )
     if source in ("port_base", "default"):  # no block of ports: beside the ports of the tasks
         service_port = last + 1 if last < LAST_PORT else first - 1
     return Ports(range(first, last + 1), source, service_port)
@@ -110,12 +105,6 @@ def derive_service_port(step: SlurmStep) -> int:
 
 def _number_of_step(step: SlurmStep, count: int) -> int:
     """Returns a number below `count`, different for jobs, and steps of a job, in succession."""
-    job = _id_as_number(step.job_id or "")
-    own = _id_as_number(step.step_id or "")
+    job = read_whole_number(step.job_id or "") or 0
+    own = read_whole_number(step.step_id or "") or 0
     return (job + own * round(count * 0.618)) % count
-
-
-def _id_as_number(text: str) -> int:
-    """Returns an id as a number; one that has letters, as step "batch", from its bytes."""
-    number = read_whole_number(text)
-    return zlib.crc32(text.encode()) if number is None else number

@@ -13,12 +13,13 @@ each node.
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Sequence
 
 
 def order_by_ring(
-    workers: Sequence[int], node_of: Sequence[int], chief: int | None = None
+    workers: Sequence[int], node_of: Sequence[int], chief: Sequence[int] = ()
 ) -> Sequence[int]:
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
@@ -26,35 +27,21 @@ def order_by_ring(
     node, or at that of the lowest rank. It visits the nodes in the order of SLURM_NODEID, and the
     workers of a node by rank. So worker 0 is the lowest rank, or the lowest on the chief's node.
 
+    `chief` has its rank, if there is one.
+
     >>> list(order_by_ring([0, 1, 2, 3], node_of=[0, 1, 0, 1]))  # cyclic on two nodes
     [0, 2, 1, 3]
     """
-    indices = index_order(len(workers))  # as the ring visits them
-    ring = [node_of[workers[index]] for index in indices]
-    if chief is not None:
-        ring.insert(0, node_of[chief])
-    if is_contiguous(ring):
+    # The ring visits the names of the tasks in their order as text: 0, 1, 10, 11, 2, …
+    indices = sorted(range(len(workers)), key=str)
+    ring = [node_of[rank] for rank in (*chief, *map(workers.__getitem__, indices))]
+    following = ring[1:] + ring[:1]  # the ring is closed
+    leaves = sum(map(operator.ne, ring, following))
+    if leaves <= len(set(ring)):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    on_first_node = (rank for rank in by_node if node_of[rank] == ring[0])
-    start = by_node.index(next(on_first_node, workers[0]))
+    start = bisect.bisect_left([node_of[rank] for rank in by_node], ring[0])
     by_index = list(workers)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
-
-
-def index_order(count: int) -> list[int]:
-    """Returns the indices of a job's `count` tasks in the order of their names as text.
-
-    >>> index_order(12)
-    [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
-    return sorted(range(count), key=str)
-
-
-def is_contiguous(nodes: list[int]) -> bool:
-    """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    following = nodes[1:] + nodes[:1]  # the ring is closed
-    visits: int = sum(map(operator.ne, nodes, following))
-    return visits <= len(set(nodes))

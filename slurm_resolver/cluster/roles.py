@@ -18,12 +18,11 @@ Roles = dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is w
 def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Roles:
     """Assigns a job and an index to every rank of the layout.
 
-    The placement "rank" assigns ranks to jobs in alphabetical order of the job names, as
-    TensorFlow's own resolver does. "spread" does the same if that spreads the parameter servers
-    over the nodes as evenly as possible, and puts no more of them on the chief's node than
-    necessary. Otherwise the chief gets the first rank, and the parameter servers the first free
-    ranks of one node after the other, the chief's node last in every round. The other jobs get the
-    remaining ranks in alphabetical order.
+    The jobs in `het_groups` come first and get only the ranks of their components. Of the others,
+    the placement "rank" assigns ranks to jobs in alphabetical order of the job names, as
+    TensorFlow's own resolver does. With "spread" the chief gets the first rank, and the parameter
+    servers the first free ranks of one node after the other, the chief's node last in every round.
+    The other jobs get the remaining ranks in alphabetical order.
 
     `counts` is the number of tasks of each job that has any. They sum to the tasks of the step.
 
@@ -31,69 +30,10 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
         JobsError: for `het_groups` that do not fit.
     """
     allowed = _allowed_ranks(layout, counts, options)
-    roles = _assign(layout, counts, allowed)
-    if options.placement == "spread" and "ps" in counts:
-        spread = _assign(layout, counts, allowed, spreads=True)
-        if _crowding(layout, spread) < _crowding(layout, roles):
-            roles = spread
-    if options.worker_order == "ring" and "worker" in roles:
-        roles["worker"] = order_by_ring(
-            roles["worker"], layout.node_of, roles["chief"][0] if "chief" in roles else None
-        )
-    return roles
-
-
-def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
-    """Returns the ranks that have these jobs, one job after the other, by index."""
-    return [rank for job in jobs for rank in roles.get(job, ())]
-
-
-def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> dict[str, range]:
-    """Returns by name of each job in `het_groups` the ranks of its component."""
-    if not options.het_groups:
-        return {}
-    allowed = {}
-    het_groups = dict(options.het_groups)
-    given = f"het_groups={het_groups!r}"
-    needed: Counter[int] = Counter()
-    for name, group in het_groups.items():
-        known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
-        if name not in known:
-            raise JobsError(f"{given}: no job {name!r}; there are {', '.join(known)}.")
-        if not layout.components:
-            raise JobsError(
-                f"{given}, but this step is not heterogeneous: leave het_groups out, or start with "
-                "`srun … : …` in a heterogeneous allocation."
-            )
-        if group not in layout.components:
-            groups = ", ".join(map(str, layout.components))
-            raise JobsError(f"{given}: the step has no component {group!r}; it has {groups}.")
-        allowed[name] = ranks = layout.components[group]
-        needed[group] += counts.get(name, 0)
-        if needed[group] > len(ranks):
-            raise JobsError(
-                f"{given} and jobs need {needed[group]} tasks of component {group}, which has "
-                f"{len(ranks)}. Give the jobs fewer tasks there, or start more tasks in this "
-                "component."
-            )
-    return allowed
-
-
-def _assign(
-    layout: Layout,
-    counts: JobCounts,
-    allowed: Mapping[str, range],
-    spreads: bool = False,
-) -> Roles:
-    """Returns the ranks of each job, ascending.
-
-    The jobs in `allowed` come first and get only the ranks given there. If `spreads`, chief and ps
-    are next. Each gets the lowest free ranks, but the parameter servers those on different nodes if
-    `spreads`.
-    """
+    spreads = options.placement == "spread" and "ps" in counts
+    first = ("chief", "ps") if spreads else ()
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
-    first = ("chief", "ps") if spreads else ()
     for job in sorted(counts, key=lambda job: (job not in allowed, job not in first, job)):
         count = counts[job]
         candidates = free
@@ -108,17 +48,39 @@ def _assign(
         else:
             taken = set(roles[job])
             free = [rank for rank in free if rank not in taken]
+    if options.worker_order == "ring" and "worker" in roles:
+        roles["worker"] = order_by_ring(roles["worker"], layout.node_of, roles.get("chief", ()))
     return roles
 
 
-def _crowding(layout: Layout, roles: Roles) -> tuple[list[int], int]:
-    """Returns the numbers of parameter servers on the nodes, most first, and on the chief's node.
+def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
+    """Returns the ranks that have these jobs, one job after the other, by index."""
+    return [rank for job in jobs for rank in roles.get(job, ())]
 
-    No other placement has smaller ones than `_spread_ranks`.
-    """
-    servers_on = Counter(map(layout.node_of.__getitem__, roles["ps"]))
-    beside_chief = sum(servers_on[layout.node_of[rank]] for rank in roles.get("chief", ()))
-    return sorted(servers_on.values(), reverse=True), beside_chief
+
+def _allowed_ranks(
+    layout: Layout, counts: JobCounts, options: ClusterOptions
+) -> Mapping[str, Sequence[int]]:
+    """Returns by name of each job in `het_groups` the ranks of its component."""
+    if not options.het_groups:
+        return {}
+    allowed = {}
+    given = f"het_groups={options.het_groups!r}"
+    known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
+    needed: Counter[int] = Counter()
+    for name, group in options.het_groups.items():
+        needed[group] += counts.get(name, 0)
+        ranks = layout.components.get(group, ())
+        if name not in known or not ranks or needed[group] > len(ranks):
+            groups = ", ".join(map(str, layout.components)) or "none, as it is not heterogeneous"
+            raise JobsError(
+                f"{given} and jobs need {needed[group]} tasks of component {group!r} for {name!r}, "
+                f"but it has {len(ranks)}; the step has the jobs {', '.join(known)} and the "
+                f"components {groups}. Give the jobs fewer tasks there, or start more tasks in "
+                "this component."
+            )
+        allowed[name] = ranks
+    return allowed
 
 
 def _spread_ranks(
@@ -132,7 +94,7 @@ def _spread_ranks(
     ranks_on = defaultdict(list)
     for rank in free:
         ranks_on[layout.node_of[rank]].append(rank)
-    nodes = sorted(ranks_on, key=lambda node: (node in chiefs, node))
+    nodes = sorted(ranks_on, key=chiefs.__contains__)  # stable: else in the order of their ranks
     rounds = itertools.zip_longest(*map(ranks_on.__getitem__, nodes))
     places = (rank for ranks in rounds for rank in ranks if rank is not None)
     return sorted(itertools.islice(places, count))

@@ -35,15 +35,15 @@ class VisibleDevices(NamedTuple):
     Attributes:
         name: the variable that shows them.
         devices: as the variable names them; None if no variable is set.
-        others: the devices of every other variable that is set, by its name.
+        shown: the devices of every variable that is set, by its name.
         rocm: whether `name` is ROCR_VISIBLE_DEVICES and AMD's ROCm reads it. ROCm then numbers the
             devices of all other variables among those that ROCR_VISIBLE_DEVICES leaves ("GPU
             Isolation Techniques" in ROCm's documentation).
     """
 
-    name: str
-    devices: Devices | None
-    others: Mapping[str, Devices]
+    name: str = CUDA
+    devices: Devices | None = None
+    shown: Mapping[str, Devices] = {}
     rocm: bool = False
 
     @property
@@ -51,31 +51,16 @@ class VisibleDevices(NamedTuple):
         """The variable with its value, for messages."""
         return f"{self.name}={','.join(self.devices or ())}"
 
-    @property
-    def is_misread(self) -> bool:
-        """Whether ROCm would find other devices, or none, as Slurm sets all variables alike."""
-        devices = self.devices or ()
-        return self.rocm and devices in self.others.values() and devices != numbered(devices)
-
     def settings_for(self, devices: Devices) -> dict[str, str]:
         """Returns the variables to set so that the process sees only these of `self.devices`.
 
-        Raises:
-            GpuError: where another variable that is set shows other devices.
+        The result is {} if all variables show these already, as the maker's driver reads them.
         """
-        text = ",".join(devices)
-        settings = {self.name: text}
-        for name, shown in self.others.items():
-            if self.rocm:
-                settings[name] = ",".join(numbered(devices))
-            elif shown == self.devices or not devices:
-                settings[name] = text
-            elif name != _HIP:
-                raise GpuError(
-                    f"{self.text}, but {name}={','.join(shown)}; expected the same devices in "
-                    "both, as Slurm sets them. Unset the one that Slurm did not set."
-                )
-        return settings
+        wanted = dict.fromkeys(self.shown, numbered(devices) if self.rocm else devices)
+        wanted[self.name] = devices
+        if wanted == self.shown:
+            return {}
+        return {name: ",".join(own) for name, own in wanted.items()}
 
 
 def numbered(devices: Devices) -> Devices:
@@ -87,7 +72,8 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
     """Returns the devices that the step's variables show to this task.
 
     Raises:
-        GpuError: for a value that is not a list of devices, or that names one twice.
+        GpuError: for a value that is not a list of devices, or that names one twice; and for AMD's
+            GPUs, if the variables show different devices.
     """
     # The first of these that is set shows the process its devices.
     texts = {
@@ -96,31 +82,25 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
         _HIP: step.hip_devices,
         _ORDINAL: step.ordinal_devices,
     }
-    found = {name: _parse(name, text) for name, text in texts.items() if text is not None}
+    shown = {name: _parse(name, text) for name, text in texts.items() if text is not None}
     is_amd = _AMD_DRIVER.exists()
     # Slurm sets these two only beside CUDA's: something has unset that one.
-    if not found or (found.keys() == {_ROCR, _ORDINAL} and not is_amd):
-        return VisibleDevices(name=CUDA, devices=None, others={})
-    if _ROCR in found and (CUDA not in found or is_amd):
-        devices = found.pop(_ROCR)
-        for name in (_HIP, CUDA, _ORDINAL):
-            if name in found:
-                devices = _select(devices, name, found[name])
-        return VisibleDevices(name=_ROCR, devices=devices, others=found, rocm=True)
-    first = next(iter(found))
-    return VisibleDevices(name=first, devices=found.pop(first), others=found)
-
-
-def _select(devices: Devices, name: str, shown: Devices) -> Devices:
-    """Returns the devices of ROCR_VISIBLE_DEVICES that another variable of AMD's leaves."""
-    if shown == devices:  # Slurm sets all of them alike
-        return devices
-    if set(shown) <= set(numbered(devices)):
-        return tuple(devices[int(number)] for number in shown)
-    raise GpuError(
-        f"{name}={','.join(shown)}: expected numbers below {len(devices)}, which count the devices "
-        f"of {_ROCR}={','.join(devices)}. Unset {name}."
-    )
+    if not shown or (shown.keys() == {_ROCR, _ORDINAL} and not is_amd):
+        return VisibleDevices()
+    if _ROCR not in shown or (CUDA in shown and not is_amd):
+        first = next(iter(shown))
+        return VisibleDevices(name=first, devices=shown[first], shown=shown)
+    devices = shown[_ROCR]
+    numbers = numbered(devices)
+    for name, others in shown.items():
+        if others not in (devices, numbers, ()):
+            raise GpuError(
+                f"{_ROCR}={','.join(devices)}, but {name}={','.join(others)}; expected the same "
+                f"devices in both, as Slurm sets them, or their numbers for ROCm, "
+                f"{','.join(numbers)}. Unset {name}."
+            )
+    hidden = () in shown.values()
+    return VisibleDevices(name=_ROCR, devices=() if hidden else devices, shown=shown, rocm=True)
 
 
 def _parse(name: str, text: str) -> Devices:
@@ -131,10 +111,10 @@ def _parse(name: str, text: str) -> Devices:
         if not _DEVICE.fullmatch(device) or device in devices:
             if re.fullmatch("-[0-9]+|NoDevFiles", device):
                 break
-            reason = "named twice" if device in devices else "not a device"
             raise GpuError(
-                f"{name}={text!r}: {device!r} is {reason}; expected devices such as 0,1 or GPU-… "
-                "or MIG-…, separated by commas. Unset the variable, and let Slurm set it."
+                f"{name}={text!r}: {device!r} is not a device, or named twice; expected devices "
+                "such as 0,1 or GPU-… or MIG-…, separated by commas. Unset the variable, and let "
+                "Slurm set it."
             )
         devices.append(device)
     return tuple(devices)

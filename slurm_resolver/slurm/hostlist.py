@@ -15,14 +15,13 @@ from slurm_resolver.errors import HostlistError, shorten_value
 from slurm_resolver.wording import fold
 
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
-MAX_DIGITS = 18  # of a number in a host name
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
 SEPARATORS = " \t\n,"
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(rf"(?:[^\[\]{SEPARATORS}]+|\[[^\[\]]*\])+")
-_RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
-_HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,{MAX_DIGITS}}})")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,18}})")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x(?!0+\))([0-9]{1,18})\))?")  # not 2(x0)
 
 # The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
@@ -46,10 +45,7 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    hosts: list[str] = []
-    for texts, brackets in _parse(hostlist, limit):
-        hosts += _expand_name(texts, brackets)
-    return hosts
+    return [host for name in _parse(hostlist, limit) for host in _expand_name(*name)]
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -78,18 +74,16 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     total = 0
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
-        if not match:
-            raise HostlistError("expected a count such as 2 or 2(x3)", tasks_per_node, part)
-        repetitions = int(match[2] or 1)
+        repetitions = int(match[2] or 1) if match else 0
         total += repetitions
-        if total > MAX_HOSTS:
+        if not match or total > MAX_HOSTS:
             raise HostlistError(
-                f"makes more than {MAX_HOSTS:,} counts, the limit",
+                f"expected a count such as 2 or 2(x3), and not more than {MAX_HOSTS:,} in all",
                 tasks_per_node,
                 part,
             )
-        runs.append((int(match[1]), repetitions))
-    return [count for count, repetitions in runs for _ in range(repetitions)]
+        runs.append(itertools.repeat(int(match[1]), repetitions))
+    return list(itertools.chain.from_iterable(runs))
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
@@ -102,8 +96,7 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
         total += _count_hosts(brackets)
     left = _NAME.sub("", hostlist).strip(SEPARATORS)
     if left:
-        reason = "a '[' that is not closed" if left[0] == "[" else "a ']' without a '[' before"
-        raise HostlistError(reason, hostlist, left[0])
+        raise HostlistError("a bracket that is not closed, or not opened", hostlist, left[0])
     if total > limit:
         raise HostlistError(f"stands for more than {limit:,} hosts, the limit", hostlist, hostlist)
     return names
@@ -114,20 +107,11 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
     ranges = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
-        if not match:
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not match or not 1 <= len(numbers) <= MAX_HOSTS_PER_RANGE:
             raise HostlistError(
-                f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}", expression, part
-            )
-        numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if not numbers:
-            raise HostlistError(
-                f"the range {item} runs backwards; expected its lower number first",
-                expression,
-                part,
-            )
-        if len(numbers) > MAX_HOSTS_PER_RANGE:
-            raise HostlistError(
-                f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit",
+                f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}; a range begins "
+                f"with its lower number, and has at most {MAX_HOSTS_PER_RANGE:,} hosts",
                 expression,
                 part,
             )
@@ -139,26 +123,18 @@ def _count_hosts(brackets: Sequence[Ranges]) -> int:
     return math.prod([sum([len(numbers) for numbers, _ in ranges]) for ranges in brackets])
 
 
-def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:
-    numbers = [
-        [str(number).zfill(width) for numbers, width in ranges for number in numbers]
-        for ranges in brackets
-    ]
-    if not numbers:
-        return texts
-    if len(numbers) == 1:
-        before, after = texts
-        return [before + number + after for number in numbers[0]]
-    # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
-    # is the outermost loop.
-    loops = [*reversed(numbers[:-1]), numbers[-1]]
-    return (_join(texts, combination) for combination in itertools.product(*loops))
-
-
-def _join(texts: list[str], combination: Sequence[str]) -> str:
-    """Returns a name, given what surrounds its brackets, and their numbers by loop."""
-    in_order = [*reversed(combination[:-1]), combination[-1], ""]
-    return "".join(itertools.chain.from_iterable(zip(texts, in_order)))
+def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> list[str]:
+    names = texts[:1]
+    for position, ranges in enumerate(brackets, 1):
+        after = texts[position]
+        ends = [str(number).zfill(width) + after for numbers, width in ranges for number in numbers]
+        # Slurm's order: the last bracket is the innermost loop; of the brackets before it the
+        # rightmost is the outermost loop.
+        if position == len(brackets):
+            names = [name + end for name in names for end in ends]
+        else:
+            names = [name + end for end in ends for name in names]
+    return names
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -47,8 +46,6 @@ def _run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
         OSError: if the program is missing, fails, or does not answer within `timeout` seconds.
     """
     program = command[0]
-    if not shutil.which(program):
-        raise OSError(f"{program} is not on this process's PATH")
     if timeout <= 0:
         raise OSError(f"no time is left to run {program}")
     try:
@@ -79,19 +76,9 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
 
 def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, Fields]:
     """Returns the id of a step's job for Slurm's commands, and the job's fields by name."""
-    own = JobRef(step.job_id or "")
-    ref = JobRef(step.job_label or "")
-    try:
-        job = show_job(ref, timeout)
-    except OSError as error:
-        if ref == own or "Invalid job id" not in str(error):
-            raise
-        job = {"JobId": "no longer known"}
-    if job.get("JobId", own) != own:
-        # The array's variables are those of the job that has submitted this one.
-        ref = own
-        job = show_job(ref, timeout)
-    return ref, job
+    # The variables of an array may be those of the job that has submitted this one.
+    job = show_job(JobRef(step.job_id or ""), timeout)
+    return ref_of(job), job
 
 
 def show_jobs(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:

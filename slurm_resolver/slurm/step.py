@@ -110,10 +110,8 @@ class SlurmStep:
     cpus_on_node = text_variable("SLURM_CPUS_ON_NODE")
     open_mode = text_variable("SLURM_OPEN_MODE")
     # the job's end (Slurm 22.05 does not set it), and its next start
-    job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
-    restart_count = number_variable(
-        "SLURM_RESTART_COUNT", 0, 2**31 - 1, "the number of times that Slurm requeued the job"
-    )
+    job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1)  # since 1970
+    restart_count = number_variable("SLURM_RESTART_COUNT", 0, 2**31 - 1)
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
     # only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of MPICH
@@ -131,22 +129,20 @@ class SlurmStep:
         "SLURM_RESOLVER_NETWORK_GRACE",
         1,
         86_400,
-        "whole seconds from 1 to 86400",
-        remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
+        remedy="Set it to the seconds for which the network between the nodes may fail, or unset "
+        "it for 30 s",
     )
     start_timeout = number_variable(
         "SLURM_RESOLVER_START_TIMEOUT",
         1,
         604_800,
-        "whole seconds from 1 to 604800",
-        remedy="Set it to how long the tasks may take to start, or unset it for 600 s",
+        remedy="Set it to the seconds that the tasks may take to start, or unset it for 600 s",
     )
     stall_seconds = number_variable(
         "SLURM_RESOLVER_STALL_SECONDS",
         0,
         604_800,
-        "whole seconds from 0 to 604800",
-        remedy="Set it to the time without a finished step that is reported as a stall, 0 for "
+        remedy="Set it to the seconds without a finished step that are reported as a stall, 0 for "
         "never, or unset it for 300 s",
     )
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
@@ -154,9 +150,7 @@ class SlurmStep:
     # set by this package for the child processes of a task that had to ask the others
     exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT")
     # set by `supervise` for a step that it has started again
-    step_restart = number_variable(
-        "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "the number of restarts of the step"
-    )
+    step_restart = number_variable("SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1)
     # GPUs
     cuda_devices = devices_variable("CUDA_VISIBLE_DEVICES")
     rocr_devices = devices_variable("ROCR_VISIBLE_DEVICES")
@@ -193,11 +187,7 @@ class SlurmStep:
 
     def __hash__(self) -> int:
         """Returns the same number for equal steps."""
-        return hash(frozenset(vars(self).items()))
-
-    def __repr__(self) -> str:
-        values = (f"{field}={value!r}" for field, value in vars(self).items())
-        return f"SlurmStep({', '.join(values)})"
+        return hash(self.name)
 
     @classmethod
     def read(cls, environ: Environ | None = None) -> SlurmStep:
@@ -221,7 +211,7 @@ class SlurmStep:
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
-        several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
+        several = (step.num_nodes or 1) > 1 and not step.het_size
         origin = find_ancestors(step.task_pid)
         remains = set(filter(_SET_BY_SLURM.match, environ)) if origin.hidden else set()
         step = step.replace(
@@ -344,16 +334,15 @@ def _component(environ: Environ, group: int) -> Component:
     def read(prefix: str, variable: Variable[Value]) -> Value | None:
         # A direct `srun A : B` sets the PACK names.
         for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):
-            if environ.get(name) not in (None, "", "(null)"):
+            if name in environ:
                 return variable.parse(environ[name], name)
         return None
 
     nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes)
     if nodes is None:
         raise EnvironmentValueError(
-            f"SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}, but neither "
-            f"SLURM_JOB_NODELIST_HET_GROUP_{group} nor SLURM_JOB_NODELIST_PACK_GROUP_{group} is "
-            f"set; expected one of them for every component. {RESTART_HINT}"
+            f"SLURM_HET_SIZE is set, but SLURM_JOB_NODELIST_HET_GROUP_{group} is not; expected the "
+            f"nodes of every component. {RESTART_HINT}"
         )
     return Component(
         group=group,

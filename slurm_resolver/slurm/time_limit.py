@@ -50,24 +50,3 @@ def parse_signal(text: str) -> LimitSignal:
             "such as USR1@120"
         )
     return number, int(seconds) if at else 60
-
-
-def parse_time_and_signal(
-    time_text: str | None, signal_text: str | None
-) -> tuple[int | None, LimitSignal | None]:
-    """Reads both options together.
-
-    Raises:
-        LaunchError: as for each alone, and for a signal that would be sent before the tasks start.
-    """
-    limit = None if time_text is None else parse_time(time_text)
-    limit_signal = None if signal_text is None else parse_signal(signal_text)
-    if limit is not None and limit_signal is not None:
-        number, seconds = limit_signal
-        if seconds >= limit:
-            raise LaunchError(
-                f"--signal {signal_text!r} comes {seconds} s before the end, but --time "
-                f"{time_text!r} is {limit} s: it would arrive as the tasks start. Give fewer "
-                f"seconds ({number.name}@{limit // 2}), or a longer time."
-            )
-    return limit, limit_signal

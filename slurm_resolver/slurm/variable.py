@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar, overload
 
-from slurm_resolver.errors import HostlistError, UnreadableValueError, shorten_value
+from slurm_resolver.errors import UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_ranges
 from slurm_resolver.whole_number import LAST_PORT, read_whole_number
 
@@ -29,7 +29,7 @@ class Variable(Generic[Value]):
 
     Attributes:
         name: the name of the variable, such as ``SLURM_PROCID``.
-        read: reads a text; raises ValueError for one that cannot be used.
+        read: reads a text; returns None or raises ValueError for one that cannot be used.
         expected: what its value should be, for messages.
         empty_is_unset: whether an empty text counts as unset.
         remedy: what to do about another value, for messages.
@@ -37,7 +37,7 @@ class Variable(Generic[Value]):
     """
 
     name: str
-    read: Callable[[str], Value]
+    read: Callable[[str], Value | None]
     expected: str
     empty_is_unset: bool = True
     remedy: str = _REMEDY
@@ -63,12 +63,13 @@ class Variable(Generic[Value]):
         """
         if self.empty_is_unset and text in ("", "(null)"):
             return None
+        reason = ""
         try:
-            return self.read(text)
-        except HostlistError as error:
+            value = self.read(text)
+            if value is not None:
+                return value
+        except ValueError as error:
             reason = f" ({error})"
-        except ValueError:
-            reason = ""
         raise UnreadableValueError(
             f"{name or self.name}={shorten_value(text)!r}: expected {self.expected}{reason}. "
             f"{remedy or self.remedy}."
@@ -84,23 +85,15 @@ def number_variable(
     name: str,
     minimum: int,
     maximum: int,
-    expected: str | None = None,
     empty_is_unset: bool = True,
     remedy: str = _REMEDY,
 ) -> Variable[int]:
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
-    def parse(text: str) -> int:
-        number = read_whole_number(text, minimum, maximum)
-        if number is None:
-            raise ValueError(text)
-        return number
-
-    expected = expected or f"a whole number from {minimum} to {maximum}"
     return Variable(
         name=name,
-        read=parse,
-        expected=expected,
+        read=lambda text: read_whole_number(text, minimum, maximum),
+        expected=f"a whole number from {minimum} to {maximum}",
         empty_is_unset=empty_is_unset,
         remedy=remedy,
     )
@@ -121,35 +114,26 @@ def devices_variable(name: str) -> Variable[str]:
     return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
 
-def parse_hosts(text: str) -> tuple[str, ...]:
+def parse_hosts(text: str) -> tuple[str, ...] | None:
     """Reads a host list of one or more nodes: ``n[1-4]``."""
     text.encode()  # raises ValueError for bytes that are no text: TensorFlow takes no such name
-    nodes = tuple(expand_hostlist(text))
-    if not nodes:
-        raise ValueError(text)
-    return nodes
+    return tuple(expand_hostlist(text)) or None
 
 
-def parse_ports(text: str) -> tuple[int, ...]:
+def parse_ports(text: str) -> tuple[int, ...] | None:
     """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
     ports = tuple(port for ranges, _ in parse_ranges(text, text, text) for port in ranges)
-    if not all(1 <= port <= LAST_PORT for port in ports):
-        raise ValueError(text)
-    return ports
+    return ports if min(ports) >= 1 and max(ports) <= LAST_PORT else None
 
 
-def parse_distribution(text: str) -> str:
+def parse_distribution(text: str) -> str | None:
     """Reads the first field, which alone places tasks on nodes; ``pack`` alone is the default."""
-    first = re.split("[:,]", text)[0].strip().lower()
+    first = re.split("[:,=]", text)[0].strip().lower()
     if first in ("pack", "nopack", "*", "unknown"):
         return "block"
-    if not re.fullmatch("(block|cyclic|plane|arbitrary)=?|plane=.*", first):
-        raise ValueError(text)
-    return first.partition("=")[0]
+    return first if first in ("block", "cyclic", "plane", "arbitrary") else None
 
 
-def parse_switch(text: str) -> str:
+def parse_switch(text: str) -> str | None:
     """Reads ``on`` or ``off``."""
-    if text.lower() not in ("on", "off"):
-        raise ValueError(text)
-    return text.lower()
+    return text.lower() if text.lower() in ("on", "off") else None

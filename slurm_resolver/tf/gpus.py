@@ -17,13 +17,13 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
     """Sets the GPUs; returns those that this process will see, None if they are unknown."""
     gpus = cluster.gpu_decision
     if not auto_set_gpu:
-        return gpus.visible_devices(applied=False)
+        return gpus.devices if cluster.options.gives_gpu_counts else gpus.visible_before
     known = _known_gpus() if gpus.settings else 0
     apply_gpus(gpus, cluster.step, os.environ)
     looked_early = known and known != len(gpus.devices or ())
     # The program may have hidden some GPUs itself.
     if not looked_early or len(tf.config.get_visible_devices("GPU")) < known:
-        return gpus.visible_devices(applied=True)
+        return gpus.devices
     warn(
         "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
         "the GPUs that it saw then (%d); create the resolver before anything lists or uses devices",

@@ -30,7 +30,7 @@ esac
 """
 # The batch file; Slurm ends its commands together with it.
 BATCH = f'export BATCH=$$; {sys.executable} -m slurm_resolver requeue "$0" & wait $! || exit $?'
-RUNNING = "JobState=RUNNING"
+RUNNING = "JobId=5 JobState=RUNNING"
 PREEMPTED = f"{RUNNING} PreemptTime=2026-01-01T00:00:00"
 ENDED = -signal.SIGTERM
 

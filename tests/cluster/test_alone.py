@@ -47,8 +47,8 @@ IN_STEP = Ancestors(
     [
         ({}, None, None, "outside Slurm"),
         ({"ancestors": Ancestors(hidden=True)}, None, None, "/proc hides what started it"),
-        (BATCH, None, None, "the allocation of job 7 has one task"),
-        ({"job_id": "7"}, None, None, "job 7 has an unknown number of tasks"),
+        (BATCH, None, None, "no variable shows that job 7 has more than one task"),
+        ({"job_id": "7"}, None, None, "no variable shows that job 7 has more than one task"),
         ({**TASK, "switch": "off"}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
         # None: it is a task
         ({**TASK, "ancestors": IN_STEP}, None, None, None),
@@ -73,7 +73,7 @@ IN_STEP = Ancestors(
             None,
             None,
         ),
-        ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n 2"),
+        ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n TASKS"),
         ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
         (
             {"job_id": "7", "ancestors": IN_STEP},
@@ -133,11 +133,12 @@ def test_the_variables_of_another_task_are_only_read(monkeypatch: Patch) -> None
         ("N9.example.com", "", True),
         ("x1", "127.0.0.1", True),
         ("x1", "192.0.2.1", False),  # reserved for documentation, so no machine has it
-        ("x1", "", None),
+        ("x1", "", False),  # of the step's nodes, this one is n9
+        ("x2", "", True),
     ],
 )
 def test_a_machine_is_known_by_its_name_and_its_addresses(
-    monkeypatch: Patch, node: str, address: str, expected: bool | None
+    monkeypatch: Patch, node: str, address: str, expected: bool
 ) -> None:
     def getaddrinfo(*_: Any, **__: Any) -> Any:
         if not address:
@@ -146,7 +147,7 @@ def test_a_machine_is_known_by_its_name_and_its_addresses(
 
     monkeypatch.setattr(socket, "gethostname", lambda: "n9")
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    assert is_this_machine(node) is expected
+    assert is_this_machine(node, ["n9"] if node == "x1" else []) is expected
 
 
 # The variables of the job, and the number of tasks that fit into it ("" if there is no advice).

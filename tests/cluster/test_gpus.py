@@ -17,8 +17,14 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import NodeGpus, TaskGpus, apply_gpus, gpus_on_node
-from slurm_resolver.cluster.jobs import jobs_with_gpus
+from slurm_resolver.cluster.gpus import (
+    NodeGpus,
+    TaskGpus,
+    apply_gpus,
+    gpus_on_node,
+    jobs_with_gpus,
+)
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -33,7 +39,9 @@ def on_node(
     users: Sequence[int] | None = None,
 ) -> TaskGpus:
     """Returns the GPUs of a task on a node with this many tasks, of which `users` use GPUs."""
-    return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), tasks, *explicit))
+    per_node, per_task = (*explicit, None, None)[:2]
+    options = ClusterOptions(gpus_per_node=per_node, gpus_per_task=per_task)
+    return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), tasks, options))
 
 
 def decide(
@@ -109,8 +117,16 @@ def test_what_slurm_granted(
     [
         ("0", "0,1,2,3", "something sets CUDA_VISIBLE_DEVICES"),
         ("0,1,2,3", "1", "something sets CUDA_VISIBLE_DEVICES"),
-        (None, "2", "CUDA_VISIBLE_DEVICES is not set: this .* own. Slurm has set it: SLURM_STEP_G"),
-        ("-1", None, "CUDA_VISIBLE_DEVICES shows none: this task uses no GPU. Start with srun --"),
+        (
+            None,
+            "2",
+            "STEP_GPUS=2, but CUDA_VISIBLE_DEVICES is not set: this .* own. Keep what srun",
+        ),
+        (
+            "-1",
+            None,
+            "CUDA_VISIBLE_DEVICES shows none: this task .* start with srun --gpus-per-",
+        ),
         ("0,1,2,3", "0,1,2,3", ""),
         ("1", "0,1,2,3", ""),
         ("0", "2", ""),
@@ -145,13 +161,18 @@ def test_explicit_counts_as_tensorflow(
 @pytest.mark.parametrize(
     ("visible", "explicit", "on_node", "message"),
     [
-        (None, (2, 2), None, "gpus_per_task=2 times .* .2. is 4, more than the GPUs of a node .2."),
-        ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES=0,1 has 2"),
-        ("0,1", (8, 4), 2, "gpus_per_node=8, but SLURM_GPUS_ON_NODE=2"),
+        (
+            None,
+            (2, 2),
+            None,
+            "gpus_per_node=2 and gpus_per_task=2 do not fit: .* up to 2 tasks",
+        ),
+        ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES shows 2"),
+        ("0,1", (8, 4), 2, "gpus_per_node=8 .* do not fit: SLURM_GPUS_ON_NODE=2"),
         (None, (-1, None), None, "gpus_per_node=-1"),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
         ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
-        ("0,1,0", (), None, "'0' is named twice"),
+        ("0,1,0", (), None, "'0' is not a device, or named twice"),
     ],
 )
 def test_bad_input(
@@ -223,12 +244,6 @@ def test_hiding_the_gpus_of_every_maker() -> None:
     assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
 
 
-def test_variables_that_contradict_each_other() -> None:
-    step = SlurmStep(cuda_devices="0,1", rocr_devices="2,3")
-    with pytest.raises(sr.GpuError, match=r"CUDA_\w+=0,1, but ROCR_\w+=2,3"):
-        on_node(step, 0, 2)
-
-
 def test_the_mark_of_another_task_counts_for_nothing() -> None:
     environ = {"SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     step = SlurmStep.read(environ)
@@ -242,7 +257,7 @@ def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
     assert [decide(None, i, 2).devices for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
-    assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {})
+    assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {CUDA: "0,1,2,3"})
     # as 22.05 with --gpu-bind=none, if all of the driver's GPUs are granted
     assert decide(None, 1, 2, gpus_on_node=4).devices == ("2", "3")
 
@@ -251,7 +266,9 @@ def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 8)
     gpus = decide(None, 1, 2, gpus_on_node=2)
     assert (gpus.devices, gpus.settings) == (None, {})
-    assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
+    assert (
+        "SLURM_GPUS_ON_NODE=2 and SLURM_STEP_GPUS=, but CUDA_VISIBLE_DEVICES is not" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,13 +300,13 @@ def test_the_driver_is_asked_through_its_library(
     ],
 )
 def test_which_jobs_use_gpus(jobs: Strings, gpu_jobs: Any, users: Any) -> None:
-    assert jobs_with_gpus(jobs, gpu_jobs) == users
+    assert jobs_with_gpus(jobs, ClusterOptions(gpu_jobs=gpu_jobs)) == users
 
 
 @pytest.mark.parametrize("gpu_jobs", [["wrkr"], "worker"])
 def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
     with pytest.raises(sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*evaluator, mesh\."):
-        jobs_with_gpus(["worker", "mesh"], gpu_jobs)
+        jobs_with_gpus(["worker", "mesh"], ClusterOptions(gpu_jobs=gpu_jobs))
 
 
 WITH_GPUS = [

@@ -73,8 +73,11 @@ HET = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a[1-2],z1"}, "z1 belongs to the components 0 and 1"),
-        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}, "a2, which is in no component"),
+        (
+            {"SLURM_JOB_NODELIST_HET_GROUP_1": "a[1-2],z1"},
+            "z1 of its nodes belongs to no component .* or to several",
+        ),
+        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}, "a2 of its nodes belongs to no component"),
     ],
 )
 def test_components_that_leave_the_layout_open(changes: Texts, message: str) -> None:
@@ -95,8 +98,11 @@ TASK = {
     [
         ({"SLURM_STEP_NUM_TASKS": "3"}, ["SLURM_STEP_NUM_TASKS=3", "4"]),
         ({"SLURM_STEP_NUM_NODES": "3"}, ["SLURM_STEP_NUM_NODES=3", "2"]),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST is 2", "TASKS_PER_NODE is 1"]),
-        ({"SLURM_STEP_NODELIST": "n9,n9"}, ["SLURM_STEP_NODELIST", "'n9' more than once"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST and", "2 nodes", "1 counts"]),
+        (
+            {"SLURM_STEP_NODELIST": "n9,n9"},
+            ["SLURM_STEP_NODELIST", "(n[9,9]), 1 of them more than once"],
+        ),
         ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "from 0 to 3"]),
         ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME=n9", "n10"]),
         ({"SLURM_LOCALID": "1"}, ["SLURM_LOCALID=1"]),
@@ -104,7 +110,7 @@ TASK = {
         ({"SLURM_DISTRIBUTION": "plane"}, ["SLURM_DIST_PLANESIZE is not set", "plane=N"]),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "99999999(x2)", "SLURM_STEP_NUM_TASKS": "4"},
-            ["199,999,998 tasks", "at most 16,777,216"],
+            ["199,999,998 in all", "at most 16,777,216"],
         ),
     ],
 )

@@ -127,11 +127,14 @@ def test_names_that_look_misspelt_are_warned_of(
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [
-        ({"my-mesh": 4}, "TensorFlow does not accept the job name 'my-mesh'; expected a letter"),
-        ({"worker": 3}, "need 3 tasks, but the job step .SLURM_STEP_NUM_TASKS. has 4.*tasks to 3"),
+        ({"my-mesh": 4}, "names of letters, .* begin with a letter.*; not 'my-mesh' with 4 tasks"),
+        (
+            {"worker": 3},
+            "need 3 tasks, but the job step .SLURM_STEP_NUM_TASKS. has 4[.] Change jobs",
+        ),
         ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
-        ({"ps": -1, "worker": -1}, "ps and worker have -1"),
-        ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),
+        ({"ps": -1, "worker": -1}, "of which one may be -1, .*; not 'worker' with -1 tasks"),
+        ({"ps": 1.0, "worker": 3}, "not 'ps' with 1.0 tasks"),
         ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
         ({}, "need 0 tasks, .* rest with -1[.]$"),
         (["worker"], "expected counts by job name"),
@@ -147,7 +150,7 @@ def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
     [
         ({"placement": "even"}, "placement='even': expected 'spread' or 'rank'"),
         ({"layout": "yes"}, "layout='yes': expected 'auto' or"),
-        ({"het_groups": {"ps": 0}}, "not heterogeneous"),
+        ({"het_groups": {"ps": 0}}, "components none, as it is not heterogeneous"),
     ],
 )
 def test_keywords_that_make_no_sense(keywords: Fields, message: str) -> None:
@@ -197,9 +200,13 @@ def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
 @pytest.mark.parametrize(
     ("jobs", "het_groups", "message"),
     [
-        ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0, which has 2"),
-        ({"ps": 1, "worker": 4}, {"ps": 1}, "no component 1; it has 0, 2"),
-        ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* evaluator, mesh"),
+        ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0 for 'ps', but it has 2"),
+        (
+            {"ps": 1, "worker": 4},
+            {"ps": 1},
+            "need 1 tasks of component 1 for 'ps', but it has 0; .* components 0, 2",
+        ),
+        ({"mesh": 5}, {"mush": 0}, "for 'mush', .* the jobs chief, .* evaluator, mesh"),
     ],
 )
 def test_het_groups_that_do_not_fit(jobs: Counts, het_groups: Counts, message: str) -> None:

@@ -156,8 +156,8 @@ CASES = {
         RUNNING, *BEYOND, options=("scontrol", 0), variables={"SLURM_RESTART_COUNT": ""}
     ),
     "a task of an array": Case(
-        RUNNING, 75, "job 40_3 requeued", ["requeue 40_3"],
-        variables={"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"},
+        running("ArrayJobId=40 ArrayTaskId=3 JobState=RUNNING"), 75, "job 40_3 requeued",
+        ["requeue 40_3"],
     ),
     # A real job of another user may have the same number.
     "a job of slurm-resolver run": Case(

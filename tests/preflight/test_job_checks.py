@@ -11,7 +11,7 @@ from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
 STEP = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0"}
-JOB = {"BatchFlag": "1", "Requeue": "1"}
+JOB = {"JobId": "42", "BatchFlag": "1", "Requeue": "1"}
 
 
 def statuses(mocker: MockerFixture, batch_file: str, job: Texts, open_mode: str = "t") -> Texts:

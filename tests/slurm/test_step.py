@@ -137,7 +137,9 @@ def test_what_a_user_sets() -> None:
 )
 def test_the_grace_is_whole_seconds(value: str) -> None:
     assert SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": "86400"}).network_grace == 86400
-    with pytest.raises(EnvironmentValueError, match="expected whole seconds from 1 to 86400"):
+    with pytest.raises(
+        EnvironmentValueError, match=r"expected a whole number from 1 to 86400\. .*seconds"
+    ):
         SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": value})
 
 
