@@ -25,8 +25,9 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
+from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
+from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
@@ -61,15 +62,11 @@ def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwar
     _check_model(strategy, model, name)
     if not workers:
         return call()
-    try:
-        bound = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:
-        return call()  # which says what is wrong with them
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
-        model.jit_compile = False
     callbacks = listed(arguments["callbacks"])
     arguments["callbacks"] = callbacks
     kinds = sorted({type(callback).__name__ for callback in callbacks})
@@ -77,10 +74,12 @@ def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwar
     with reporting(name) as report:
         own = [", ".join(kinds) or "none", files]
         kinds_of_all, files_of_all = zip(*workers.exchange(f"calls {name}", own))
-        compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
-        compare_weights(workers, model, kinds_of_all, f"before {name}")
+        remedy = f"{REMEDY} Callbacks: {workers.holders(kinds_of_all)}."
+        described = [*describe_call(name, arguments), *describe_model(model)]
+        compare(workers, f"at the start of {name}", repr(described), described)
+        compare_weights(workers, model, f"at the start of {name}", remedy)
         reporter.enter(IDLE, "")
-        arguments["callbacks"] = [report, *callbacks, callback_of(workers, kinds_of_all)]
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers, files_of_all):
             return original(*bound.args, **bound.kwargs)
 

@@ -22,6 +22,7 @@ from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.patches import prepare
@@ -128,8 +129,14 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def read_dataset(self, dataset: Any, *, in_memory: bool) -> Any:
-        """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
+    def read_dataset(self, dataset: Any, in_memory: bool, batches: int | None) -> Any:
+        """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.
+
+        Raises FitError if not all workers have the same number of batches.
+        """
+        own = Entry("the data", f"{batches or 'unknown'} batches")
+        when = f"at the start of {self.workers.call}"
+        compare(self.workers, when, own, [own], REMEDY_OF_DATA)
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
 

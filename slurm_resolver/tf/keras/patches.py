@@ -209,7 +209,7 @@ def _read_data(
 
     def read_dataset(dataset: Any) -> Any:
         arrays = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
-        return distribute_strategy.read_dataset(dataset, in_memory=arrays)
+        return distribute_strategy.read_dataset(dataset, arrays, iterator.num_batches)
 
     reader = types.SimpleNamespace(experimental_distribute_dataset=read_dataset)
     original(iterator, reader, *args, **kwargs)

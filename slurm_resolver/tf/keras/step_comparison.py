@@ -21,19 +21,12 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
+from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.peers import MARK
 from slurm_resolver.tf.progress import reporter
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # which name the batches in an error
-DIFFERENCE = "the workers differ in this step"  # in the error of a step that is ended here
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
-_REMEDY = (
-    "Expected the same global batches in the same order in every worker, of which each takes its "
-    "rows. Seed whatever shuffles or generates the data alike in all workers, such as "
-    "keras.utils.set_random_seed(1) and numpy.random.default_rng(1), and sort the names of files. "
-    "Data that differs between workers needs AutoShardPolicy.OFF."
-)
 
 
 class Comparison:
@@ -46,9 +39,7 @@ class Comparison:
     """
 
     _names: Sequence[str] = ()  # of the batch's tensors
-    # Of the last step that was looked at: its table, by worker, and the column that ended it.
-    _table: Any = None
-    _wrong = 0
+    _origins: Any = None  # of the columns
 
     def __init__(self, strategy: Any, model: Any, kind: str) -> None:
         self._sharing = strategy.sharing
@@ -79,38 +70,21 @@ class Comparison:
 
     def _look(self, table: Any) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
-        self._table = table[:: self._sharing.local_replicas]
-        values, tells, origins = np.moveaxis(self._table, 2, 0)
+        by_worker = table[:: self._sharing.local_replicas]
+        values, tells, origins = np.moveaxis(by_worker, 2, 0)
         near = np.abs(values[0]) * _SAME_RATE
         near[1:] = 0.0  # only the rate may be rounded
         differ = (np.abs(values - values[0]) > near).any(axis=0)
-        wrong = differ & (origins[0] == Origin.EQUAL)
-        if wrong.any():
-            self._wrong = wrong.argmax()
-            raise FitError(MARK + DIFFERENCE)
+        self._origins = origins[0]
+        for place in np.flatnonzero(differ & (self._origins == Origin.EQUAL)):
+            name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
+            remedy = REMEDY_OF_DATA if place else REMEDY
+            shown = [str(value) for value in values[:, place]]
+            error = difference(self._workers, reporter.where(), name, shown, remedy)
+            raise FitError(f"{MARK}{error}")
         self._differed.update(np.flatnonzero(differ))
         self._told.update(np.flatnonzero((tells[0] > 0) & ~differ))
         return True
-
-    def describe(self) -> str:
-        """Returns which worker has what after a step has failed."""
-        where = f" {reporter.where()}".rstrip()
-        own = self._table[:, self._wrong, 0].tolist()
-        if self._wrong == 0:
-            values = self._workers.holders([f"{rate:.6g}" for rate in own])
-            return (
-                f"the learning rate differs from worker to worker{where}: {values}. Change it in "
-                "all workers, or in none: leave out what lets one worker alone do it, such as a "
-                "callback in `if task_id == 0:`."
-            )
-        distinct = list(dict.fromkeys(own))
-        groups = self._workers.holders(
-            [f"batch {_LETTERS[min(distinct.index(digest), 25)]}" for digest in own]
-        )
-        return (
-            f"the batch differs from worker to worker{where}, in {self._names[self._wrong - 1]}: "
-            f"{groups}. {_REMEDY}"
-        )
 
     def end(self) -> None:
         """Raises FitError if no tensor of the epoch's batches shows that they were the same."""
@@ -121,10 +95,10 @@ class Comparison:
         if not differed or shown:
             return
         names = ", ".join(dict.fromkeys(self._names[place - 1] for place in differed))
-        if Origin.PYTHON in self._table[0, differed, 2]:
+        if Origin.PYTHON in self._origins[differed]:
             raise FitError(
                 f"the batches of the workers differ in {names}, which Python makes, and nothing "
-                f"else shows that they have the same rows. {_REMEDY}"
+                f"else shows that they have the same rows. {REMEDY_OF_DATA}"
             )
         tell_once(
             f"the batches differ from worker to worker in {names}, which random operations change; "
