@@ -132,14 +132,7 @@ class ParameterServerStrategy(
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
             return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
 
-        def change(method: str, /, *args: Any, **kwargs: Any) -> Any:
-            return self.distribute_datasets_from_function(
-                lambda context: getattr(dataset_fn(context), method)(*args, **kwargs), options
-            )
-
         data.of_workers = of_workers
-        for name in ("map", "prefetch"):  # which Keras calls for `class_weight`
-            setattr(data, name, functools.partial(change, name))
         return data
 
 
