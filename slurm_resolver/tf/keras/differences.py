@@ -81,10 +81,11 @@ def compare(
             names, texts, numbers, norms = zip(*column)
             # Only floats are rounded: a step counts the same in all workers.
             tolerance = _ROUNDING * max(norms) * ("float" in texts[0])
-            shown = texts
-            if len(set(texts)) == 1:
-                if np.allclose(numbers, numbers[0], rtol=0.0, atol=tolerance, equal_nan=True):
-                    continue
+            if len(set(texts)) > 1:
+                shown = list(texts)
+            elif np.allclose(numbers, numbers[0], rtol=0.0, atol=tolerance, equal_nan=True):
+                continue
+            else:
                 shown = [
                     f"norm {norm:.6g}, projection {number:.6g}"
                     for norm, number in zip(norms, numbers)

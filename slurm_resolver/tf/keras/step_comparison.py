@@ -76,7 +76,7 @@ class Comparison:
         near[1:] = 0.0  # only the rate may be rounded
         differ = (np.abs(values - values[0]) > near).any(axis=0)
         self._origins = origins[0]
-        for place in np.flatnonzero(differ & (self._origins == Origin.EQUAL)):
+        for place in np.flatnonzero(differ & (self._origins == Origin.EQUAL)).tolist():
             name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
             remedy = REMEDY_OF_DATA if place else REMEDY
             shown = [str(value) for value in values[:, place]]
