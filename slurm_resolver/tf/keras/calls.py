@@ -127,24 +127,18 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
                 )
     if call != "fit":
         return
-    obstacle = ""  # to some options
-    if not sharing:
-        obstacle = "under ParameterServerStrategy. Leave it out."
-    elif sharing.local_replicas > 1:
-        obstacle = f"with {sharing.local_replicas} GPUs in a task. Start a task for each GPU."
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
-    of_optimizer = getattr(optimizer, "variables", ())
-    for owner, variables in (("model", model.weights), ("optimizer", of_optimizer)):
-        for variable in variables:
-            if not strategy.extended.variable_created_in_scope(variable.value):
-                raise FitError(
-                    f"fit of {model.name!r}: the variable {variable.path!r} of its {owner} was "
-                    f"created outside strategy.scope(). {SCOPE}"
-                )
+    for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise FitError(
+                f"fit of {model.name!r}: the variable {variable.path!r} was created outside "
+                f"strategy.scope(). {SCOPE}"
+            )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)
-        if value and obstacle:
+        if value and getattr(sharing, "local_replicas", 0) != 1:
             raise FitError(
-                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow does "
-                f"not support {obstacle}"
+                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow "
+                "supports neither under ParameterServerStrategy nor with several GPUs in a task. "
+                "Leave it out, or start a task for each GPU."
             )

@@ -34,8 +34,8 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.tf.start import choose_communication, starting_together
 
-# The types of numbers that TensorFlow's CollectiveBcastSend takes.
-_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# The types of numbers that TensorFlow's CollectiveBcastSend takes, and that hold all others.
+_BROADCAST = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class MultiWorkerMirroredStrategy(

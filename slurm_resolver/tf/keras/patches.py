@@ -84,11 +84,11 @@ def _patch_models() -> None:
         # build.
         private_names.BUILD_FOR_DATA: _build_without_data,
         # Variables are made in the scope of the model or optimizer. Until Keras enters it.
-        private_names.COMPILE: _in_scope_of_model,
-        private_names.LOAD_WEIGHTS: _in_scope_of_model,
-        private_names.QUANTIZE: _in_scope_of_model,
-        private_names.ADD_OPTIMIZER_VARIABLE: _in_scope_of_optimizer,
-        private_names.ADD_SLOT: _in_scope_of_optimizer,
+        private_names.COMPILE: _in_scope,
+        private_names.LOAD_WEIGHTS: _in_scope,
+        private_names.QUANTIZE: _in_scope,
+        private_names.ADD_OPTIMIZER_VARIABLE: _in_scope,
+        private_names.ADD_SLOT: _in_scope,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         private_names.METRICS_RESULT: _metrics_when_steps_are_done,
         private_names.ASSIGN_ADD: metrics.add_on_servers,
@@ -166,20 +166,12 @@ def patch_metrics() -> None:
                 private_names.replace(kind, name, _in_steps(in_step, outside))
 
 
-def _add_variable(
-    original: Method,
-    metric: Any,
-    shape: Any,
-    initializer: Any,
-    dtype: Any = None,
-    aggregation: str = "sum",
-    name: str | None = None,
-) -> Any:
+def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a metric's variable, the same in all workers, so that one alone can read it."""
     patch_metrics()  # its class may be one of the program
     if sharing_of(tf.distribute.get_strategy()):
-        aggregation = "only_first_replica"
-    return original(metric, shape, initializer, dtype, aggregation, name)
+        kwargs["aggregation"] = "only_first_replica"
+    return original(metric, *args, **kwargs)
 
 
 def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
@@ -201,10 +193,10 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
 
 
 def _read_data(
-    original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+    original: Method, iterator: Any, distribute_strategy: Any = None, **given: Any
 ) -> None:
     if not is_ours(distribute_strategy):
-        original(iterator, distribute_strategy, *args, **kwargs)
+        original(iterator, distribute_strategy, **given)
         return
 
     def read_dataset(dataset: Any) -> Any:
@@ -212,7 +204,7 @@ def _read_data(
         return distribute_strategy.read_dataset(dataset, arrays, iterator.num_batches)
 
     reader = types.SimpleNamespace(experimental_distribute_dataset=read_dataset)
-    original(iterator, reader, *args, **kwargs)
+    original(iterator, reader, **given)
     distribute_strategy.unread = iterator  # until the function is made that reads it
 
 
@@ -221,18 +213,13 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
-    import keras
-
-    if not is_ours(model.distribute_strategy):
+    strategy = model.distribute_strategy
+    if not is_ours(strategy):
         original(model, **given)
-    elif "iterator" in given and not sharing_of(model.distribute_strategy):
-        spec = without_optionals(
-            private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
-        )
-        shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
-        has_call = type(model).call is not keras.Model.call
-        if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
-            original(model, data_batch=spec)
+    elif "iterator" in given and not sharing_of(strategy):
+        data = private_names.DISTRIBUTED_DATASET.of(given["iterator"])
+        with contextlib.suppress(Exception):  # such as of a model without `call()`
+            original(model, data_batch=without_optionals(data.element_spec))
 
 
 def _scope(strategy: Any) -> Any:
@@ -242,14 +229,11 @@ def _scope(strategy: Any) -> Any:
     return strategy.scope()
 
 
-def _in_scope_of_model(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    with _scope(model.distribute_strategy):
-        return original(model, *args, **kwargs)
-
-
-def _in_scope_of_optimizer(original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    with _scope(private_names.STRATEGY_OF_OPTIMIZER.of(optimizer)):
-        return original(optimizer, *args, **kwargs)
+def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a model or optimizer in the scope of its strategy."""
+    of_model = getattr(thing, "distribute_strategy", None)
+    with _scope(of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)):
+        return original(thing, *args, **kwargs)
 
 
 @contextlib.contextmanager

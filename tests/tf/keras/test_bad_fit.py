@@ -19,7 +19,7 @@ SECONDS = 240
 
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
-    "optimizer_outside": "iteration' of its optimizer was created outside strategy.scope()",
+    "optimizer_outside": "iteration' was created outside strategy.scope()",
     "own_optimizer_outside": "was created outside strategy.scope(). Build and compile the model in",
     "batch_outside": "train_on_batch of 'sequential",
     "own_function": "with its own make_train_function(), each worker would run its steps alone. ",
