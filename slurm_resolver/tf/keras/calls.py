@@ -27,8 +27,8 @@ from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.differences import REMEDY, compare
-from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
+from slurm_resolver.tf.keras.differences import REMEDY
+from slurm_resolver.tf.keras.files.callbacks import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
@@ -70,17 +70,14 @@ def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwar
     callbacks = listed(arguments["callbacks"])
     arguments["callbacks"] = callbacks
     kinds = sorted({type(callback).__name__ for callback in callbacks})
-    files = [[kind, path] for kind, path, _ in writing(callbacks)]
     with reporting(name) as report:
-        own = [", ".join(kinds) or "none", files]
-        kinds_of_all, files_of_all = zip(*workers.exchange(f"calls {name}", own))
+        kinds_of_all = workers.exchange(f"calls {name}", ", ".join(kinds) or "none")
         remedy = f"{REMEDY} Callbacks: {workers.holders(kinds_of_all)}."
         described = [*describe_call(name, arguments), *describe_model(model)]
-        compare(workers, f"at the start of {name}", repr(described), described)
-        compare_weights(workers, model, f"at the start of {name}", remedy)
+        compare_weights(workers, model, f"at the start of {name}", remedy, described)
         reporter.enter(IDLE, "")
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
-        with workers.failing_together(name), one_writer(callbacks, workers, files_of_all):
+        with workers.failing_together(name), one_writer(callbacks, workers):
             return original(*bound.args, **bound.kwargs)
 
 

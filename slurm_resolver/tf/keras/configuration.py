@@ -31,10 +31,11 @@ from slurm_resolver.tf.keras.differences import Entry
 Parts = dict[str, Any]  # what a layer, function or object computes with, by name
 
 _PLAIN = (type(None), int, float, str, bytes)
-# Keys of Keras' configurations that may differ in workers that train alike.
+# Arguments, and keys of Keras' configurations, that may differ in workers that train alike.
 _LEFT_OUT = (
     "name",
     "seed",
+    "verbose",
     "module",
     "registered_name",
     "batch_shape",  # a step builds a model for its own rows
@@ -52,11 +53,7 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     """
     import keras
 
-    parts: Parts = {
-        key: value
-        for key, value in arguments.items()
-        if isinstance(value, _PLAIN) and key != "verbose"
-    }
+    parts: Parts = {key: value for key, value in arguments.items() if isinstance(value, _PLAIN)}
     restoring = {}
     for callback in arguments["callbacks"]:
         kind = type(callback).__name__

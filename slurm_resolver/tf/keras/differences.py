@@ -19,7 +19,7 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import Workers
 
 _AT_ONCE = 25  # entries that fit into one message
-_SHOWN = 200  # characters of a text
+_SHOWN = 200  # characters of a name or a text
 _ROUNDING = 1e-3  # how far numbers may differ by rounding alone, relative to their norm
 REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     norm: float = 0.0
 
 
-_NOTHING = Entry("the model", "nothing")  # in a worker that has fewer entries
+_NOTHING = ("the model", 0, "nothing", 0.0, 0.0)  # in a worker that has fewer entries
 
 
 def compare(
@@ -71,17 +71,17 @@ def compare(
     remaining = iter(entries)
     while True:
         own = [
-            entry._replace(name=_shortened(entry.name), text=_shortened(entry.text))
-            for entry in itertools.islice(remaining, _AT_ONCE)
+            [name[:_SHOWN], zlib.crc32(text.encode()), text[:_SHOWN], number, norm]
+            for name, text, number, norm in itertools.islice(remaining, _AT_ONCE)
         ]
         blocks = workers.exchange(call, own)
         if not any(blocks):
             break
         for column in itertools.zip_longest(*blocks, fillvalue=_NOTHING):
-            names, texts, numbers, norms = zip(*column)
+            names, digests, texts, numbers, norms = zip(*column)
             # Only floats are rounded: a step counts the same in all workers.
             tolerance = _ROUNDING * max(norms) * ("float" in texts[0])
-            if len(set(texts)) > 1:
+            if len(set(digests)) > 1:
                 shown = list(texts)
             elif np.allclose(numbers, numbers[0], rtol=0.0, atol=tolerance, equal_nan=True):
                 continue
@@ -105,10 +105,3 @@ def difference(
         f"the workers differ {when or 'in this step'}, in {name}: {workers.holders(values)}. "
         f"{remedy}"
     )
-
-
-def _shortened(text: str) -> str:
-    """Returns a text that fits into a message, and differs if the given one does."""
-    if len(text) <= _SHOWN:
-        return text
-    return f"{text[:_SHOWN]}… ({zlib.crc32(text.encode()):08x})"

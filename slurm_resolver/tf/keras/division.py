@@ -128,21 +128,19 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         if not (isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()):
             raise UndividedError("its elements before the maps have no fixed shape")
     size = int(private_names.BATCH_SIZE.of(batch))
-    drops = bool(tf.get_static_value(private_names.DROPS_REMAINDER.of(batch)))
-    cycle = sharing.replicas
-    last = sharing.first_replica + sharing.local_replicas  # the replica after those of this worker
+    drops = private_names.DROPS_REMAINDER.of(batch)
     origins = find_origins(source)
 
     def own_rows(*block: Any) -> tf.data.Dataset:
         elements = block if isinstance(source.element_spec, tuple) else block[0]
         count = tf.cast(count_rows(elements), tf.int32)
-        number = tf.range(count) % cycle
-        own = (number >= sharing.first_replica) & (number < last)
-        own |= count < cycle  # too few for all replicas, which have all of them
+        number = tf.range(count) - sharing.first_replica
+        own = number % sharing.replicas < sharing.local_replicas
+        own |= count < sharing.replicas  # too few for all replicas, which have all of them
         about = _About(
             share(tf.nest.map_structure(_without_folder, elements), origins).digest,
             count,
-            tf.math.count_nonzero(own, dtype=tf.int64),
+            tf.math.count_nonzero(own),
         )
         made = tf.data.Dataset.from_tensor_slices((own, elements))
         return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
@@ -166,9 +164,6 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         else:
             divided = type(one)(divided, private_names.COUNT.of(one))
     divided = divided.map(as_share).with_options(dataset.options())
-    batches = dataset.cardinality()
-    if batches != tf.data.UNKNOWN_CARDINALITY:
-        divided = divided.apply(tf.data.experimental.assert_cardinality(batches))
     divided.batch_size = size
     return divided
 
@@ -235,11 +230,10 @@ def _check_state(graph: Any) -> None:
     for node in itertools.chain(definition.node, *functions):
         if node.op in _HARMLESS or not graph.op_def_for_type(node.op).is_stateful:
             continue
-        if "seed" not in node.attr:
-            raise UndividedError(f"a map depends on earlier elements ({node.op})")
-        if global_seed != NO_SEED or node.attr["seed"].i or node.attr["seed2"].i:
+        draws = "seed" in node.attr and global_seed == NO_SEED
+        if not draws or node.attr["seed"].i or node.attr["seed2"].i:
             raise UndividedError(
-                f"a map draws random numbers with a seed ({node.op}): omit the seed"
+                f"a map depends on earlier elements, or has a seed ({node.op}): omit the seed"
             )
 
 

@@ -11,6 +11,7 @@ import functools
 import pickle
 import random
 import signal
+import weakref
 import zlib
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
+from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -98,6 +100,7 @@ class MultiWorkerMirroredStrategy(
         if custom_losses not in ("whole", "mean"):
             raise ValueError(f'custom_losses={custom_losses!r}: expected "whole" or "mean".')
         self.custom_losses = custom_losses
+        self.comparisons: weakref.WeakSet[Comparison] = weakref.WeakSet()
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)

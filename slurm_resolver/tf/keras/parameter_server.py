@@ -24,6 +24,7 @@ from slurm_resolver.tf import private_names, start
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
 from slurm_resolver.tf.keras.step_function import as_tensor, compiled
+from slurm_resolver.tf.private_names import Method
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
@@ -194,19 +195,19 @@ class ScheduledFunction:
         if self._trains and of_workers:
             function = self._on_iterator
             batches = itertools.repeat(of_workers())
-        begun = False
-        for batch in itertools.islice(batches, count):
-            begun = True
-            if len(self._under_way) >= _AHEAD * self._strategy.num_workers:
-                self._take_logs(self._under_way.popleft())
-            given = (without_optionals(batch),)
-            self._under_way.append(self._coordinator.schedule(function, given))
-        if not begun:
+        steps = [self._schedule(function, batch) for batch in itertools.islice(batches, count)]
+        if not steps:
             raise StopIteration
+        self._under_way += steps
+        while len(self._under_way) > _AHEAD * self._strategy.num_workers:
+            self._take_logs(self._under_way.popleft())
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
         if count > 1 or isinstance(data, types.GeneratorType):
             self.join()
         return self._logs
+
+    def _schedule(self, function: Method, batch: Any) -> Any:
+        return self._coordinator.schedule(function, (without_optionals(batch),))
 
     @_told_where_data_ends()
     def join(self) -> None:
@@ -225,10 +226,7 @@ class ScheduledFunction:
             self._coordinator.join()
 
     def _predict(self, batches: list[Any], attempt: int = 1) -> Any:
-        remotes = [
-            self._coordinator.schedule(self._on_batch, (without_optionals(batch),))
-            for batch in batches
-        ]
+        remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it

@@ -21,7 +21,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import gradients, losses, metrics
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
-from slurm_resolver.tf.keras.files.callbacks import make_folder
+from slurm_resolver.tf.keras.files.callbacks import make_folder, remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.normalization import batch_normalization
@@ -41,15 +41,13 @@ def prepare(strategy: Any) -> None:
 def _patch(keras: Any) -> None:
     if keras.__version__.startswith("2."):
         return
-    if keras.backend.backend() != "tensorflow":
-        for name in ("fit", "evaluate", "predict"):
-            private_names.replace(keras.Model, name, _refuse_backend)
-        return
+    of_tensorflow = keras.backend.backend() == "tensorflow"
     # All workers do the same, and fail together. Always necessary.
     for name in KIND:
-        private_names.replace(keras.Model, name, functools.partial(call_together, name))
+        together = functools.partial(call_together, name)
+        private_names.replace(keras.Model, name, together if of_tensorflow else _refuse_backend)
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
-    if not keras_problem(keras.__version__) and not private_names.fit_problem():
+    if of_tensorflow and not keras_problem(keras.__version__) and not private_names.fit_problem():
         _patch_models()
         _patch_steps()
 
@@ -101,6 +99,7 @@ def _patch_models() -> None:
         private_names.SAVE_WEIGHTS: save_once,
         private_names.SAVE_H5: save_once,
         private_names.MAKE_FOLDER: make_folder,
+        private_names.REMOVE_BACKUP: remove_together,
         # One worker can save in the scope. Until Keras makes no variables to save.
         private_names.SKIPPED_ATTRIBUTES: attributes_to_skip,
     }
@@ -249,7 +248,7 @@ def _open_scopes(original: Method, model: Any) -> Iterator[None]:
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
     """Waits for the steps that a coordinator has scheduled."""
-    if is_ours(model.distribute_strategy) and not is_in_replica():
+    if not is_in_replica():
         for function in (model.train_function, model.test_function):
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()
@@ -294,14 +293,12 @@ def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwa
         raise
 
 
-def _apply_scaled(
-    step: Step, original: Method, optimizer: Any, grads: Any, trainable_variables: Any = None
-) -> None:
+def _apply_scaled(step: Step, original: Method, optimizer: Any, *args: Any) -> None:
     """Applies gradients in a condition, as Keras does without a strategy."""
-    if len(step.model.distribute_strategy.extended.worker_devices) > 1:
-        original(optimizer, grads, trainable_variables)  # a condition cannot merge replicas
+    if step.model.distribute_strategy.sharing.local_replicas > 1:
+        original(optimizer, *args)  # a condition cannot merge replicas
     else:
-        private_names.APPLY_ALONE.of(optimizer)(grads, trainable_variables=trainable_variables)
+        private_names.APPLY_ALONE.of(optimizer)(*args)
 
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -39,15 +39,15 @@ class Comparison:
     """
 
     _names: Sequence[str] = ()  # of the batch's tensors
-    _origins: Any = None  # of the columns
 
     def __init__(self, strategy: Any, model: Any, kind: str) -> None:
+        strategy.comparisons.add(self)
         self._sharing = strategy.sharing
         self._workers = strategy.workers
         self._trained = model if kind == "train" else None
-        # The columns that differed in a step, and those that were the same in it and told the rows
-        # apart.
-        self._differed: set[int] = set()
+        # The origins of the columns that differed in a step, and the columns that were the same in
+        # it and told the rows apart.
+        self._differed: dict[int, float] = {}
         self._told: set[int] = set()
 
     def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
@@ -70,32 +70,32 @@ class Comparison:
 
     def _look(self, table: Any) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
-        by_worker = table[:: self._sharing.local_replicas]
-        values, tells, origins = np.moveaxis(by_worker, 2, 0)
-        near = np.abs(values[0]) * _SAME_RATE
-        near[1:] = 0.0  # only the rate may be rounded
-        differ = (np.abs(values - values[0]) > near).any(axis=0)
-        self._origins = origins[0]
-        for place in np.flatnonzero(differ & (self._origins == Origin.EQUAL)).tolist():
-            name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
-            remedy = REMEDY_OF_DATA if place else REMEDY
-            shown = [str(value) for value in values[:, place]]
-            error = difference(self._workers, reporter.where(), name, shown, remedy)
-            raise FitError(f"{MARK}{error}")
-        self._differed.update(np.flatnonzero(differ))
-        self._told.update(np.flatnonzero((tells[0] > 0) & ~differ))
+        columns = table[:: self._sharing.local_replicas].transpose(1, 2, 0)
+        for place, (values, tells, origins) in enumerate(columns):
+            near = 0.0 if place else _SAME_RATE * np.abs(values[0])  # the rate may be rounded
+            if not (np.abs(values - values[0]) > near).any():
+                if tells[0]:
+                    self._told.add(place)
+            elif origins[0] == Origin.EQUAL:
+                name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
+                remedy = REMEDY_OF_DATA if place else REMEDY
+                shown = [str(value) for value in values]
+                error = difference(self._workers, reporter.where(), name, shown, remedy)
+                raise FitError(f"{MARK}{error}")
+            else:
+                self._differed[place] = origins[0]
         return True
 
     def end(self) -> None:
         """Raises FitError if no tensor of the epoch's batches shows that they were the same."""
-        differed = sorted(self._differed)
-        shown = self._told - self._differed
-        self._differed.clear()
-        self._told.clear()
+        differed = self._differed
+        shown = self._told.difference(differed)
+        self._differed = {}
+        self._told = set()
         if not differed or shown:
             return
-        names = ", ".join(dict.fromkeys(self._names[place - 1] for place in differed))
-        if Origin.PYTHON in self._origins[differed]:
+        names = ", ".join(dict.fromkeys(self._names[place - 1] for place in sorted(differed)))
+        if Origin.PYTHON in differed.values():
             raise FitError(
                 f"the batches of the workers differ in {names}, which Python makes, and nothing "
                 f"else shows that they have the same rows. {REMEDY_OF_DATA}"

@@ -128,7 +128,7 @@ class StepFunction:
             text = str(error)
             if _MISMATCH in text:
                 described = list(describe_model(self._model))
-                compare(self._strategy.workers, "in this step", repr(described), described)
+                compare(self._strategy.workers, "in this step", described, described)
                 what = text.partition(_MISMATCH)[2].partition(".")[0].strip()
                 where = f"the workers compute different steps {reporter.where()}".rstrip()
                 raise FitError(f"{where}: {what}. {REMEDY}") from error

@@ -5,8 +5,9 @@ Workers hold equal weights because they do equal things.
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,54 +15,63 @@ import tensorflow as tf
 
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY, Entry, compare
-from slurm_resolver.tf.progress import reporter
 
 
 def digest_of(model: Any) -> int:
     """Returns a digest of all variables of a model and its optimizers."""
     digest = 0
-    for _, variable in variables_of(model):
+    for _, variable in _variables_of(model):
         digest = zlib.crc32(variable.numpy().tobytes(), digest)
     return digest
 
 
-def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
-    """Returns the paths and values of a model's variables, after those of its optimizers.
+def _variables_of(model: Any) -> Iterator[tuple[str, tf.Variable]]:
+    """Yields the paths and values of a model's variables, after those of its optimizers.
 
     The states of random generators are not among them: the workers draw different numbers.
     """
     import keras
 
     variables = []
-    for value in vars(model).values():
-        items = value if isinstance(value, (list, tuple)) else [value]
-        for item in value.values() if isinstance(value, dict) else items:
-            if isinstance(item, keras.optimizers.Optimizer):
-                variables += item.variables
+    for value in keras.tree.flatten(list(vars(model).values())):
+        if isinstance(value, keras.optimizers.Optimizer):
+            variables += value.variables
     variables += model.weights
-    distinct = {id(variable): variable for variable in variables}
     local = model.distribute_strategy.experimental_local_results
-    return [
-        # TensorFlow reads this worker's own part four times as fast.
-        (variable.path, local(variable.value)[0])
-        for variable in distinct.values()
-        if isinstance(variable.value, tf.Variable)
-    ]
+    for variable in {id(variable): variable for variable in variables}.values():
+        if isinstance(variable.value, tf.Variable):
+            # TensorFlow reads this worker's own part four times as fast.
+            yield variable.path, local(variable.value)[0]
 
 
-def compare_weights(workers: Workers, model: Any, when: str, remedy: str = REMEDY) -> None:
-    """Raises FitError in every worker if their variables differ by more than rounding."""
-    compare(workers, when, digest_of(model), _measures(model), remedy)
+def compare_weights(
+    workers: Workers,
+    model: Any,
+    when: str,
+    remedy: str = REMEDY,
+    described: Sequence[Entry] = (),
+) -> None:
+    """Raises FitError in every worker if their variables differ by more than rounding.
+
+    Args:
+        workers: of which this one has one model.
+        model: this worker's.
+        when: such as "after epoch 2".
+        remedy: the end of the error.
+        described: what else is compared, before the variables.
+    """
+    digests = [described, digest_of(model)]
+    compare(workers, when, digests, itertools.chain(described, _measures(model)), remedy)
 
 
 def _measures(model: Any) -> Iterator[Entry]:
     """Yields what rounding changes little: a projection of each variable's values."""
-    for path, variable in variables_of(model):
+    for path, variable in _variables_of(model):
         values = variable.numpy().astype(np.float64).ravel()
         direction = np.random.default_rng(0).normal(size=values.size)
         yield Entry(
             name=path,
-            text=f"{variable.dtype.name} {tuple(variable.shape)}",
+            text=f"{variable.dtype.name} {variable.shape}",
             number=float(values @ direction),
             norm=float(np.linalg.norm(values)),
         )
@@ -75,11 +85,6 @@ def callback_of(workers: Workers, remedy: str) -> Any:
     import keras
 
     class SlurmResolverCheck(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if self.model.stop_training:
-                place = f"after step {batch + 1} of epoch {reporter.epoch}"
-                workers.exchange(f"stops training {place} (stop_training)", None)
-
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.on_test_end()  # which `fit` calls only after a validation
             stops = workers.exchange(f"ends epoch {epoch + 1}", bool(self.model.stop_training))
@@ -91,11 +96,8 @@ def callback_of(workers: Workers, remedy: str) -> Any:
             compare_weights(workers, self.model, "after fit", remedy)
 
         def on_test_end(self, logs: Any = None) -> None:
-            model = self.model
-            for function in (model.train_function, model.test_function, model.predict_function):
-                comparison = getattr(function, "comparison", None)
-                if comparison:
-                    comparison.end()  # the batches may have differed
+            for comparison in self.model.distribute_strategy.comparisons:
+                comparison.end()  # the batches may have differed
 
         on_predict_end = on_test_end
 

@@ -6,6 +6,7 @@ ModelCheckpoint does not: it saves with the model's own methods (see `saving`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,14 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.private_names import Method
 
-_BACKUP = "BackupAndRestore"
 # The callbacks, and the attribute with the path.
 _PATHS = {
     "CSVLogger": "filename",
     "TensorBoard": "log_dir",
-    _BACKUP: "backup_dir",
 }
 
 
@@ -30,58 +30,42 @@ def listed(callbacks: Any) -> list[Any]:
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
-def writing(callbacks: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
-    import keras
-
-    for callback in callbacks:
-        for kind, attribute in _PATHS.items():
-            if isinstance(callback, getattr(keras.callbacks, kind)):
-                yield kind, os.path.abspath(getattr(callback, attribute)), callback
-
-
 @contextlib.contextmanager
-def one_writer(
-    callbacks: Sequence[Any], workers: Any, paths: Sequence[list[list[str]]]
-) -> Iterator[None]:
-    """Lets one worker write each path in the block; `paths` are the kinds and paths of each worker.
+def one_writer(callbacks: Sequence[Any], workers: Workers) -> Iterator[None]:
+    """Lets one worker write each path in the block.
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
     same in every worker.
     """
+    import keras
+
+    own = [
+        (callback, attribute, os.path.abspath(getattr(callback, attribute)))
+        for kind, attribute in _PATHS.items()
+        for callback in callbacks
+        if isinstance(callback, getattr(keras.callbacks, kind))
+    ]
+    told = workers.exchange("begins to write files", [path for _, _, path in own])
+    earlier = set(itertools.chain(*told[: workers.index]))
     with contextlib.ExitStack() as undo:
-        for kind, path, callback in writing(callbacks):
-            attribute = _PATHS[kind]
-            value: Any
-            if kind == _BACKUP:
-                attribute = "on_train_end"
-                value = _removed_together(callback, workers)
-            elif any([kind, path] in told for told in paths[: workers.index]):
+        for callback, attribute, path in own:
+            if path in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
-                value = os.path.join(scratch, os.path.basename(path))
-            else:
-                continue
-            undo.callback(setattr, callback, attribute, getattr(callback, attribute))
-            setattr(callback, attribute, value)
+                undo.callback(setattr, callback, attribute, getattr(callback, attribute))
+                setattr(callback, attribute, os.path.join(scratch, os.path.basename(path)))
         yield
 
 
-def _removed_together(callback: Any, workers: Any) -> Method:
-    """Returns the `on_train_end` of a BackupAndRestore, which removes what all workers have saved.
-
-    Each worker saves it, with `saving`, and reads it.
-    """
-    remove_files = callback.on_train_end
-
-    def on_train_end(logs: Any = None) -> None:
-        workers.exchange("ends fit", None)  # once all have written
-        with contextlib.suppress(FileNotFoundError):  # other workers remove them as well
-            remove_files(logs)
-
-    return on_train_end
+def remove_together(original: Method, callback: Any, logs: Any = None) -> None:
+    """Removes what a BackupAndRestore has saved, once all workers have saved it (see `saving`)."""
+    workers = getattr(callback.model.distribute_strategy, "workers", None)
+    if workers:
+        workers.exchange("ends fit", None)
+    with contextlib.suppress(FileNotFoundError):  # other workers remove it as well
+        original(callback, logs)
 
 
-def make_folder(original: Any, path: Any) -> Any:
+def make_folder(original: Method, path: Any) -> Any:
     """Makes a folder for a callback, unless another worker was faster."""
     with contextlib.suppress(FileExistsError):
         return original(path)
