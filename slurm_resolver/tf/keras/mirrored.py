@@ -132,14 +132,20 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def read_dataset(self, dataset: Any, in_memory: bool, batches: int | None) -> Any:
+    def read_dataset(self, iterator: Any, dataset: Any) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.
 
-        Raises FitError if not all workers have the same number of batches.
+        Args:
+            iterator: Keras' iterator over epochs, which is being made.
+            dataset: what it will read.
+
+        Raises:
+            FitError: in every worker, if not all have the same number of batches.
         """
-        own = Entry("the data", f"{batches or 'unknown'} batches")
+        own = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
         when = f"at the start of {self.workers.call}"
         compare(self.workers, when, own, [own], REMEDY_OF_DATA)
+        in_memory = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
@@ -198,12 +204,11 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     their own draw, such as ``shuffle(n, seed=1)``.
     """
     seed = zlib.crc32((job_id or "").encode())
-    global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
     own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
-    python, numpy, tensorflow = zip(*workers.exchange("creates the strategy", [*own, global_seed]))
+    python, numpy = zip(*workers.exchange("creates the strategy", own))
     if len(set(python)) > 1:
         random.seed(seed)
     if len(set(numpy)) > 1:
         np.random.seed(seed)
-    if set(tensorflow) == {NO_SEED}:
+    if tf.compat.v1.get_seed(1)[0] == NO_SEED:  # an argument avoids a random number
         tf.random.set_seed(NO_SEED)

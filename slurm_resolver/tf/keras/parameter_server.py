@@ -97,7 +97,7 @@ class ParameterServerStrategy(
         check_model(self, model)
         return ScheduledFunction(model, kind)
 
-    def read_dataset(self, dataset: Any, *_: Any) -> Any:
+    def read_dataset(self, iterator: Any, dataset: Any) -> Any:
         """Returns what Keras 3 reads on the chief: the dataset."""
         return dataset
 

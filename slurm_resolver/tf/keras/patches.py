@@ -197,12 +197,8 @@ def _read_data(
     if not is_ours(distribute_strategy):
         original(iterator, distribute_strategy, **given)
         return
-
-    def read_dataset(dataset: Any) -> Any:
-        arrays = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
-        return distribute_strategy.read_dataset(dataset, arrays, iterator.num_batches)
-
-    reader = types.SimpleNamespace(experimental_distribute_dataset=read_dataset)
+    read = functools.partial(distribute_strategy.read_dataset, iterator)
+    reader = types.SimpleNamespace(experimental_distribute_dataset=read)
     original(iterator, reader, **given)
     distribute_strategy.unread = iterator  # until the function is made that reads it
 

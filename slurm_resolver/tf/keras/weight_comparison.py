@@ -33,9 +33,11 @@ def _variables_of(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     import keras
 
     variables = []
-    for value in keras.tree.flatten(list(vars(model).values())):
-        if isinstance(value, keras.optimizers.Optimizer):
-            variables += value.variables
+    for value in vars(model).values():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        for item in value.values() if isinstance(value, dict) else items:
+            if isinstance(item, keras.optimizers.Optimizer):
+                variables += item.variables
     variables += model.weights
     local = model.distribute_strategy.experimental_local_results
     for variable in {id(variable): variable for variable in variables}.values():
