@@ -40,7 +40,7 @@ SCOPE = (
 )
 
 
-def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers must call alike.
 
     It calls `train_on_batch`, `test_on_batch` or `predict_on_batch` as well; their steps compare
@@ -51,6 +51,7 @@ def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwar
             would compute a batch alone.
         KerasError: for a version of Keras that would train incorrectly.
     """
+    name = original.__name__
     call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
     if not _is_in_scope(name, model) or "on_batch" in name:
@@ -90,9 +91,8 @@ def _is_in_scope(name: str, model: Any) -> bool:
     """
     strategy = model.distribute_strategy
     if is_ours(strategy):
-        if strategy.of_several:
-            check_keras()
         if strategy.of_several or strategy.num_replicas_in_sync > 1:
+            check_keras()
             private_names.check_fit()
         check_functions(name, model)
         return True
@@ -114,7 +114,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     sharing = sharing_of(strategy)
-    if getattr(sharing, "replicas", 1) > 1:
+    if sharing:
         for layer in private_names.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:
                 raise FitError(

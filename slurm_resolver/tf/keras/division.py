@@ -212,8 +212,9 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
         made = function(*element) if unpacks else function(element)
         return about, tuple(made) if isinstance(made, list) else made
 
-    calls = private_names.PARALLEL_CALLS.of(like, 1)  # without it, one at a time
-    found = pairs.map(mapped, num_parallel_calls=calls, deterministic=True)
+    calls = private_names.PARALLEL_CALLS.of(like, None)  # None if it makes one at a time
+    deterministic = None if calls is None else True
+    found = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
     _check_state(_graph_of_map(found))
     return found
 

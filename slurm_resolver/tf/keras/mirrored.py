@@ -204,11 +204,13 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     their own draw, such as ``shuffle(n, seed=1)``.
     """
     seed = zlib.crc32((job_id or "").encode())
-    own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
-    python, numpy = zip(*workers.exchange("creates the strategy", own))
-    if len(set(python)) > 1:
-        random.seed(seed)
-    if len(set(numpy)) > 1:
-        np.random.seed(seed)
+    generators: dict[Method, Method] = {
+        random.getstate: random.seed,
+        np.random.get_state: np.random.seed,
+    }
+    for get_state, set_seed in generators.items():
+        own = zlib.crc32(pickle.dumps(get_state()))
+        if len(set(workers.exchange("creates the strategy", own))) > 1:
+            set_seed(seed)
     if tf.compat.v1.get_seed(1)[0] == NO_SEED:  # an argument avoids a random number
         tf.random.set_seed(NO_SEED)

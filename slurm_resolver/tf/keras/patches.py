@@ -44,8 +44,8 @@ def _patch(keras: Any) -> None:
     of_tensorflow = keras.backend.backend() == "tensorflow"
     # All workers do the same, and fail together. Always necessary.
     for name in KIND:
-        together = functools.partial(call_together, name)
-        private_names.replace(keras.Model, name, together if of_tensorflow else _refuse_backend)
+        replacement = call_together if of_tensorflow else _refuse_backend
+        private_names.replace(keras.Model, name, replacement)
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
     if of_tensorflow and not keras_problem(keras.__version__) and not private_names.fit_problem():
         _patch_models()

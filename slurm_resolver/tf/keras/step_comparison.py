@@ -40,11 +40,11 @@ class Comparison:
 
     _names: Sequence[str] = ()  # of the batch's tensors
 
-    def __init__(self, strategy: Any, model: Any, kind: str) -> None:
+    def __init__(self, strategy: Any, model: Any) -> None:
         strategy.comparisons.add(self)
         self._sharing = strategy.sharing
         self._workers = strategy.workers
-        self._trained = model if kind == "train" else None
+        self._model = model
         # The origins of the columns that differed in a step, and the columns that were the same in
         # it and told the rows apart.
         self._differed: dict[int, float] = {}
@@ -53,13 +53,14 @@ class Comparison:
     def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
         self._names = names
-        optimizer = getattr(self._trained, "optimizer", None)
+        optimizer = getattr(self._model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
-        row = tf.stack([[rate, 0.0, float(Origin.EQUAL)]])
+        rows = [tf.stack([[rate, 0.0, float(Origin.EQUAL)]])]
         if digest is not None:
-            row = tf.concat([row, digest], axis=0)
-        return tf.one_hot(replica, self._sharing.replicas)[:, None, None] * row
+            rows.append(digest)
+        of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
+        return of_replica * tf.concat(rows, axis=0)
 
     def check(self, table: Any) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""

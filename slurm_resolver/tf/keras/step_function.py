@@ -96,7 +96,7 @@ class StepFunction:
         self._step = getattr(model, f"{kind}_step")
         self._strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
-        self.comparison = Comparison(self._strategy, model, kind)
+        self.comparison = Comparison(self._strategy, model)
         self._splits = self._strategy.sharing.replicas > 1
         whole = None
         vouched = self._strategy.custom_losses == "mean"
