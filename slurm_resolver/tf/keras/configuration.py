@@ -53,7 +53,6 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     """
     import keras
 
-    parts: Parts = {key: value for key, value in arguments.items() if isinstance(value, _PLAIN)}
     restoring = {}
     for callback in arguments["callbacks"]:
         kind = type(callback).__name__
@@ -63,7 +62,7 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
             restoring[kind] = state.read_text() if state.exists() else nothing
         elif getattr(callback, "restores_all_workers", False):
             restoring[kind] = ""
-    parts["callbacks that restore a training"] = restoring
+    parts = {**_plain(arguments), "callbacks that restore a training": restoring}
     return _describe(name, parts)
 
 
@@ -109,8 +108,7 @@ def _parts(thing: Any) -> Parts:
     if isinstance(thing, types.FunctionType):  # the plain values that it uses besides arguments
         with contextlib.suppress(ValueError):  # a cell that is still empty
             found = inspect.getclosurevars(thing)
-            used = {**found.globals, **found.nonlocals}
-            return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
+            return _plain({**found.globals, **found.nonlocals})
     # The graph of layers is described by the layers themselves.
     if isinstance(thing, keras.Sequential) or hasattr(thing, "operations"):
         return {}
@@ -124,6 +122,10 @@ def _parts(thing: Any) -> Parts:
         if isinstance(value, (int, float, np.ndarray)) and not name.startswith("_")
     }
     return {**numbers, **_config(thing, "get_config")}
+
+
+def _plain(values: Mapping[str, Any]) -> Parts:
+    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
 
 
 def _config(thing: Any, method: str) -> Parts:

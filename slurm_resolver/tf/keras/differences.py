@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     norm: float = 0.0
 
 
-_NOTHING = ("the model", 0, "nothing", 0.0, 0.0)  # in a worker that has fewer entries
+_NOTHING = ("the model", 0, "nothing", 0.0, 0.0)  # of a worker that has fewer entries
 
 
 def compare(

@@ -75,7 +75,7 @@ class _About(NamedTuple):
 
 
 def share_out(
-    dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool = False
+    dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool
 ) -> tf.data.Dataset | None:
     """Returns the dataset of `Share`s that a worker reads.
 
@@ -133,7 +133,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
 
     def own_rows(*block: Any) -> tf.data.Dataset:
         elements = block if isinstance(source.element_spec, tuple) else block[0]
-        count = tf.cast(count_rows(elements), tf.int32)
+        count = count_rows(elements)
         number = tf.range(count) - sharing.first_replica
         own = number % sharing.replicas < sharing.local_replicas
         own |= count < sharing.replicas  # too few for all replicas, which have all of them

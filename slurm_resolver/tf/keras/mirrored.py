@@ -143,8 +143,8 @@ class MultiWorkerMirroredStrategy(
             FitError: in every worker, if not all have the same number of batches.
         """
         own = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
-        when = f"at the start of {self.workers.call}"
-        compare(self.workers, when, own, [own], REMEDY_OF_DATA)
+        call = self.workers.call
+        compare(self.workers, f"at the start of {call}", own, [own], REMEDY_OF_DATA)
         in_memory = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
@@ -192,7 +192,8 @@ def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
         # a value from a checkpoint is wrapped
         return tf.cast(getattr(value, "wrapped_value", value), wider)
 
-    sent = original(*args, **{**kwargs, "initial_value": widened, "dtype": wider})
+    kwargs.update(initial_value=widened, dtype=wider)
+    sent = original(*args, **kwargs)
     return lambda: tf.cast(sent(), dtype)
 
 

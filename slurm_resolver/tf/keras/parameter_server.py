@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import types
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -180,7 +179,7 @@ class ScheduledFunction:
         self._step = getattr(model, f"{kind}_step")
         self._on_batch = compiled(model, self._run_on_batch)
         self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
-        self._under_way: deque[Any] = deque()
+        self._under_way: list[Any] = []
         self._logs: dict[str, Any] = {}
 
     @_told_where_data_ends()
@@ -200,7 +199,7 @@ class ScheduledFunction:
             raise StopIteration
         self._under_way += steps
         while len(self._under_way) > _AHEAD * self._strategy.num_workers:
-            self._take_logs(self._under_way.popleft())
+            self._take_logs(self._under_way.pop(0))
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
         if count > 1 or isinstance(data, types.GeneratorType):
             self.join()
@@ -212,7 +211,7 @@ class ScheduledFunction:
     @_told_where_data_ends()
     def join(self) -> None:
         """Waits for all steps, and takes the last one's logs; raises the error of a step."""
-        last = list(self._under_way)[-1:]
+        last = self._under_way[-1:]
         self._under_way.clear()
         self._coordinator.join()
         for remote in last:

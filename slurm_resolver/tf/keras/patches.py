@@ -27,13 +27,13 @@ from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.normalization import batch_normalization
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
-from slurm_resolver.tf.keras.strategy_registry import is_ours, register, sharing_of
+from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
 from slurm_resolver.tf.private_names import Method
 
 
 def prepare(strategy: Any) -> None:
     """Lets Keras 3's models train, evaluate and predict under a strategy of this package."""
-    register(strategy)
+    ours.add(strategy)
     wrapt.when_imported("keras")(_patch)
 
 
@@ -212,9 +212,9 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
     if not is_ours(strategy):
         original(model, **given)
     elif "iterator" in given and not sharing_of(strategy):
-        data = private_names.DISTRIBUTED_DATASET.of(given["iterator"])
+        spec = private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
         with contextlib.suppress(Exception):  # such as of a model without `call()`
-            original(model, data_batch=without_optionals(data.element_spec))
+            original(model, data_batch=without_optionals(spec))
 
 
 def _scope(strategy: Any) -> Any:

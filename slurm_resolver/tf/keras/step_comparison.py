@@ -38,7 +38,7 @@ class Comparison:
     the rows apart must have been the same in every step.
     """
 
-    _names: Sequence[str] = ()  # of the batch's tensors
+    _names: Sequence[str]  # of the batch's tensors
 
     def __init__(self, strategy: Any, model: Any) -> None:
         strategy.comparisons.add(self)
