@@ -256,7 +256,7 @@ EXPORT = keras:Model.export(self, filepath)
 SAVE_MODEL = keras.src.saving.saving_lib:save_model(model, filepath)
 SAVE_WEIGHTS = keras.src.saving.saving_lib:save_weights_only(model, filepath)
 SAVE_H5 = keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)
-SAVE_BACKUP = keras:callbacks.BackupAndRestore._save_model(self)
+REMOVE_BACKUP = keras:callbacks.BackupAndRestore.on_train_end(self, logs)
 MAKE_FOLDER = keras.src.utils.file_utils:makedirs(path)
 SKIPPED_ATTRIBUTES = keras.src.saving.saving_lib:get_attr_skipset(obj_type)
 

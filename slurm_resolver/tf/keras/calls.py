@@ -25,9 +25,10 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.configuration import compare_entries, describe_call, describe_model
+from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.files.callbacks import listed, one_writer, writing
+from slurm_resolver.tf.keras.differences import REMEDY
+from slurm_resolver.tf.keras.files.callbacks import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
@@ -39,7 +40,7 @@ SCOPE = (
 )
 
 
-def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers must call alike.
 
     It calls `train_on_batch`, `test_on_batch` or `predict_on_batch` as well; their steps compare
@@ -50,6 +51,7 @@ def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwar
             would compute a batch alone.
         KerasError: for a version of Keras that would train incorrectly.
     """
+    name = original.__name__
     call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
     if not _is_in_scope(name, model) or "on_batch" in name:
@@ -61,27 +63,22 @@ def call_together(name: str, original: Method, model: Any, /, *args: Any, **kwar
     _check_model(strategy, model, name)
     if not workers:
         return call()
-    try:
-        bound = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:
-        return call()  # which says what is wrong with them
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
-        model.jit_compile = False
     callbacks = listed(arguments["callbacks"])
     arguments["callbacks"] = callbacks
     kinds = sorted({type(callback).__name__ for callback in callbacks})
-    files = [[kind, path] for kind, path, _ in writing(callbacks)]
     with reporting(name) as report:
-        own = [", ".join(kinds) or "none", files]
-        kinds_of_all, files_of_all = zip(*workers.exchange(f"calls {name}", own))
-        compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
-        compare_weights(workers, model, kinds_of_all, f"before {name}")
+        kinds_of_all = workers.exchange(f"calls {name}", ", ".join(kinds) or "none")
+        remedy = f"{REMEDY} Callbacks: {workers.holders(kinds_of_all)}."
+        described = [*describe_call(name, arguments), *describe_model(model)]
+        compare_weights(workers, model, f"at the start of {name}", remedy, described)
         reporter.enter(IDLE, "")
-        arguments["callbacks"] = [report, *callbacks, callback_of(workers, kinds_of_all)]
-        with workers.failing_together(name), one_writer(callbacks, workers, files_of_all):
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
+        with workers.failing_together(name), one_writer(callbacks, workers):
             return original(*bound.args, **bound.kwargs)
 
 
@@ -94,9 +91,8 @@ def _is_in_scope(name: str, model: Any) -> bool:
     """
     strategy = model.distribute_strategy
     if is_ours(strategy):
-        if strategy.of_several:
-            check_keras()
         if strategy.of_several or strategy.num_replicas_in_sync > 1:
+            check_keras()
             private_names.check_fit()
         check_functions(name, model)
         return True
@@ -118,7 +114,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     sharing = sharing_of(strategy)
-    if getattr(sharing, "replicas", 1) > 1:
+    if sharing:
         for layer in private_names.FLATTEN_LAYERS.of(model)():
             if getattr(layer, "stateful", False) is True:
                 raise FitError(
@@ -128,24 +124,18 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
                 )
     if call != "fit":
         return
-    obstacle = ""  # to some options
-    if not sharing:
-        obstacle = "under ParameterServerStrategy. Leave it out."
-    elif sharing.local_replicas > 1:
-        obstacle = f"with {sharing.local_replicas} GPUs in a task. Start a task for each GPU."
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
-    of_optimizer = getattr(optimizer, "variables", ())
-    for owner, variables in (("model", model.weights), ("optimizer", of_optimizer)):
-        for variable in variables:
-            if not strategy.extended.variable_created_in_scope(variable.value):
-                raise FitError(
-                    f"fit of {model.name!r}: the variable {variable.path!r} of its {owner} was "
-                    f"created outside strategy.scope(). {SCOPE}"
-                )
+    for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise FitError(
+                f"fit of {model.name!r}: the variable {variable.path!r} was created outside "
+                f"strategy.scope(). {SCOPE}"
+            )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)
-        if value and obstacle:
+        if value and getattr(sharing, "local_replicas", 0) != 1:
             raise FitError(
-                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow does "
-                f"not support {obstacle}"
+                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow "
+                "supports neither under ParameterServerStrategy nor with several GPUs in a task. "
+                "Leave it out, or start a task for each GPU."
             )

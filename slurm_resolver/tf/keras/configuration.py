@@ -1,9 +1,8 @@
-"""Describes what a model trains with, and compares it in all workers before `fit`.
+"""Describes what a model trains with, so that the workers can compare it before `fit`.
 
-A description is a list of entries, each a name and a value as text, such as ("optimizer.momentum",
-"0.9"). It covers
+A description is a list of entries, such as ("model.optimizer (SGD).momentum", "0.9"). It covers
 
-    the call       how much data there is, steps and epochs, callbacks that restore a training
+    the call       its arguments, and callbacks that restore a training
     the model      its optimizer, loss and metrics, and how it runs
     its layers     their configurations, and the numbers that layers of the program compute with
 
@@ -17,180 +16,87 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
-import json
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from slurm_resolver.errors import FitError
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras.differences import Entry
 
-Entry = tuple[str, str]
 Parts = dict[str, Any]  # what a layer, function or object computes with, by name
 
 _PLAIN = (type(None), int, float, str, bytes)
-# Keys of Keras' configurations that may differ in workers that train alike.
+# Arguments, and keys of Keras' configurations, that may differ in workers that train alike.
 _LEFT_OUT = (
     "name",
     "seed",
+    "verbose",
     "module",
     "registered_name",
+    "batch_shape",  # a step builds a model for its own rows
     "build_config",
     "shared_object_id",
 )
-_WEIGHTS = ("sample_weight", "class_weight")
-_DEEPEST = 8
-_LONGEST = 1000  # lists such as vocabularies are one entry
-_SHOWN = 200  # characters of a name or a value
+_COMPILED = ("optimizer", "loss", "run_eagerly", "steps_per_execution")
+_DEEPEST = 10
 
 
-def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
+def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`.
 
     Their callbacks are a list.
     """
     import keras
 
-    steps = arguments.get("steps_per_epoch", arguments.get("steps"))
-    yield "the data", _describe_data(arguments["x"], steps)
-    validation = arguments.get("validation_data")
-    yield "validation_data", _describe_data(validation, arguments.get("validation_steps"))
-    for name, value in arguments.items():
-        if name in _WEIGHTS:  # of which Keras makes a part of the batches
-            yield name, _describe_data(value, None)
-        elif isinstance(value, _PLAIN) and name != "verbose":
-            yield name, repr(value)
-    restoring = sorted(
-        type(callback).__name__
-        for callback in arguments["callbacks"]
-        if isinstance(callback, keras.callbacks.BackupAndRestore)
-        or getattr(callback, "restores_all_workers", False)
-    )
-    yield "callbacks that restore a training", ", ".join(restoring) or "none"
+    restoring = {}
+    for callback in arguments["callbacks"]:
+        kind = type(callback).__name__
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            state = Path(callback.backup_dir, "training_metadata.json")
+            nothing = f"no backup in {callback.backup_dir}, a folder that all workers have to share"
+            restoring[kind] = state.read_text() if state.exists() else nothing
+        elif getattr(callback, "restores_all_workers", False):
+            restoring[kind] = ""
+    parts = {**_plain(arguments), "callbacks that restore a training": restoring}
+    return _describe(name, parts)
 
 
-def _describe_data(value: Any, steps: Any) -> str:
-    """Describes how much data there is, as far as it is known."""
-    if isinstance(value, tf.data.Dataset):
-        sharding = value.options().experimental_distribute.auto_shard_policy
-        cardinality = int(value.cardinality())
-        # With OFF, each worker has its own data, and takes the same number of steps.
-        of_its_own = steps and sharding == tf.data.experimental.AutoShardPolicy.OFF
-        if of_its_own or cardinality == tf.data.UNKNOWN_CARDINALITY:
-            return "unknown"
-        return "endless" if cardinality < 0 else f"{cardinality} batches"
-    part = next(iter(tf.nest.flatten(value)), None)
-    if isinstance(part, _PLAIN):
-        return str(part)
-    if getattr(part, "shape", None):
-        return f"{part.shape[0]} rows"
-    return f"{part.num_batches} batches" if hasattr(part, "num_batches") else "unknown"
-
-
-def describe_model(model: Any) -> list[Entry]:
-    """Returns the configuration of a model's layers, optimizer, losses and metrics."""
-    entries: list[Entry] = []
-    for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution"):
-        entries += _describe(name, getattr(model, name, None))
-    with contextlib.suppress(Exception):  # not everything that is compiled can be described
-        compiled = model.get_compile_config()
-        for name in ("metrics", "weighted_metrics", "loss_weights"):
-            # unlike an object's text, its type's name contains no address
-            text = json.dumps(compiled.get(name), default=lambda value: type(value).__name__)
-            entries.append((name, text))
-    for number, layer in enumerate(private_names.FLATTEN_LAYERS.of(model)()):
-        entries += _describe(f"layer {number} ({type(layer).__name__})", _own(layer))
-    return entries
-
-
-def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
-    """Raises FitError in every worker with the first entry that differs from worker to worker."""
-    purpose = f"compares what {call} trains with"
-    if len(set(workers.exchange(purpose, _digest_of(entries)))) == 1:
-        return
-    # One of the models may have fewer entries.
-    for entry in itertools.chain(entries, itertools.repeat(("", "nothing"))):
-        name, value = entry
-        own = [_digest_of(entry), name[:_SHOWN], value[:_SHOWN]]
-        digests, names, values = zip(*workers.exchange(purpose, own))
-        if len(set(digests)) == 1:
-            continue
-        what = names[0]
-        if len(set(names)) > 1:  # the models have other parts
-            what = "its model"
-            values = tuple(map(" ".join, zip(names, values)))
-        raise FitError(
-            f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
-            "Expected the same program in every worker, with the same data, of which each takes "
-            "its share. Data that differs between workers (AutoShardPolicy.OFF) needs "
-            "steps_per_epoch."
-        )
-
-
-def _digest_of(described: Any) -> int:
-    return zlib.crc32(repr(described).encode())
-
-
-def _own(layer: Any) -> Parts:
-    """Returns what describes a layer without the layers in it.
-
-    That is its configuration, and the numbers and arrays that a layer of the program's own computes
-    with. Those of a model may be of the worker alone, such as the time of its start.
-    """
-    import keras
-
-    # The graph of layers is described by the layers themselves.
-    if isinstance(layer, keras.Sequential) or hasattr(layer, "operations"):
-        return {}
-    found = _config(layer)
-    if "dtype" in found:
-        found["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
-    if "batch_shape" in found:
-        found["batch_shape"] = found["batch_shape"][1:]  # a step builds it for its own rows
-    if isinstance(layer, keras.Model):
-        return found
-    for name, value in vars(layer).items():
-        if not name.startswith("_") and isinstance(value, (int, float, np.ndarray)):
-            found.setdefault(name, value)
-    return found
-
-
-def _config(thing: Any) -> Parts:
-    # The program's own code may raise anything.
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
-        return dict(thing.get_config())
-    return {}
+def describe_model(model: Any) -> Iterator[Entry]:
+    """Yields the configuration of a model's layers, optimizer, losses and metrics."""
+    parts = {
+        **_config(model, "get_compile_config"),
+        **{name: getattr(model, name, None) for name in _COMPILED},
+        "layers": list(private_names.FLATTEN_LAYERS.of(model)()),
+    }
+    return _describe("model", parts)
 
 
 def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
     """Yields the entries of a value and of all that it consists of."""
-    if depth > _DEEPEST:
-        return
-    if isinstance(value, _PLAIN):
-        yield name, repr(value)
+    parts: Mapping[Any, Any] = {}
+    if isinstance(value, (list, tuple)) and not all(isinstance(item, _PLAIN) for item in value):
+        text = f"{len(value)} items"
+        parts = dict(enumerate(value))
+    elif isinstance(value, (*_PLAIN, list, tuple)):
+        text = repr(value)
     elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            if key not in _LEFT_OUT:
-                yield from _describe(f"{name}.{key}", value[key], depth + 1)
-    elif isinstance(value, (list, tuple)):
-        if len(value) > _LONGEST:
-            yield name, f"{len(value)} items {_digest_of(value):08x}"
-            return
-        for place, item in enumerate(value):
-            yield from _describe(f"{name}[{place}]", item, depth + 1)
+        text = ", ".join(map(str, value)) or "none"
+        parts = value
     elif isinstance(value, (np.ndarray, np.generic)):
-        yield name, f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
+        text = f"numbers {zlib.crc32(value.tobytes())}"
     else:
-        yield name, getattr(value, "__qualname__", type(value).__name__)
-        yield from _describe(name, _parts(value), depth + 1)
+        text = getattr(value, "__qualname__", type(value).__name__)
+        parts = _parts(value)
+        name = f"{name} ({text})"
+    yield Entry(name, text)
+    for key, part in parts.items():
+        if depth < _DEEPEST and key not in _LEFT_OUT:
+            yield from _describe(f"{name}.{key}", part, depth + 1)
 
 
 def _parts(thing: Any) -> Parts:
@@ -198,17 +104,35 @@ def _parts(thing: Any) -> Parts:
     import keras
 
     if isinstance(thing, functools.partial):
-        return {"func": thing.func, "args": thing.args, **thing.keywords}
+        return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
     if isinstance(thing, types.FunctionType):  # the plain values that it uses besides arguments
-        with contextlib.suppress(TypeError, ValueError):  # such as a cell that is still empty
+        with contextlib.suppress(ValueError):  # a cell that is still empty
             found = inspect.getclosurevars(thing)
-            used = {**found.globals, **found.nonlocals}
-            return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
+            return _plain({**found.globals, **found.nonlocals})
+    # The graph of layers is described by the layers themselves.
+    if isinstance(thing, keras.Sequential) or hasattr(thing, "operations"):
+        return {}
+    # Those of a model may be of the worker alone, such as the time of its start.
+    attributes = {} if isinstance(thing, keras.Model) else getattr(thing, "__dict__", {})
     if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
-        kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
-        return {
-            name.lstrip("_"): value
-            for name, value in vars(thing).items()
-            if isinstance(value, kept)
-        }
-    return _config(thing)
+        return {name.lstrip("_"): value for name, value in attributes.items()}
+    numbers = {
+        name: value
+        for name, value in attributes.items()
+        if isinstance(value, (int, float, np.ndarray)) and not name.startswith("_")
+    }
+    return {**numbers, **_config(thing, "get_config")}
+
+
+def _plain(values: Mapping[str, Any]) -> Parts:
+    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
+
+
+def _config(thing: Any, method: str) -> Parts:
+    config: Parts = {}
+    # The program's own code may raise anything.
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        config = dict(getattr(thing, method)())
+        config["dtype"] = thing.dtype_policy.name  # instead of a configuration with this name
+    return config

@@ -18,9 +18,9 @@ map before its batches, and a map with a state or a seed.
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple
+import itertools
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -47,12 +47,12 @@ _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the eleme
 _MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)
 _BATCHES = (private_names.BATCH_DATASET, private_names.PARALLEL_BATCH_DATASET)
 _COMPARED = 256  # bytes at the end of a string
-# What takes a number of batches, with the method that makes it.
-_COUNTED = {
-    private_names.TAKE_DATASET: "take",
-    private_names.SKIP_DATASET: "skip",
-    private_names.REPEAT_DATASET: "repeat",
-}
+# What takes a number of batches.
+_COUNTED = (
+    private_names.TAKE_DATASET,
+    private_names.SKIP_DATASET,
+    private_names.REPEAT_DATASET,
+)
 # Operations with a state that do the same whichever rows a worker has.
 _HARMLESS = names(
     """
@@ -60,9 +60,6 @@ _HARMLESS = names(
     ReadVariableOp ResourceGather StatefulPartitionedCall VarHandleOp While
     """
 )
-
-
-_Apply = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
 class UndividedError(Exception):
@@ -77,18 +74,8 @@ class _About(NamedTuple):
     own: Any  # the number of those which this worker makes, int64
 
 
-class _Chain(NamedTuple):
-    """What a dataset consists of: a source, maps, batches, and maps of batches."""
-
-    source: tf.data.Dataset
-    maps: list[_Apply]
-    size: int  # of a batch
-    drops: bool  # whether the last batch is left out if it is smaller
-    later: list[_Apply]  # what is done with batches
-
-
 def share_out(
-    dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool = False
+    dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool
 ) -> tf.data.Dataset | None:
     """Returns the dataset of `Share`s that a worker reads.
 
@@ -131,21 +118,29 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     Raises:
         UndividedError: if that is not known to be right, or is not worthwhile.
     """
-    chain = _chain_of(dataset)
-    cycle = sharing.replicas
-    last = sharing.first_replica + sharing.local_replicas  # the replica after those of this worker
-    origins = find_origins(chain.source)
+    after, batch = _split_off(dataset, (*_MAPS, *_COUNTED))
+    if not is_one_of(batch, _BATCHES):
+        raise UndividedError("its batches do not come from batch(n)")
+    maps, source = _split_off(_input_of(batch), _MAPS)
+    if not maps:
+        raise UndividedError("no map directly precedes batch(n)")
+    for spec in tf.nest.flatten(source.element_spec):
+        if not (isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()):
+            raise UndividedError("its elements before the maps have no fixed shape")
+    size = int(private_names.BATCH_SIZE.of(batch))
+    drops = private_names.DROPS_REMAINDER.of(batch)
+    origins = find_origins(source)
 
     def own_rows(*block: Any) -> tf.data.Dataset:
-        elements = block if isinstance(chain.source.element_spec, tuple) else block[0]
-        count = tf.cast(count_rows(elements), tf.int32)
-        number = tf.range(count) % cycle
-        own = (number >= sharing.first_replica) & (number < last)
-        own |= count < cycle  # too few for all replicas, which have all of them
+        elements = block if isinstance(source.element_spec, tuple) else block[0]
+        count = count_rows(elements)
+        number = tf.range(count) - sharing.first_replica
+        own = number % sharing.replicas < sharing.local_replicas
+        own |= count < sharing.replicas  # too few for all replicas, which have all of them
         about = _About(
             share(tf.nest.map_structure(_without_folder, elements), origins).digest,
             count,
-            tf.math.count_nonzero(own, dtype=tf.int64),
+            tf.math.count_nonzero(own),
         )
         made = tf.data.Dataset.from_tensor_slices((own, elements))
         return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
@@ -153,22 +148,23 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     def as_share(about: _About, batch: Any) -> Share:
         return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
 
-    divided = chain.source.batch(chain.size, drop_remainder=chain.drops).flat_map(own_rows)
-    for apply in chain.maps:
-        divided = apply(divided)
+    divided = source.batch(size, drop_remainder=drops).flat_map(own_rows)
+    for one in maps:
+        divided = _mapped(divided, one)
     # The last batch may have another number of rows.
     divided = divided.group_by_window(
         key_func=lambda about, _: about.own,
         reduce_func=lambda own, window: window.batch(own),
         window_size_func=lambda own: own,
     )
-    for apply in chain.later:
-        divided = apply(divided)
+    for one in after:
+        if is_one_of(one, _MAPS):
+            _check_rows(one)
+            divided = _mapped(divided, one)
+        else:
+            divided = type(one)(divided, private_names.COUNT.of(one))
     divided = divided.map(as_share).with_options(dataset.options())
-    batches = dataset.cardinality()
-    if batches != tf.data.UNKNOWN_CARDINALITY:
-        divided = divided.apply(tf.data.experimental.assert_cardinality(batches))
-    divided.batch_size = chain.size
+    divided.batch_size = size
     return divided
 
 
@@ -180,42 +176,20 @@ def _without_folder(value: Any) -> Any:
     if value.dtype != tf.string:
         return value
     begin = tf.maximum(tf.strings.length(value) - _COMPARED, 0)
-    end = tf.strings.substr(value, begin, tf.fill(tf.shape(value), _COMPARED))
+    end = tf.strings.substr(value, begin, tf.fill(tf.shape(begin), _COMPARED))
     return tf.strings.regex_replace(end, "(?s).*/", "")
 
 
-def _chain_of(dataset: tf.data.Dataset) -> _Chain:
-    """Returns what a dataset consists of; raises UndividedError if it is something else."""
-    later: list[_Apply] = []
-    maps: list[_Apply] = []
+def _split_off(
+    dataset: tf.data.Dataset, kinds: Collection[private_names.Name]
+) -> tuple[list[tf.data.Dataset], tf.data.Dataset]:
+    """Returns the datasets of some kinds at the end of a dataset, and what these are made of."""
+    found: list[tf.data.Dataset] = []
     at = without(dataset, _PASSED)
-    while is_one_of(at, (*_MAPS, *_COUNTED)):
-        if is_one_of(at, _MAPS):
-            _check_rows(at)
-            later.insert(0, _map_of(at))
-        else:
-            method = next(name for kind, name in _COUNTED.items() if isinstance(at, kind.get()))
-            later.insert(0, operator.methodcaller(method, private_names.COUNT.of(at)))
+    while is_one_of(at, kinds):
+        found.insert(0, at)
         at = _input_of(at)
-    if not is_one_of(at, _BATCHES):
-        raise UndividedError("its batches do not come from batch(n)")
-    batch = at
-    at = _input_of(at)
-    while is_one_of(at, _MAPS):
-        maps.insert(0, _map_of(at))
-        at = _input_of(at)
-    if not maps:
-        raise UndividedError("no map directly precedes batch(n)")
-    for spec in tf.nest.flatten(at.element_spec):
-        if not (isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()):
-            raise UndividedError("its elements before the maps have no fixed shape")
-    return _Chain(
-        source=at,
-        maps=maps,
-        size=int(private_names.BATCH_SIZE.of(batch)),
-        drops=bool(tf.get_static_value(private_names.DROPS_REMAINDER.of(batch))),
-        later=later,
-    )
+    return found, at
 
 
 def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -224,14 +198,13 @@ def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return without(found, _PASSED)
 
 
-def _map_of(dataset: tf.data.Dataset) -> _Apply:
-    """Returns what maps a dataset of pairs: their second parts, as this dataset maps its elements.
+def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
+    """Maps the second parts of pairs, as another dataset maps its elements.
 
     It raises UndividedError if the result depends on earlier elements.
     """
-    function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(dataset))
-    parallel = private_names.PARALLEL_CALLS.of(dataset, None)  # None if it makes one call at a time
-    unpacks = isinstance(_input_of(dataset).element_spec, tuple)
+    function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(like))
+    unpacks = isinstance(_input_of(like).element_spec, tuple)
 
     def mapped(about: Any, element: Any) -> Any:
         # Each worker draws other random numbers; seeds that remain are the program's.
@@ -239,58 +212,39 @@ def _map_of(dataset: tf.data.Dataset) -> _Apply:
         made = function(*element) if unpacks else function(element)
         return about, tuple(made) if isinstance(made, list) else made
 
-    def apply(pairs: tf.data.Dataset) -> tf.data.Dataset:
-        found = pairs.map(
-            mapped,
-            num_parallel_calls=parallel,
-            deterministic=None if parallel is None else True,
-        )
-        for operation in _operations(_graph_of_map(found)):
-            _check_operation(operation)
-        return found
-
-    return apply
+    calls = private_names.PARALLEL_CALLS.of(like, None)  # None if it makes one at a time
+    deterministic = None if calls is None else True
+    found = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
+    _check_state(_graph_of_map(found))
+    return found
 
 
 def _graph_of_map(dataset: tf.data.Dataset) -> Any:
     return private_names.MAP_FUNCTION.of(dataset).function.graph
 
 
-def _operations(graph: Any) -> Iterator[Any]:
-    """Yields the operations of a graph, and of the functions that it calls."""
-    for operation in graph.get_operations():
-        yield operation
-        for value in operation.node_def.attr.values():
-            for function in (value.func, *value.list.func):
-                name = function.name  # empty for an attribute of another type
-                if name:
-                    called = graph_of_function(graph, name)
-                    if called is None:
-                        raise UndividedError(f"a map calls {name}, whose graph is not known")
-                    yield from _operations(called)
-
-
-def _check_operation(operation: Any) -> None:
+def _check_state(graph: Any) -> None:
     """Raises UndividedError for an operation whose results depend on earlier elements."""
-    kind = operation.type
-    if not operation.op_def.is_stateful or kind in _HARMLESS:
-        return
-    attributes = operation.node_def.attr
-    if "seed" not in attributes:
-        raise UndividedError(f"a map depends on earlier elements ({kind})")
+    definition = graph.as_graph_def()
+    functions = [function.node_def for function in definition.library.function]
     global_seed = tf.compat.v1.get_seed(1)[0]
-    if global_seed != NO_SEED or attributes["seed"].i or attributes["seed2"].i:
-        raise UndividedError(f"a map draws random numbers with a seed ({kind}): omit the seed")
+    for node in itertools.chain(definition.node, *functions):
+        if node.op in _HARMLESS or not graph.op_def_for_type(node.op).is_stateful:
+            continue
+        draws = "seed" in node.attr and global_seed == NO_SEED
+        if not draws or node.attr["seed"].i or node.attr["seed2"].i:
+            raise UndividedError(
+                f"a map depends on earlier elements, or has a seed ({node.op}): omit the seed"
+            )
 
 
 def _check_rows(dataset: tf.data.Dataset) -> None:
     """Raises UndividedError unless a map of batches treats each row by itself."""
     graph = _graph_of_map(dataset)
     analysis = Analysis(graph, graph_of_function)
-    captured = {tensor.ref() for tensor in graph.internal_captures}
-    for tensor in graph.inputs:
-        if tensor.ref() not in captured:
-            analysis.declare(tensor, rows())
+    arguments = len(graph.inputs) - len(graph.internal_captures)  # which come first
+    for tensor in graph.inputs[:arguments]:
+        analysis.declare(tensor, rows())
     for tensor in graph.outputs:
         value = analysis.value_of(tensor)
         if value != rows():

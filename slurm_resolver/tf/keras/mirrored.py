@@ -11,6 +11,7 @@ import functools
 import pickle
 import random
 import signal
+import weakref
 import zlib
 from typing import Any, Literal
 
@@ -22,10 +23,12 @@ from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
+from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -33,8 +36,8 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.tf.start import choose_communication, starting_together
 
-# The types of numbers that TensorFlow's CollectiveBcastSend takes.
-_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# The types of numbers that TensorFlow's CollectiveBcastSend takes, and that hold all others.
+_BROADCAST = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class MultiWorkerMirroredStrategy(
@@ -97,6 +100,7 @@ class MultiWorkerMirroredStrategy(
         if custom_losses not in ("whole", "mean"):
             raise ValueError(f'custom_losses={custom_losses!r}: expected "whole" or "mean".')
         self.custom_losses = custom_losses
+        self.comparisons: weakref.WeakSet[Comparison] = weakref.WeakSet()
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
@@ -128,8 +132,20 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def read_dataset(self, dataset: Any, *, in_memory: bool) -> Any:
-        """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
+    def read_dataset(self, iterator: Any, dataset: Any) -> Any:
+        """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.
+
+        Args:
+            iterator: Keras' iterator over epochs, which is being made.
+            dataset: what it will read.
+
+        Raises:
+            FitError: in every worker, if not all have the same number of batches.
+        """
+        own = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
+        call = self.workers.call
+        compare(self.workers, f"at the start of {call}", own, [own], REMEDY_OF_DATA)
+        in_memory = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
         shares = share_out(dataset, self.sharing, in_memory)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
@@ -176,7 +192,8 @@ def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
         # a value from a checkpoint is wrapped
         return tf.cast(getattr(value, "wrapped_value", value), wider)
 
-    sent = original(*args, **{**kwargs, "initial_value": widened, "dtype": wider})
+    kwargs.update(initial_value=widened, dtype=wider)
+    sent = original(*args, **kwargs)
     return lambda: tf.cast(sent(), dtype)
 
 
@@ -188,12 +205,13 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     their own draw, such as ``shuffle(n, seed=1)``.
     """
     seed = zlib.crc32((job_id or "").encode())
-    global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
-    own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
-    python, numpy, tensorflow = zip(*workers.exchange("creates the strategy", [*own, global_seed]))
-    if len(set(python)) > 1:
-        random.seed(seed)
-    if len(set(numpy)) > 1:
-        np.random.seed(seed)
-    if set(tensorflow) == {NO_SEED}:
+    generators: dict[Method, Method] = {
+        random.getstate: random.seed,
+        np.random.get_state: np.random.seed,
+    }
+    for get_state, set_seed in generators.items():
+        own = zlib.crc32(pickle.dumps(get_state()))
+        if len(set(workers.exchange("creates the strategy", own))) > 1:
+            set_seed(seed)
+    if tf.compat.v1.get_seed(1)[0] == NO_SEED:  # an argument avoids a random number
         tf.random.set_seed(NO_SEED)

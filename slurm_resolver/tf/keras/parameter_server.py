@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import types
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -24,6 +23,7 @@ from slurm_resolver.tf import private_names, start
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
 from slurm_resolver.tf.keras.step_function import as_tensor, compiled
+from slurm_resolver.tf.private_names import Method
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
@@ -96,7 +96,7 @@ class ParameterServerStrategy(
         check_model(self, model)
         return ScheduledFunction(model, kind)
 
-    def read_dataset(self, dataset: Any, *, in_memory: bool) -> Any:
+    def read_dataset(self, iterator: Any, dataset: Any) -> Any:
         """Returns what Keras 3 reads on the chief: the dataset."""
         return dataset
 
@@ -132,14 +132,7 @@ class ParameterServerStrategy(
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
             return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
 
-        def change(method: str, /, *args: Any, **kwargs: Any) -> Any:
-            return self.distribute_datasets_from_function(
-                lambda context: getattr(dataset_fn(context), method)(*args, **kwargs), options
-            )
-
         data.of_workers = of_workers
-        for name in ("map", "prefetch"):  # which Keras calls for `class_weight`
-            setattr(data, name, functools.partial(change, name))
         return data
 
 
@@ -186,7 +179,7 @@ class ScheduledFunction:
         self._step = getattr(model, f"{kind}_step")
         self._on_batch = compiled(model, self._run_on_batch)
         self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
-        self._under_way: deque[Any] = deque()
+        self._under_way: list[Any] = []
         self._logs: dict[str, Any] = {}
 
     @_told_where_data_ends()
@@ -201,24 +194,24 @@ class ScheduledFunction:
         if self._trains and of_workers:
             function = self._on_iterator
             batches = itertools.repeat(of_workers())
-        begun = False
-        for batch in itertools.islice(batches, count):
-            begun = True
-            if len(self._under_way) >= _AHEAD * self._strategy.num_workers:
-                self._take_logs(self._under_way.popleft())
-            given = (without_optionals(batch),)
-            self._under_way.append(self._coordinator.schedule(function, given))
-        if not begun:
+        steps = [self._schedule(function, batch) for batch in itertools.islice(batches, count)]
+        if not steps:
             raise StopIteration
+        self._under_way += steps
+        while len(self._under_way) > _AHEAD * self._strategy.num_workers:
+            self._take_logs(self._under_way.pop(0))
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
         if count > 1 or isinstance(data, types.GeneratorType):
             self.join()
         return self._logs
 
+    def _schedule(self, function: Method, batch: Any) -> Any:
+        return self._coordinator.schedule(function, (without_optionals(batch),))
+
     @_told_where_data_ends()
     def join(self) -> None:
         """Waits for all steps, and takes the last one's logs; raises the error of a step."""
-        last = list(self._under_way)[-1:]
+        last = self._under_way[-1:]
         self._under_way.clear()
         self._coordinator.join()
         for remote in last:
@@ -232,10 +225,7 @@ class ScheduledFunction:
             self._coordinator.join()
 
     def _predict(self, batches: list[Any], attempt: int = 1) -> Any:
-        remotes = [
-            self._coordinator.schedule(self._on_batch, (without_optionals(batch),))
-            for batch in batches
-        ]
+        remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it

@@ -21,19 +21,19 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import gradients, losses, metrics
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
-from slurm_resolver.tf.keras.files.callbacks import make_folder
+from slurm_resolver.tf.keras.files.callbacks import make_folder, remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.normalization import batch_normalization
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
-from slurm_resolver.tf.keras.strategy_registry import is_ours, register, sharing_of
+from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
 from slurm_resolver.tf.private_names import Method
 
 
 def prepare(strategy: Any) -> None:
     """Lets Keras 3's models train, evaluate and predict under a strategy of this package."""
-    register(strategy)
+    ours.add(strategy)
     wrapt.when_imported("keras")(_patch)
 
 
@@ -41,15 +41,13 @@ def prepare(strategy: Any) -> None:
 def _patch(keras: Any) -> None:
     if keras.__version__.startswith("2."):
         return
-    if keras.backend.backend() != "tensorflow":
-        for name in ("fit", "evaluate", "predict"):
-            private_names.replace(keras.Model, name, _refuse_backend)
-        return
+    of_tensorflow = keras.backend.backend() == "tensorflow"
     # All workers do the same, and fail together. Always necessary.
     for name in KIND:
-        private_names.replace(keras.Model, name, functools.partial(call_together, name))
+        replacement = call_together if of_tensorflow else _refuse_backend
+        private_names.replace(keras.Model, name, replacement)
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
-    if not keras_problem(keras.__version__) and not private_names.fit_problem():
+    if of_tensorflow and not keras_problem(keras.__version__) and not private_names.fit_problem():
         _patch_models()
         _patch_steps()
 
@@ -84,11 +82,11 @@ def _patch_models() -> None:
         # build.
         private_names.BUILD_FOR_DATA: _build_without_data,
         # Variables are made in the scope of the model or optimizer. Until Keras enters it.
-        private_names.COMPILE: _in_scope_of_model,
-        private_names.LOAD_WEIGHTS: _in_scope_of_model,
-        private_names.QUANTIZE: _in_scope_of_model,
-        private_names.ADD_OPTIMIZER_VARIABLE: _in_scope_of_optimizer,
-        private_names.ADD_SLOT: _in_scope_of_optimizer,
+        private_names.COMPILE: _in_scope,
+        private_names.LOAD_WEIGHTS: _in_scope,
+        private_names.QUANTIZE: _in_scope,
+        private_names.ADD_OPTIMIZER_VARIABLE: _in_scope,
+        private_names.ADD_SLOT: _in_scope,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         private_names.METRICS_RESULT: _metrics_when_steps_are_done,
         private_names.ASSIGN_ADD: metrics.add_on_servers,
@@ -101,6 +99,7 @@ def _patch_models() -> None:
         private_names.SAVE_WEIGHTS: save_once,
         private_names.SAVE_H5: save_once,
         private_names.MAKE_FOLDER: make_folder,
+        private_names.REMOVE_BACKUP: remove_together,
         # One worker can save in the scope. Until Keras makes no variables to save.
         private_names.SKIPPED_ATTRIBUTES: attributes_to_skip,
     }
@@ -166,20 +165,12 @@ def patch_metrics() -> None:
                 private_names.replace(kind, name, _in_steps(in_step, outside))
 
 
-def _add_variable(
-    original: Method,
-    metric: Any,
-    shape: Any,
-    initializer: Any,
-    dtype: Any = None,
-    aggregation: str = "sum",
-    name: str | None = None,
-) -> Any:
+def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a metric's variable, the same in all workers, so that one alone can read it."""
     patch_metrics()  # its class may be one of the program
     if sharing_of(tf.distribute.get_strategy()):
-        aggregation = "only_first_replica"
-    return original(metric, shape, initializer, dtype, aggregation, name)
+        kwargs["aggregation"] = "only_first_replica"
+    return original(metric, *args, **kwargs)
 
 
 def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
@@ -201,18 +192,14 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
 
 
 def _read_data(
-    original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+    original: Method, iterator: Any, distribute_strategy: Any = None, **given: Any
 ) -> None:
     if not is_ours(distribute_strategy):
-        original(iterator, distribute_strategy, *args, **kwargs)
+        original(iterator, distribute_strategy, **given)
         return
-
-    def read_dataset(dataset: Any) -> Any:
-        arrays = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
-        return distribute_strategy.read_dataset(dataset, in_memory=arrays)
-
-    reader = types.SimpleNamespace(experimental_distribute_dataset=read_dataset)
-    original(iterator, reader, *args, **kwargs)
+    read = functools.partial(distribute_strategy.read_dataset, iterator)
+    reader = types.SimpleNamespace(experimental_distribute_dataset=read)
+    original(iterator, reader, **given)
     distribute_strategy.unread = iterator  # until the function is made that reads it
 
 
@@ -221,18 +208,13 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
-    import keras
-
-    if not is_ours(model.distribute_strategy):
+    strategy = model.distribute_strategy
+    if not is_ours(strategy):
         original(model, **given)
-    elif "iterator" in given and not sharing_of(model.distribute_strategy):
-        spec = without_optionals(
-            private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
-        )
-        shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
-        has_call = type(model).call is not keras.Model.call
-        if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
-            original(model, data_batch=spec)
+    elif "iterator" in given and not sharing_of(strategy):
+        spec = private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
+        with contextlib.suppress(Exception):  # such as of a model without `call()`
+            original(model, data_batch=without_optionals(spec))
 
 
 def _scope(strategy: Any) -> Any:
@@ -242,14 +224,11 @@ def _scope(strategy: Any) -> Any:
     return strategy.scope()
 
 
-def _in_scope_of_model(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    with _scope(model.distribute_strategy):
-        return original(model, *args, **kwargs)
-
-
-def _in_scope_of_optimizer(original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    with _scope(private_names.STRATEGY_OF_OPTIMIZER.of(optimizer)):
-        return original(optimizer, *args, **kwargs)
+def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a model or optimizer in the scope of its strategy."""
+    of_model = getattr(thing, "distribute_strategy", None)
+    with _scope(of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)):
+        return original(thing, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -265,7 +244,7 @@ def _open_scopes(original: Method, model: Any) -> Iterator[None]:
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
     """Waits for the steps that a coordinator has scheduled."""
-    if is_ours(model.distribute_strategy) and not is_in_replica():
+    if not is_in_replica():
         for function in (model.train_function, model.test_function):
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()
@@ -310,14 +289,12 @@ def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwa
         raise
 
 
-def _apply_scaled(
-    step: Step, original: Method, optimizer: Any, grads: Any, trainable_variables: Any = None
-) -> None:
+def _apply_scaled(step: Step, original: Method, optimizer: Any, *args: Any) -> None:
     """Applies gradients in a condition, as Keras does without a strategy."""
-    if len(step.model.distribute_strategy.extended.worker_devices) > 1:
-        original(optimizer, grads, trainable_variables)  # a condition cannot merge replicas
+    if step.model.distribute_strategy.sharing.local_replicas > 1:
+        original(optimizer, *args)  # a condition cannot merge replicas
     else:
-        private_names.APPLY_ALONE.of(optimizer)(grads, trainable_variables=trainable_variables)
+        private_names.APPLY_ALONE.of(optimizer)(*args)
 
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,36 +16,23 @@ def reporting(name: str) -> Iterator[Any]:
 
     Yields a callback that reports the steps; it has to come before all others.
     """
-    callback = _make_callback()
-    callback.stage = phases.TRAINING if name == "fit" else name
-    reporter.enter(phases.MEETING, name)
-    reporter.whole = False
-    try:
-        yield callback
-    finally:
-        reporter.enter(phases.IDLE, "")
-
-
-@functools.cache  # once, and only here, as Keras need not be imported
-def _make_callback() -> Any:
     import keras
 
-    class SlurmResolverProgress(keras.callbacks.Callback):  # type: ignore[misc]
-        stage = ""
+    stage = phases.TRAINING if name == "fit" else name
 
+    class SlurmResolverProgress(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
-            reporter.enter(phases.PREPARING, self.stage)
+            reporter.enter(phases.PREPARING, stage)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             reporter.begin_epoch(epoch + 1)
 
         def on_test_begin(self, logs: Any = None) -> None:
-            validates = self.stage == phases.TRAINING
             reporter.step = 0
-            reporter.enter(phases.START, phases.VALIDATION if validates else self.stage)
+            reporter.enter(phases.START, phases.VALIDATION if name == "fit" else stage)
 
         def on_test_end(self, logs: Any = None) -> None:
-            reporter.enter(phases.CALLBACK, self.stage)
+            reporter.enter(phases.CALLBACK, stage)
 
         on_predict_begin = on_test_begin
 
@@ -59,4 +45,9 @@ def _make_callback() -> Any:
             reporter.step = batch + 1
             reporter.enter(phases.DATA)
 
-    return SlurmResolverProgress()
+    reporter.enter(phases.MEETING, name)
+    reporter.whole = False
+    try:
+        yield SlurmResolverProgress()
+    finally:
+        reporter.enter(phases.IDLE, "")

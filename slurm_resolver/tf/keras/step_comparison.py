@@ -21,19 +21,12 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
+from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.peers import MARK
 from slurm_resolver.tf.progress import reporter
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # which name the batches in an error
-DIFFERENCE = "the workers differ in this step"  # in the error of a step that is ended here
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
-_REMEDY = (
-    "Expected the same global batches in the same order in every worker, of which each takes its "
-    "rows. Seed whatever shuffles or generates the data alike in all workers, such as "
-    "keras.utils.set_random_seed(1) and numpy.random.default_rng(1), and sort the names of files. "
-    "Data that differs between workers needs AutoShardPolicy.OFF."
-)
 
 
 class Comparison:
@@ -45,30 +38,29 @@ class Comparison:
     the rows apart must have been the same in every step.
     """
 
-    _names: Sequence[str] = ()  # of the batch's tensors
-    # Of the last step that was looked at: its table, by worker, and the column that ended it.
-    _table: Any = None
-    _wrong = 0
+    _names: Sequence[str]  # of the batch's tensors
 
-    def __init__(self, strategy: Any, model: Any, kind: str) -> None:
+    def __init__(self, strategy: Any, model: Any) -> None:
+        strategy.comparisons.add(self)
         self._sharing = strategy.sharing
         self._workers = strategy.workers
-        self._trained = model if kind == "train" else None
-        # The columns that differed in a step, and those that were the same in it and told the rows
-        # apart.
-        self._differed: set[int] = set()
+        self._model = model
+        # The origins of the columns that differed in a step, and the columns that were the same in
+        # it and told the rows apart.
+        self._differed: dict[int, float] = {}
         self._told: set[int] = set()
 
     def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
         self._names = names
-        optimizer = getattr(self._trained, "optimizer", None)
+        optimizer = getattr(self._model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
-        row = tf.stack([[rate, 0.0, float(Origin.EQUAL)]])
+        rows = [tf.stack([[rate, 0.0, float(Origin.EQUAL)]])]
         if digest is not None:
-            row = tf.concat([row, digest], axis=0)
-        return tf.one_hot(replica, self._sharing.replicas)[:, None, None] * row
+            rows.append(digest)
+        of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
+        return of_replica * tf.concat(rows, axis=0)
 
     def check(self, table: Any) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""
@@ -79,52 +71,35 @@ class Comparison:
 
     def _look(self, table: Any) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
-        self._table = table[:: self._sharing.local_replicas]
-        values, tells, origins = np.moveaxis(self._table, 2, 0)
-        near = np.abs(values[0]) * _SAME_RATE
-        near[1:] = 0.0  # only the rate may be rounded
-        differ = (np.abs(values - values[0]) > near).any(axis=0)
-        wrong = differ & (origins[0] == Origin.EQUAL)
-        if wrong.any():
-            self._wrong = wrong.argmax()
-            raise FitError(MARK + DIFFERENCE)
-        self._differed.update(np.flatnonzero(differ))
-        self._told.update(np.flatnonzero((tells[0] > 0) & ~differ))
+        columns = table[:: self._sharing.local_replicas].transpose(1, 2, 0)
+        for place, (values, tells, origins) in enumerate(columns):
+            near = 0.0 if place else _SAME_RATE * np.abs(values[0])  # the rate may be rounded
+            if not (np.abs(values - values[0]) > near).any():
+                if tells[0]:
+                    self._told.add(place)
+            elif origins[0] == Origin.EQUAL:
+                name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
+                remedy = REMEDY_OF_DATA if place else REMEDY
+                shown = [str(value) for value in values]
+                error = difference(self._workers, reporter.where(), name, shown, remedy)
+                raise FitError(f"{MARK}{error}")
+            else:
+                self._differed[place] = origins[0]
         return True
-
-    def describe(self) -> str:
-        """Returns which worker has what after a step has failed."""
-        where = f" {reporter.where()}".rstrip()
-        own = self._table[:, self._wrong, 0].tolist()
-        if self._wrong == 0:
-            values = self._workers.holders([f"{rate:.6g}" for rate in own])
-            return (
-                f"the learning rate differs from worker to worker{where}: {values}. Change it in "
-                "all workers, or in none: leave out what lets one worker alone do it, such as a "
-                "callback in `if task_id == 0:`."
-            )
-        distinct = list(dict.fromkeys(own))
-        groups = self._workers.holders(
-            [f"batch {_LETTERS[min(distinct.index(digest), 25)]}" for digest in own]
-        )
-        return (
-            f"the batch differs from worker to worker{where}, in {self._names[self._wrong - 1]}: "
-            f"{groups}. {_REMEDY}"
-        )
 
     def end(self) -> None:
         """Raises FitError if no tensor of the epoch's batches shows that they were the same."""
-        differed = sorted(self._differed)
-        shown = self._told - self._differed
-        self._differed.clear()
-        self._told.clear()
+        differed = self._differed
+        shown = self._told.difference(differed)
+        self._differed = {}
+        self._told = set()
         if not differed or shown:
             return
-        names = ", ".join(dict.fromkeys(self._names[place - 1] for place in differed))
-        if Origin.PYTHON in self._table[0, differed, 2]:
+        names = ", ".join(dict.fromkeys(self._names[place - 1] for place in sorted(differed)))
+        if Origin.PYTHON in differed.values():
             raise FitError(
                 f"the batches of the workers differ in {names}, which Python makes, and nothing "
-                f"else shows that they have the same rows. {_REMEDY}"
+                f"else shows that they have the same rows. {REMEDY_OF_DATA}"
             )
         tell_once(
             f"the batches differ from worker to worker in {names}, which random operations change; "

@@ -29,7 +29,8 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.data_waits import timed
-from slurm_resolver.tf.keras.configuration import compare_entries, describe_model
+from slurm_resolver.tf.keras.configuration import describe_model
+from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.normalization import statistics_of
 from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
@@ -48,8 +49,8 @@ from slurm_resolver.tf.keras.splitting import (
     put_together,
 )
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
-from slurm_resolver.tf.keras.step_comparison import DIFFERENCE, Comparison
-from slurm_resolver.tf.keras.weight_comparison import REMEDY, compare_weights
+from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.keras.weight_comparison import compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import noting, reporter
 
@@ -95,7 +96,7 @@ class StepFunction:
         self._step = getattr(model, f"{kind}_step")
         self._strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
-        self.comparison = Comparison(self._strategy, model, kind)
+        self.comparison = Comparison(self._strategy, model)
         self._splits = self._strategy.sharing.replicas > 1
         whole = None
         vouched = self._strategy.custom_losses == "mean"
@@ -123,13 +124,11 @@ class StepFunction:
         try:
             with self._strategy.workers.step():
                 return self._predict(data) if isinstance(data, list) else self._take_steps(data)
-        except (tf.errors.OpError, FitError) as error:
+        except tf.errors.OpError as error:
             text = str(error)
-            if DIFFERENCE in text:
-                raise FitError(self.comparison.describe()) from error
             if _MISMATCH in text:
-                entries = describe_model(self._model)
-                compare_entries(self._strategy.workers, "this step", entries)
+                described = list(describe_model(self._model))
+                compare(self._strategy.workers, "in this step", described, described)
                 what = text.partition(_MISMATCH)[2].partition(".")[0].strip()
                 where = f"the workers compute different steps {reporter.where()}".rstrip()
                 raise FitError(f"{where}: {what}. {REMEDY}") from error
@@ -145,9 +144,8 @@ class StepFunction:
         step = self._own_steps = self._own_steps + 1
         if step % _COMPARED and step & (step - 1):
             return
-        # Such a loop has no callbacks.
         when = f"before step {step} of train_on_batch"
-        compare_weights(self._strategy.workers, self._model, callbacks=(), when=when)
+        compare_weights(self._strategy.workers, self._model, when)
 
     def _predict(self, batches: list[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""

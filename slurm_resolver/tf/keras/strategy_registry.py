@@ -12,17 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 # The strategies of this package that this process has made.
-_ours: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def register(strategy: Any) -> None:
-    """Adds a strategy of this package."""
-    _ours.add(strategy)
+ours: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_ours(strategy: Any) -> bool:
     """Whether a strategy is one of this package."""
-    return strategy in _ours
+    return strategy in ours
 
 
 def sharing_of(strategy: Any) -> Any:
@@ -36,7 +31,7 @@ def sharing_of(strategy: Any) -> Any:
 
 def are_several() -> bool:
     """Whether this process is one of several workers, or coordinates them."""
-    return any(strategy.of_several for strategy in _ours)
+    return any(strategy.of_several for strategy in ours)
 
 
 def is_coordinated() -> bool:

@@ -194,7 +194,6 @@ class _Fit:
         # After a failed `fit`, the model still has the function of that run.
         train = model.train_function
         self._train: Method = train._train if isinstance(train, _Fit) else train
-        self.comparison = getattr(self._train, "comparison", None)
         model.train_function = self
 
     def __call__(self, iterator: Any) -> Any:

@@ -49,8 +49,8 @@ ROWS.map(double).cache().batch(4)                             | no map directly 
 ROWS.map(double).padded_batch(4)                              | do not come from batch(n)
 ROWS.map(double).batch(4).map(lambda x: x - tf.reduce_max(x)) | each row by itself
 ROWS.map(double).batch(4).map(lambda x: x[:2])                | each row by itself
-ROWS.map(lambda x: tf.random.uniform([], seed=1)).batch(4)    | with a seed (RandomUniform)
-ROWS.map(lambda x: DRAWN.uniform([])).batch(4)                | earlier elements (RngReadAndSkip)
+ROWS.map(lambda x: tf.random.uniform([], seed=1)).batch(4)    | has a seed (RandomUniform)
+ROWS.map(lambda x: DRAWN.uniform([])).batch(4)                | has a seed (RngReadAndSkip)
 ROWS.map(tf.range).map(tf.reduce_sum).batch(2).unbatch()      | do not come from batch(n)
 ROWS.map(tf.range).batch(2).unbatch().map(tf.size).batch(2)   | no fixed shape
 """

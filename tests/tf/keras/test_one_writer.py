@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kinds import Strings
+from keras_3 import keras
 
-from slurm_resolver.errors import FitError, SavingError
-from slurm_resolver.tf.keras.files import callbacks, saving
+from slurm_resolver.errors import SavingError
+from slurm_resolver.tf.keras.configuration import describe_call
+from slurm_resolver.tf.keras.files import saving
 
 PROCESSES = 4
 
@@ -82,50 +81,12 @@ def test_a_folder_keeps_what_does_not_belong_to_it(tmp_path: Path) -> None:
     }
 
 
-class Workers:
-    """Two workers, of which each has found a text in the folder of its BackupAndRestore."""
+def test_the_backup_that_a_worker_finds_is_compared(tmp_path: Path) -> None:
+    callback = keras.callbacks.BackupAndRestore(str(tmp_path))
 
-    names = ("worker 0", "worker 1")
+    def described() -> str:
+        return list(describe_call("fit", {"callbacks": [callback]}))[-1].text
 
-    def __init__(self, *found: Any) -> None:
-        self._found = found
-
-    def exchange(self, call: str, value: Any) -> list[Any]:
-        return [[text, "token"] for text in self._found]
-
-
-@pytest.mark.parametrize(
-    ("folders", "writers"),
-    [
-        (["a", "a"], 1),
-        (["a", "b"], 2),
-    ],
-)
-def test_one_worker_on_each_file_system_writes_a_backup(
-    tmp_path: Path, folders: Strings, writers: int
-) -> None:
-    """Two folders stand for the disks of two nodes."""
-    callback = types.SimpleNamespace(on_train_end=None)
-    workers = Workers(None, None)
-    changes = []
-    with contextlib.ExitStack() as stack:
-        for folder in folders:
-            changes.append(
-                stack.enter_context(callbacks.one_backup(callback, str(tmp_path / folder), workers))
-            )
-    assert sum("_save_model" not in changed for changed in changes) == writers
-    assert sum("delete_checkpoint" not in changed for changed in changes) == writers
-    assert not list(tmp_path.glob("*/*"))
-
-
-def test_workers_that_find_other_backups_do_not_train(tmp_path: Path) -> None:
-    callback = types.SimpleNamespace(backup_dir="backup")
-    workers = Workers('{"epoch": 2}', None)
-    with pytest.raises(
-        FitError,
-        match=(
-            r"BackupAndRestore\('backup'\).*contains .* 2} in worker 0, "
-            "and no backup in worker 1"
-        ),
-    ):
-        callbacks.one_backup(callback, str(tmp_path), workers).__enter__()
+    assert described() == repr(f"no backup in {tmp_path}, a folder that all workers have to share")
+    (tmp_path / "training_metadata.json").write_text('{"epoch": 2}')
+    assert described() == repr('{"epoch": 2}')

@@ -75,7 +75,7 @@ def test_errors_say_what_to_do(told: Told) -> None:
         "an end: let dataset_fn return dataset.repeat()"
     )
     assert re.match(
-        "FitError: fit of .*'adam.*/iteration' of its optimizer was created outside",
+        "FitError: fit of .*'adam.*/iteration' was created outside",
         found["an_optimizer_made_outside_the_scope"],
     )
     assert found["a_step_that_fails"].startswith("InvalidArgumentError: ")

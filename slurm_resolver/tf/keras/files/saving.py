@@ -107,19 +107,16 @@ def _state(path: str) -> tuple[int, ...] | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_mtime_ns
 
 
 def _move(new: str, old: str, last: str) -> None:
     """Replaces a file, or the files of a folder, by new ones.
 
-    Folders come first, then files, such as the parts of a divided file, and then `last`.
+    The file `last` comes after all others, such as the parts of a divided file.
     """
     if os.path.isdir(new) and os.path.isdir(old):
-        for name in sorted(
-            os.listdir(new),
-            key=lambda name: (name == last, os.path.isfile(os.path.join(new, name))),
-        ):
+        for name in sorted(os.listdir(new), key=lambda name: name == last):
             _move(os.path.join(new, name), os.path.join(old, name), last)
     else:
         os.replace(new, old)

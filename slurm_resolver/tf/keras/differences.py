@@ -1,0 +1,107 @@
+"""Finds what differs from worker to worker, and says which worker has what.
+
+Workers train as one process only if they hold the same and do the same. Most comparisons cost one
+message, with a digest. Only if the digests differ do the workers exchange what these are made of,
+in blocks, until the first difference. It is a FitError in every worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slurm_resolver.errors import FitError
+from slurm_resolver.log import tell_once
+from slurm_resolver.tf.exchange import Workers
+
+_AT_ONCE = 25  # entries that fit into one message
+_SHOWN = 200  # characters of a name or a text
+_ROUNDING = 1e-3  # how far numbers may differ by rounding alone, relative to their norm
+REMEDY = (
+    "Do the same in all workers: leave out what lets one worker alone change the training, such as "
+    "a callback, a learning rate or weights in `if task_id == 0:`."
+)
+REMEDY_OF_DATA = (
+    "Expected the same global batches in the same order in every worker, of which each takes its "
+    "rows. Seed whatever shuffles or generates the data alike in all workers, such as "
+    "keras.utils.set_random_seed(1) and numpy.random.default_rng(1), and sort the names of files. "
+    "Data that differs between workers needs AutoShardPolicy.OFF, and steps_per_epoch if its "
+    "length differs."
+)
+
+
+class Entry(NamedTuple):
+    """One of the values that the workers compare.
+
+    Attributes:
+        name: such as "model.optimizer (SGD).momentum".
+        text: what has to be the same.
+        number: a float, which may differ by rounding; see `norm`.
+        norm: of the numbers that `number` is computed from.
+    """
+
+    name: str
+    text: str
+    number: float = 0.0
+    norm: float = 0.0
+
+
+_NOTHING = ("the model", 0, "nothing", 0.0, 0.0)  # of a worker that has fewer entries
+
+
+def compare(
+    workers: Workers, when: str, digest: Any, entries: Iterable[Entry], remedy: str = REMEDY
+) -> None:
+    """Raises FitError in every worker with the first entry that differs from worker to worker.
+
+    Args:
+        workers: which all call this.
+        when: such as "after epoch 2".
+        digest: what differs if an entry differs.
+        entries: of this worker. They are only read if the digests differ.
+        remedy: the end of the error.
+    """
+    call = f"compares its model {when}"
+    if len(set(workers.exchange(call, zlib.crc32(repr(digest).encode())))) == 1:
+        return
+    remaining = iter(entries)
+    while True:
+        own = [
+            [name[:_SHOWN], zlib.crc32(text.encode()), text[:_SHOWN], number, norm]
+            for name, text, number, norm in itertools.islice(remaining, _AT_ONCE)
+        ]
+        blocks = workers.exchange(call, own)
+        if not any(blocks):
+            break
+        for column in itertools.zip_longest(*blocks, fillvalue=_NOTHING):
+            names, digests, texts, numbers, norms = zip(*column)
+            # Only floats are rounded: a step counts the same in all workers.
+            tolerance = _ROUNDING * max(norms) * ("float" in texts[0])
+            if len(set(digests)) > 1:
+                shown = list(texts)
+            elif np.allclose(numbers, numbers[0], rtol=0.0, atol=tolerance, equal_nan=True):
+                continue
+            else:
+                shown = [
+                    f"norm {norm:.6g}, projection {number:.6g}"
+                    for norm, number in zip(norms, numbers)
+                ]
+            raise difference(workers, when, names[0], shown, remedy)
+    tell_once(
+        "the workers' weights differ by rounding: their processors compute the same step "
+        "differently. Use nodes of one kind for equal weights"
+    )
+
+
+def difference(
+    workers: Workers, when: str, name: str, values: Sequence[str], remedy: str
+) -> FitError:
+    """Returns the error that says which worker has which value."""
+    return FitError(
+        f"the workers differ {when or 'in this step'}, in {name}: {workers.holders(values)}. "
+        f"{remedy}"
+    )
