@@ -109,7 +109,6 @@ def test_reserved_ports_are_free_ones() -> None:
         ("-n 0 -- true", "'0': expected a number from 1 to 4096"),
         ("-- no-such-program", "'no-such-program' is not a program"),
         ("-t soon -- true", "--time 'soon': expected minutes, minutes:seconds"),
-        ("-t 1 --signal USR1 -- true", "Give fewer seconds (SIGUSR1@30), or a longer time."),
         ("-o no/such/folder/%t -- true", "cannot write to 'no/such/folder/0' (No such file"),
     ],
 )
