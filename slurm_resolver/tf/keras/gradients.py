@@ -48,9 +48,11 @@ def gradient_in_step(
         if output_gradients is not None:
             given = tf.nest.flatten(output_gradients)
         output_gradients = [_output_gradient(step, *each) for each in zip(targets, given)]
-    begin = len(_operations())
+    graph = tf.compat.v1.get_default_graph()
+    begin = len(graph.get_operations())
     found = original(tape, targets, flat, output_gradients, *args, **kwargs)
-    _check_custom_gradients(step, begin)
+    if not step.whole:
+        _check_custom_gradients(step, graph.get_operations(), begin)
     # By variables; a gradient is None if the target does not depend on the variable.
     shared = {
         place: gradient
@@ -65,19 +67,13 @@ def gradient_in_step(
     return tf.nest.pack_sequence_as(sources, found)
 
 
-def _operations() -> list[Any]:
-    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
-
-
-def _check_custom_gradients(step: Step, begin: int) -> None:
+def _check_custom_gradients(step: Step, operations: Sequence[Any], begin: int) -> None:
     """Raises ComputeWholeError if a `tf.custom_gradient` of the program may compare rows.
 
     Args:
+        operations: of the step's graph.
         begin: the number of operations before backpropagation.
     """
-    if not step.analysis:
-        return
-    operations = _operations()
     if not any(one.type == "IdentityN" for one in operations):  # the results of such a function
         return
     for operation in operations[begin:]:

@@ -53,8 +53,6 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
     """
     if step.whole:
         return {}
-    if not step.analysis:
-        return None
     graph = private_names.FUNCTION_GRAPH.get()(metric.name)
     with graph.as_default(), step.setting("nested"):
         update()

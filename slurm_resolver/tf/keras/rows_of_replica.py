@@ -51,7 +51,7 @@ def part_of_share(
         first = replica - sharing.first_replica
         stride = sharing.local_replicas
     count = tf.cast(own, tf.int32)
-    if not whole and not tf.executing_eagerly():
+    if not whole:
         # The number of rows must not be a constant: the analysis would not know it from others.
         count = tf.compat.v1.placeholder_with_default(count, [])
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU

@@ -60,15 +60,13 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
     Raises:
         ComputeWholeError: if the step must compute the whole batch.
     """
-    if not step.analysis and certain:
-        raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
-    if not step.analysis or not isinstance(tensor, tf.Tensor):
-        return _assumed(step, tensor)
+    if not isinstance(tensor, tf.Tensor):
+        return _assumed(tensor)
     value = step.analysis.value_of(tensor)
     if not value.reason:
         return value
     check_may_assume(step, what, value, value.reason.operation, certain=certain)
-    return _assumed(step, tensor)
+    return _assumed(tensor)
 
 
 def check_may_assume(
@@ -121,15 +119,14 @@ def refuse(what: str, value: Value) -> ComputeWholeError:
     return ComputeWholeError(f"{what} is {_MEANINGS[value.kind]}")
 
 
-def _assumed(step: Step, tensor: Any) -> Value:
+def _assumed(tensor: Any) -> Value:
     """Returns what a tensor is in a step of Keras, or one that the user vouches for.
 
     When a step is traced, the number of its rows is unknown.
     """
     if tensor.shape.rank == 0:
         return COUNT if tensor.dtype.is_integer else MEAN
-    own = None if step.analysis else int(step.own_rows)
-    return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
+    return SAME if tensor.shape.rank and tensor.shape[0] else rows()
 
 
 def analysis_of(part: Any) -> Analysis:
@@ -157,7 +154,7 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     Exceptions are the variables of metrics, which are added up, and statistics of
     BatchNormalization.
     """
-    if not step.analysis:
+    if step.whole:
         return
     exempt = {
         id(component.handle)

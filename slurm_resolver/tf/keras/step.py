@@ -71,8 +71,8 @@ class Step:
     # Variables that become the mean of all replicas.
     statistics: list[Any] = dataclasses.field(default_factory=list)
     whole: bool = False  # whether each replica computes all rows, whatever their number is
-    # Which rows the tensors of a split step belong to; None if it runs eagerly.
-    analysis: Analysis | None = None
+    # Of a split step: which rows its tensors belong to.
+    analysis: Analysis = dataclasses.field(init=False)
     compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
 
@@ -119,7 +119,7 @@ class Step:
 
     def declare(self, tensor: Any, value: Value) -> Any:
         """Notes what is known of a tensor, or of those in a structure; returns what is given."""
-        if self.analysis:
+        if not self.whole:
             for part in tf.nest.flatten(tensor, expand_composites=True):
                 if tf.is_symbolic_tensor(part):
                     self.analysis.declare(part, value)

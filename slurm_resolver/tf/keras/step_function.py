@@ -98,9 +98,8 @@ class StepFunction:
         self.comparison = Comparison(self._strategy, model, kind)
         self._splits = self._strategy.sharing.replicas > 1
         whole = None
-        vouched = self._strategy.custom_losses == "mean"
-        if self._splits and model.run_eagerly and not vouched:
-            whole = ComputeWholeError("it runs eagerly", vouchable=True)
+        if self._splits and model.run_eagerly:
+            whole = ComputeWholeError("it runs eagerly")
         self._make_functions(whole)
 
     def _make_functions(self, whole: ComputeWholeError | None) -> None:
@@ -199,7 +198,7 @@ class StepFunction:
             self._trace(name, data)
             try:
                 return getattr(self, name)(data)
-            except ComputeWholeError as error:  # in a step that runs eagerly
+            except ComputeWholeError as error:  # traced again, for data of another shape
                 self._make_functions(error)
 
     def _trace(self, name: str, data: Any, chooses: bool = False) -> None:
@@ -304,12 +303,11 @@ class StepFunction:
             part = batch
             step = step_on_own_data(self._model, part, self.comparison)
         part = without_optionals(part)
-        if not tf.executing_eagerly():
-            graph = tf.compat.v1.get_default_graph()
-            if step.seed_offset and graph.seed is not None:
-                graph.seed = (graph.seed + step.seed_offset) % _SEEDS
-            if not step.whole:
-                step.analysis = analysis_of(part)
+        graph = tf.compat.v1.get_default_graph()
+        if step.seed_offset and graph.seed is not None:
+            graph.seed = (graph.seed + step.seed_offset) % _SEEDS
+        if not step.whole:
+            step.analysis = analysis_of(part)
         creator = tf.variable_creator_scope(self._make_variable)
         if (
             self._strategy.sharing.local_replicas > 1
