@@ -267,6 +267,7 @@ CAPTURE = tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_val
 
 # A dataset is looked through before it is split by rows.
 INPUTS = tensorflow:data.Dataset._inputs(self)
+FUNCTIONS = tensorflow:data.Dataset._functions(self)
 GRAPH = tensorflow:data.Dataset._as_serialized_graph
 PREFETCHED = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
 DATASET = tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset

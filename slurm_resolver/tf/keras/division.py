@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.called_functions import graph_of_function, with_called
 from slurm_resolver.tf.keras.origins import find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
@@ -37,7 +37,6 @@ from slurm_resolver.tf.keras.sharing import (
     undivided_shares,
     without,
 )
-from slurm_resolver.tf.keras.splitting import graph_of_function
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names
@@ -245,8 +244,11 @@ def _map_of(dataset: tf.data.Dataset) -> _Apply:
             num_parallel_calls=parallel,
             deterministic=None if parallel is None else True,
         )
-        for operation in _operations(_graph_of_map(found)):
-            _check_operation(operation)
+        try:
+            for operation in with_called(_graph_of_map(found).get_operations()):
+                _check_operation(operation)
+        except LookupError as name:
+            raise UndividedError(f"a map calls {name}, whose graph is not known") from name
         return found
 
     return apply
@@ -254,20 +256,6 @@ def _map_of(dataset: tf.data.Dataset) -> _Apply:
 
 def _graph_of_map(dataset: tf.data.Dataset) -> Any:
     return private_names.MAP_FUNCTION.of(dataset).function.graph
-
-
-def _operations(graph: Any) -> Iterator[Any]:
-    """Yields the operations of a graph, and of the functions that it calls."""
-    for operation in graph.get_operations():
-        yield operation
-        for value in operation.node_def.attr.values():
-            for function in (value.func, *value.list.func):
-                name = function.name  # empty for an attribute of another type
-                if name:
-                    called = graph_of_function(graph, name)
-                    if called is None:
-                        raise UndividedError(f"a map calls {name}, whose graph is not known")
-                    yield from _operations(called)
 
 
 def _check_operation(operation: Any) -> None:

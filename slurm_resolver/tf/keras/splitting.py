@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.called_functions import graph_of_function
 from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Factor, Step
@@ -141,11 +141,6 @@ def analysis_of(part: Any) -> Analysis:
         if isinstance(value, tf.SparseTensor):
             analysis.declare(value.dense_shape, sizes_of(value, rows()))
     return analysis
-
-
-def graph_of_function(graph: Any, name: str) -> Any:
-    """Returns the graph of a function that a graph calls; None if TensorFlow has none."""
-    return getattr(private_names.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
 
 
 def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
