@@ -26,6 +26,7 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if step.nested:
         original(metric, *args, **kwargs)
         return
+    step.check_compiler()
     rows = tf.get_static_value(step.rows)
     loss = private_names.COMPILE_LOSS.of(step.model)  # None if the model is compiled without one
     if rows is not None and loss is not None and metric in loss.metrics:
@@ -37,12 +38,17 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         args, kwargs = tf.nest.map_structure(
             lambda value: put_together(step, value, what), (args, kwargs)
         )
-    else:
-        step.note_changes(metric.variables, factors)
-    with step.setting("nested"):
+        with step.setting("nested"):
+            original(metric, *args, **kwargs)
+        return
+    scaled = [one for one in metric.variables if factors.get(id(one), Factor.ONE) != Factor.ONE]
+    before = [tf.convert_to_tensor(one.value) for one in scaled]
+    # Of a whole batch, the first replica's value counts.
+    with step.additions.noting(metric, zeros=step.whole), step.setting("nested"):
         original(metric, *args, **kwargs)
-    if factors is not None:
-        step.note_changes(metric.variables, factors, made=True)
+    for one, old in zip(scaled, before):
+        one.value.assign(old + step.addend(one.value - old, factors[id(one)]))
+    step.summed += metric.variables
 
 
 def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | None:
@@ -72,15 +78,16 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
 
 def _result(step: Step, original: Method, metric: Any) -> Any:
     """Returns a metric's result on the rows of all replicas."""
-    if not step.nested:
-        step.add_changes()
-    result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
-    return step.declare(result, SAME)
+    if step.nested:
+        result = original(metric)
+    else:
+        result = step.additions.result_of(metric, original, step.add_changes)
+    return step.declare(tf.nest.map_structure(tf.convert_to_tensor, result), SAME)
 
 
 def _reset_state(step: Step, original: Method, metric: Any) -> None:
+    step.additions.forget(metric)
     original(metric)
-    step.note_equal(metric.variables)
 
 
 def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:

@@ -153,7 +153,7 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
         return
     exempt = {
         id(component.handle)
-        for variable in (*statistics, *(one.variable for one in step.of_metrics.values()))
+        for variable in (*statistics, *step.summed)
         for component in step.components(variable)
     }
     for assignment in step.analysis.assigned():

@@ -37,7 +37,6 @@ from slurm_resolver.tf.keras.rows_of_replica import part_of_share, step_on_own_d
 from slurm_resolver.tf.keras.sharing import (
     TENSORS,
     Share,
-    have_other_rows,
     share,
     without_optionals,
 )
@@ -269,8 +268,6 @@ class StepFunction:
         patch_metrics()
         if self._whole:
             self._check_whole(batch, self._whole)
-        elif isinstance(batch, Share) and have_other_rows(batch.batch) is True:
-            raise ComputeWholeError("the first dimensions of its tensors differ")
         if not tf.executing_eagerly():
             reporter.enter(COMPILING)
         # If the data has ended, no step may be counted.
@@ -296,9 +293,8 @@ class StepFunction:
     def _in_replica(self, batch: Any) -> Any:
         """Computes a replica's part of a `Share`, or all of what this worker has read itself."""
         if isinstance(batch, Share):
-            part, step = part_of_share(
-                self._model, batch, self.comparison, whole=self._whole is not None
-            )
+            whole = bool(self._whole) or not self._splits
+            part, step = part_of_share(self._model, batch, self.comparison, whole=whole)
         else:
             part = batch
             step = step_on_own_data(self._model, part, self.comparison)
