@@ -92,17 +92,17 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     """
     same = [_has_same_indices(step, one) for one in gradients]
     parts = [one.values if is_same else one for one, is_same in zip(gradients, same)]
-    totals = step.add([_with_added_slice(step.zero_unless_counted(part)) for part in parts])
+    parts = [step.zero_unless_counted(part) for part in parts]
+    if step.replica == 0:
+        parts = [_with_slice(part) for part in parts]
     return [
-        tf.IndexedSlices(total, one.indices, one.dense_shape)
-        if is_same
-        else _without_added_slice(total)
-        for one, total, is_same in zip(gradients, totals, same)
+        tf.IndexedSlices(total, one.indices, one.dense_shape) if is_same else total
+        for one, total, is_same in zip(gradients, step.add(parts), same)
     ]
 
 
-def _with_added_slice(gradient: Any) -> Any:
-    """Adds a slice with the index -1 to a gradient with no slice.
+def _with_slice(gradient: Any) -> Any:
+    """Adds zeros as the slice with the index 0 to a gradient with no slice.
 
     TensorFlow crashes if no replica has one, such as for a batch with empty rows.
     """
@@ -113,19 +113,7 @@ def _with_added_slice(gradient: Any) -> Any:
     padding = [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)]
     return tf.IndexedSlices(
         tf.pad(gradient.values, padding),
-        tf.pad(gradient.indices, padding[:1], constant_values=-1),
-        gradient.dense_shape,
-    )
-
-
-def _without_added_slice(gradient: Any) -> Any:
-    """Returns a sum of gradients without the slice that `_with_added_slice` may have added."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    kept = gradient.indices >= 0
-    return tf.IndexedSlices(
-        tf.boolean_mask(gradient.values, kept),
-        tf.boolean_mask(gradient.indices, kept),
+        tf.pad(gradient.indices, padding[:1]),
         gradient.dense_shape,
     )
 
@@ -147,7 +135,7 @@ def _value_of_source(step: Step, source: Any) -> Value:
     value = value_of(step, tf.convert_to_tensor(source), "the source of a gradient")
     if value.is_plain or value.is_by_row:
         return value
-    raise refuse("the source of a gradient", value)
+    raise refuse("the source of a gradient")
 
 
 def _output_gradient(step: Step, target: Any, given: Any) -> Any:
@@ -159,5 +147,5 @@ def _output_gradient(step: Step, target: Any, given: Any) -> Any:
         # Divided by the replica's rows, it is the same in all workers.
         return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)
     if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
-        raise refuse("the target of a gradient", value)
+        raise refuse("the target of a gradient")
     return output

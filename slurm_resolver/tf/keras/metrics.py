@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import metrics_in_run
-from slurm_resolver.tf.keras.splitting import factor_of, put_together
-from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
+from slurm_resolver.tf.keras.splitting import put_together, summed_as
+from slurm_resolver.tf.keras.step import Step, is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.rows.values import SAME
+from slurm_resolver.tf.rows.values import SUM, Value
 
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -32,8 +32,8 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if rows is not None and loss is not None and metric in loss.metrics:
         # Keras weights the loss of an output by the rows of the batch, where it knows their number.
         kwargs["sample_weight"] = int(rows)
-    factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
-    if factors is None:
+    kinds = _kinds(step, metric, functools.partial(original, metric, *args, **kwargs))
+    if kinds is None:
         what = f"an argument of the metric {metric.name!r}"
         args, kwargs = tf.nest.map_structure(
             lambda value: put_together(step, value, what), (args, kwargs)
@@ -41,18 +41,18 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         with step.setting("nested"):
             original(metric, *args, **kwargs)
         return
-    scaled = [one for one in metric.variables if factors.get(id(one), Factor.ONE) != Factor.ONE]
+    scaled = [one for one in metric.variables if kinds.get(id(one), SUM) != SUM]
     before = [tf.convert_to_tensor(one.value) for one in scaled]
     # Of a whole batch, the first replica's value counts.
-    with step.additions.noting(metric, zeros=step.whole), step.setting("nested"):
+    with step.noting(metric, zeros=step.whole), step.setting("nested"):
         original(metric, *args, **kwargs)
     for one, old in zip(scaled, before):
-        one.value.assign(old + step.addend(one.value - old, factors[id(one)]))
+        one.value.assign(old + step.addend(one.value - old, kinds[id(one)]))
     step.summed += metric.variables
 
 
-def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | None:
-    """Returns how the changes of a metric's variables by all replicas are added up.
+def _kinds(step: Step, metric: Any, update: Method) -> dict[int, Value] | None:
+    """Returns as what the changes of a metric's variables add up: SUM, MEAN or SAME.
 
     The update is traced in a graph of its own, in which the analysis of rows finds what is added to
     each variable. None if that does not add up to what one update with all rows adds.
@@ -67,27 +67,13 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
         for variable in metric.variables
         for component in step.components(variable)
     }
-    factors: dict[int, Factor] = {}
+    kinds: dict[int, Value] = {}
     for assignment in step.analysis.assigned(graph):
-        factor = factor_of(assignment.added)
+        kind = summed_as(assignment.added)
         variable = of_handles.get(id(assignment.handle))
-        if factor is None or variable is None or factors.setdefault(variable, factor) != factor:
+        if kind is None or variable is None or kinds.setdefault(variable, kind) != kind:
             return None
-    return factors
-
-
-def _result(step: Step, original: Method, metric: Any) -> Any:
-    """Returns a metric's result on the rows of all replicas."""
-    if step.nested:
-        result = original(metric)
-    else:
-        result = step.additions.result_of(metric, original, step.add_changes)
-    return step.declare(tf.nest.map_structure(tf.convert_to_tensor, result), SAME)
-
-
-def _reset_state(step: Step, original: Method, metric: Any) -> None:
-    step.additions.forget(metric)
-    original(metric)
+    return kinds
 
 
 def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -134,6 +120,6 @@ def _is_stored(variable: Any) -> bool:
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method]] = {
     "update_state": (_update_state, _update_outside_steps),
-    "reset_state": (_reset_state, metrics_in_run.reset_state),
-    "result": (_result, metrics_in_run.result),
+    "reset_state": (Step.reset, metrics_in_run.reset_state),
+    "result": (Step.result, metrics_in_run.result),
 }

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.step import Additions, add_up
+from slurm_resolver.tf.keras.step import Additions, current_additions
 from slurm_resolver.tf.private_names import Method
-
-# Of the function of `strategy.run` that is being called, or traced.
-_additions: ContextVar[Additions | None] = ContextVar("additions", default=None)
 
 
 @contextlib.contextmanager
 def _adding_up() -> Iterator[None]:
     """Adds up what a replica's function adds to metrics in the block."""
-    additions = Additions(add_up)
-    token = _additions.set(additions)
-    try:
+    additions = Additions()
+    with additions.running():
         yield
-    finally:
-        _additions.reset(token)
-    additions.add_up()
+    additions.add_changes()
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -50,7 +43,7 @@ def adding_up(function: Any) -> Any:
 
 def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric in a replica."""
-    additions = _additions.get()
+    additions = current_additions()
     if additions and additions.sees_updates():
         with additions.noting(metric):
             original(metric, *args, **kwargs)
@@ -61,15 +54,14 @@ def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> No
 
 def result(original: Method, metric: Any) -> Any:
     """Returns a metric's result; in `strategy.run`, with what all replicas have added so far."""
-    additions = _additions.get()
-    if not additions:
-        return original(metric)
-    return additions.result_of(metric, original, additions.add_up)
+    additions = current_additions()
+    return additions.result(original, metric) if additions else original(metric)
 
 
 def reset_state(original: Method, metric: Any) -> None:
     """Resets a metric, and in `strategy.run` what has been added to it so far."""
-    additions = _additions.get()
+    additions = current_additions()
     if additions:
-        additions.forget(metric)
-    original(metric)
+        additions.reset(original, metric)
+    else:
+        original(metric)

@@ -16,20 +16,10 @@ import tensorflow as tf
 from slurm_resolver.tf.keras.called_functions import graph_of_function
 from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
-from slurm_resolver.tf.keras.step import Factor, Step
+from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.computed import sizes_of
-from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
-
-# What a tensor is that cannot be put together, by its kind.
-_MEANINGS = {
-    Kind.SAME: "the same in all workers",
-    Kind.NUMBERS: "computed from the number of rows",
-    Kind.ROWS: "not one entry for each row",
-    Kind.SUM: "a sum over the rows, multiplied or divided by their number",
-    Kind.COMPONENT: "a part of a sparse or ragged tensor",
-    Kind.LIST: "a TensorList",
-}
+from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Value, rows
 
 
 @dataclass(eq=False)
@@ -95,28 +85,28 @@ def put_together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> An
     if step.whole or not isinstance(tensor, TENSORS):
         return tensor
     value = value_of(step, tensor, what)
-    factor = factor_of(value)
-    if factor is Factor.FIRST:
+    kind = summed_as(value)
+    if kind == SAME:
         return tensor
-    if adds and factor is not None:
-        return step.add([step.addend(tensor, factor)])[0]
+    if adds and kind:
+        return step.add([step.addend(tensor, kind)])[0]
     if value == rows() and isinstance(tensor, tf.Tensor) and tensor.dtype != tf.string:
         return step.gather(tensor)
-    raise refuse(what, value)
+    raise refuse(what)
 
 
-def factor_of(value: Value) -> Factor | None:
-    """Returns how to add up what all replicas have; None if it does not add up."""
+def summed_as(value: Value) -> Value | None:
+    """Returns SUM, MEAN or SAME, as which all replicas' values add up; None if they do not."""
     if value.is_sum:
-        return Factor.ONE
+        return SUM
     if value.is_mean:
-        return Factor.WEIGHT
-    return Factor.FIRST if value.is_plain else None
+        return MEAN
+    return SAME if value.is_plain else None
 
 
-def refuse(what: str, value: Value) -> ComputeWholeError:
+def refuse(what: str) -> ComputeWholeError:
     """Returns the error for a tensor that cannot be put together from the workers' parts."""
-    return ComputeWholeError(f"{what} is {_MEANINGS[value.kind]}")
+    return ComputeWholeError(f"{what} is not a sum or mean over rows, nor one entry for each row")
 
 
 def _assumed(tensor: Any) -> Value:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -23,15 +23,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.values import SAME, Value
-
-
-class Factor(enum.Enum):
-    """By what a replica's addition to a variable is multiplied before the additions are summed."""
-
-    ONE = enum.auto()  # each replica adds the part of its rows
-    WEIGHT = enum.auto()  # a mean over its rows, which is weighted by their number
-    FIRST = enum.auto()  # all replicas add the same, which counts once
+from slurm_resolver.tf.rows.values import MEAN, SAME, SUM, Value
 
 
 class Additions:
@@ -41,11 +33,18 @@ class Additions:
     add up.
     """
 
-    def __init__(self, add: Method) -> None:
-        """Begins in the current graph; `add` returns the sums of some values over all replicas."""
-        self._add = add
+    def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._before: dict[int, tuple[Any, Any]] = {}  # a variable and its value, by its id
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Lets the caller's metrics be updated for this in the block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def sees_updates(self) -> bool:
         """Whether the updates of metrics that are traced now happen whenever this step does."""
@@ -74,50 +73,49 @@ class Additions:
                     value = tf.zeros(one.shape, one.dtype) if zeros else one.value
                     self._before[id(one)] = one, tf.convert_to_tensor(value)
 
-    def forget(self, metric: Any) -> None:
-        """Forgets the variables of a metric that is reset, in all replicas alike."""
+    def reset(self, original: Method, metric: Any) -> None:
+        """Resets a metric, in all replicas alike."""
         for one in metric.variables:
             if self._before.pop(id(one), None) and self.is_inside():
                 raise FitError(
                     f"a condition or loop in a step resets the metric {metric.name!r}, which has "
                     "been updated before. Reset it outside of the condition or loop"
                 )
+        original(metric)
+
+    def sum_up(self, values: Sequence[Any]) -> Any:
+        """Returns the sums of what all replicas have added."""
+        return add_up(values)
 
     def totals(self) -> list[tuple[Any, Any]]:
         """Returns the variables, and their values with what all replicas have added."""
         noted = list(self._before.values())
-        sums = self._add([one.value - before for one, before in noted])
+        sums = self.sum_up([one.value - before for one, before in noted])
         return [(one, before + total) for (one, before), total in zip(noted, sums)]
 
-    def add_up(self) -> None:
+    def add_changes(self) -> None:
         """Adds what all replicas have added."""
         for variable, total in self.totals():
             variable.value.assign(total)
         self._before.clear()
 
-    def result_of(self, metric: Any, original: Method, add_up: Method) -> Any:
-        """Returns a metric's result, with what all replicas have added so far.
-
-        Args:
-            metric: of Keras.
-            original: returns the metric's result.
-            add_up: calls the method of this name.
-        """
+    def result(self, original: Method, metric: Any) -> Any:
+        """Returns a metric's result, with what all replicas have added so far."""
         import keras
 
         if self.is_inside():  # which may not be taken
             with keras.StatelessScope(state_mapping=self.totals()):
                 return original(metric)
-        add_up()
+        self.add_changes()
         return original(metric)
 
 
-# The steps that are being traced, or run eagerly, in this process, by the replica's number.
-_current: dict[int, Step] = {}
+# What is being traced, or run eagerly.
+_current: ContextVar[Additions | None] = ContextVar("current", default=None)
 
 
 @dataclasses.dataclass(eq=False)
-class Step:
+class Step(Additions):
     """A step as one replica sees it."""
 
     model: Any
@@ -142,6 +140,7 @@ class Step:
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
 
     def __post_init__(self) -> None:
+        super().__init__()
         # Whether the user says that what is not known is a mean over rows.
         self.vouched = self.model.distribute_strategy.custom_losses == "mean"
         # What is added to seeds: each replica has other rows, which draw other random numbers.
@@ -149,18 +148,6 @@ class Step:
         # The weight of this replica's rows in a mean over the rows of all, float32.
         self.weight = tf.cast(self.own_rows / self.rows, tf.float32)
         self.inverse_weight = tf.math.divide_no_nan(1.0, self.weight)
-        # By the id of a tensor, which must live as long as the step.
-        self._gathered: dict[int, tuple[Any, Any]] = {}
-        self.additions = Additions(self._add_compared)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Makes this the caller's step in the block."""
-        _current[self.replica] = self
-        try:
-            yield
-        finally:
-            del _current[self.replica]
 
     @contextlib.contextmanager
     def setting(self, name: str) -> Iterator[None]:
@@ -191,14 +178,11 @@ class Step:
         """
         if self.repeated is True:
             return value
-        if id(value) in self._gathered:
-            return self._gathered[id(value)][1]
         self.check_compiler()
         whole = gather_rows(value, self.places, self.rows, self.repeated)
         mask = private_names.GET_MASK.get()(value)
         if mask is not None:
             private_names.SET_MASK.get()(whole, self.gather(mask))
-        self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 
     def add_changes(self) -> None:
@@ -207,26 +191,38 @@ class Step:
         The first call in a step also compares the workers' batches and learning rates.
         """
         for one in self.statistics:
-            one.value.assign(self.addend(one.value, Factor.WEIGHT))
-        self.additions.note(self.statistics, zeros=True)
+            one.value.assign(self.addend(one.value, MEAN))
+        self.note(self.statistics, zeros=True)
         self.statistics = []
-        self.additions.add_up()
+        super().add_changes()
 
-    def _add_compared(self, values: Sequence[Any]) -> Any:
+    def result(self, original: Method, metric: Any) -> Any:
+        """Returns a metric's result on the rows of all replicas."""
+        result = original(metric) if self.nested else super().result(original, metric)
+        return self.declare(tf.nest.map_structure(tf.convert_to_tensor, result), SAME)
+
+    def sum_up(self, values: Sequence[Any]) -> Any:
+        """Returns the sums of what all replicas have added, and compares the workers once."""
         own = [self.zero_unless_counted(value) for value in values]
-        if self.compared is None or self.additions.is_inside():
+        if self.compared is None or self.is_inside():
             return self.add(own)
         sums = self.add([*own, self.compared])
         self.compared = None
         self.comparison.check(sums.pop())
         return sums
 
-    def addend(self, value: Any, factor: Factor | None) -> Any:
-        """Returns what this replica adds to a sum over all replicas."""
+    def addend(self, value: Any, kind: Value) -> Any:
+        """Returns what this replica adds to a sum over all replicas.
+
+        Args:
+            value: of this replica.
+            kind: a SUM over its rows, a MEAN, which is weighted by their number, or what is the
+                SAME in all replicas, and counts once.
+        """
         counted = self.zero_unless_counted(value)
-        if factor is Factor.ONE:
+        if kind == SUM:
             return counted
-        weight = self.weight if factor is Factor.WEIGHT else float(self.replica == 0)
+        weight = self.weight if kind == MEAN else float(self.replica == 0)
         return counted * tf.cast(weight, counted.dtype)
 
     def components(self, variable: Any) -> Any:
@@ -301,9 +297,15 @@ def _as_sent(value: Any) -> Any:
     return tf.cast(value, tf.float32) if dtype == tf.bfloat16 else value
 
 
+def current_additions() -> Additions | None:
+    """Returns what the caller adds to metrics; None outside of steps and `strategy.run`."""
+    return _current.get() if is_in_replica() else None
+
+
 def current_step() -> Step | None:
     """Returns the caller's step; None outside of Keras' steps on several workers."""
-    return _current.get(replica_number()) if _current and is_in_replica() else None
+    current = current_additions()
+    return current if isinstance(current, Step) else None
 
 
 def is_in_replica() -> bool:
