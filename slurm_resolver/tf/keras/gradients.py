@@ -128,7 +128,9 @@ def _has_same_indices(step: Step, gradient: Any) -> bool:
 
 def _value_of_source(step: Step, source: Any) -> Value:
     """Returns SAME for what all replicas have, such as a variable, and ROWS for their own rows."""
-    if any(isinstance(one, tf.Variable) for one in (source, getattr(source, "value", None))):
+    import keras
+
+    if isinstance(source, (tf.Variable, keras.Variable)):
         return SAME
     if step.whole:
         return rows()  # the gradient is the whole batch's already

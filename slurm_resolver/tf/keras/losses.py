@@ -22,9 +22,9 @@ def loss_in_step(
 ) -> Any:
     """Returns a loss of the whole batch, or one of this replica's rows that stands for it."""
     parts = (y_true, y_pred, sample_weight)
-    if step.whole or step.nested:
-        return original(loss, *parts)
     found = original(loss, *parts)
+    if step.whole or step.nested:
+        return found
     try:
         return as_mean(step, found, "a loss", certain=True)
     except ComputeWholeError:

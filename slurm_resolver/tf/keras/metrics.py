@@ -101,8 +101,7 @@ def _update_on_servers(original: Method, metric: Any, *args: Any, **kwargs: Any)
         original(metric, *args, **kwargs)
     for variable, old in zip(variables, before):
         new = scope.get_current_value(variable)
-        if new is not None and new is not old:
-            variable.value.assign_add(tf.cast(new, old.dtype) - old)
+        variable.value.assign_add(tf.cast(new, old.dtype) - old)
 
 
 def add_on_servers(original: Method, variable: Any, value: Any) -> Any:

@@ -255,13 +255,15 @@ class StepFunction:
         if count == 1:
             return results
 
-        def again(done: Any, results: Any) -> Any:
+        def again(_: Any, results: Any) -> Any:
             batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
             results = tf.cond(there, lambda: self._run_step(batch.get_value()), lambda: results)
-            return tf.where(there, done + 1, count), results
+            return there, results
 
-        return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
+        begin = (True, results)
+        loop = tf.while_loop(lambda there, _: there, again, begin, maximum_iterations=count - 1)
+        return loop[1]
 
     def _run_step(self, batch: Any) -> Any:
         """Returns the result of a step of all replicas, which is the same in all of them."""
