@@ -213,7 +213,6 @@ APPLY_ALONE = keras:optimizers.LossScaleOptimizer._common_apply(self, grads, tra
 # Losses that are not means over rows see the rows of all replicas.
 LOSS = keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)
 ADDITIONAL_LOSS = keras:Model._aggregate_additional_loss(self, loss)
-ADD_LOSS = keras:layers.Layer.add_loss(self, loss)
 GET_MASK = keras.src.backend.common.masking:get_keras_mask(x)
 SET_MASK = keras.src.backend.common.masking:set_keras_mask(x, mask)
 

@@ -57,12 +57,3 @@ def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
     """Returns the sum of what a layer has given to `add_loss`."""
     return as_mean(step, original(model, loss), "a loss of add_loss")
-
-
-def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
-    """Adds a layer's losses."""
-
-    def added(one: Any) -> Any:
-        return as_mean(step, one, "a loss of add_loss") if tf.is_symbolic_tensor(one) else one
-
-    original(layer, tf.nest.map_structure(added, loss))
