@@ -213,7 +213,6 @@ APPLY_ALONE = keras:optimizers.LossScaleOptimizer._common_apply(self, grads, tra
 # Losses that are not means over rows see the rows of all replicas.
 LOSS = keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)
 ADDITIONAL_LOSS = keras:Model._aggregate_additional_loss(self, loss)
-ADD_LOSS = keras:layers.Layer.add_loss(self, loss)
 GET_MASK = keras.src.backend.common.masking:get_keras_mask(x)
 SET_MASK = keras.src.backend.common.masking:set_keras_mask(x, mask)
 
@@ -267,6 +266,7 @@ CAPTURE = tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_val
 
 # A dataset is looked through before it is split by rows.
 INPUTS = tensorflow:data.Dataset._inputs(self)
+FUNCTIONS = tensorflow:data.Dataset._functions(self)
 GRAPH = tensorflow:data.Dataset._as_serialized_graph
 PREFETCHED = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
 DATASET = tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset

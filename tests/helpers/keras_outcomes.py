@@ -22,15 +22,16 @@ SECONDS = 1500
 UNKNOWN = [
     "data_ragged",
     "data_sparse_inputs",
-    "step_eagerly",
 ]
-# With what compares rows, or cannot be put together: every worker computes whole batches.
+# With what compares rows, cannot be put together, or runs eagerly: every worker computes whole
+# batches.
 COMPARING = [
     "loss_activity_of_batch",
     "loss_two_outputs",
     "step_contrastive",
     "step_decorated_parts",
     "loss_gradient_clipped",
+    "step_eagerly",
 ]
 
 

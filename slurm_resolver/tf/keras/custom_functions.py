@@ -36,6 +36,7 @@ def make_function(kind: str, original: Any, model: Any, force: bool = False) -> 
     if force or getattr(model, name) is None:
         setattr(model, name, model.distribute_strategy.make_function(model, kind))
         _made.setdefault(model, set()).add(kind)
+    _check_made(kind, model)
     function = getattr(model, name)
     unread = vars(model.distribute_strategy).pop("unread", None)
     if unread and hasattr(function, "choose_data"):
@@ -43,29 +44,26 @@ def make_function(kind: str, original: Any, model: Any, force: bool = False) -> 
     return function
 
 
-def check_functions(method: str, model: Any) -> None:
-    """Raises FitError if a method of a model would take steps by a function of the model's own.
-
-    A model whose class overrides the method that makes the function raises it when Keras calls
-    that.
-    """
-    kind = KIND[method]
+def _check_made(kind: str, model: Any) -> None:
+    """Raises FitError if a model would take steps by a function of its own."""
     name = f"make_{kind}_function"
+    if kind not in _made.get(model, ()):
+        raise FitError(
+            f"the model {model.name!r}: with its own {name}() or {kind}_function, each worker "
+            f"would run its steps alone. Override {kind}_step() instead, which Keras calls for "
+            f"each batch, or let {name}() call super().{name}() and then wrap "
+            f"self.{kind}_function."
+        )
 
-    def check(own: str) -> None:
-        if kind not in _made.get(model, ()):
-            raise FitError(
-                f"the model {model.name!r}: with its own {own}, each worker would run its steps "
-                f"alone. Override {kind}_step() instead, which Keras calls for each batch, or let "
-                f"{name}() call super().{name}() and then wrap self.{kind}_function."
-            )
+
+def check_functions(method: str, model: Any) -> None:
+    """Lets a method of a model raise FitError if the model makes the function of its steps."""
+    kind = KIND[method]
 
     def make_and_check(make: Method, *args: Any, **kwargs: Any) -> Any:
         function = make(*args, **kwargs)
-        check(f"{name}()")
+        _check_made(kind, model)
         return function
 
     # One that is not the model's own is replaced already.
-    private_names.replace(model, name, make_and_check)
-    if getattr(model, f"{kind}_function") is not None:
-        check(f"{kind}_function")
+    private_names.replace(model, f"make_{kind}_function", make_and_check)

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.called_functions import graph_of_function
 from slurm_resolver.tf.keras.origins import find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
@@ -37,7 +38,6 @@ from slurm_resolver.tf.keras.sharing import (
     undivided_shares,
     without,
 )
-from slurm_resolver.tf.keras.splitting import graph_of_function
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.operations import names

@@ -48,9 +48,11 @@ def gradient_in_step(
         if output_gradients is not None:
             given = tf.nest.flatten(output_gradients)
         output_gradients = [_output_gradient(step, *each) for each in zip(targets, given)]
-    begin = len(_operations())
+    graph = tf.compat.v1.get_default_graph()
+    begin = len(graph.get_operations())
     found = original(tape, targets, flat, output_gradients, *args, **kwargs)
-    _check_custom_gradients(step, begin)
+    if not step.whole:
+        _check_custom_gradients(step, graph.get_operations(), begin)
     # By variables; a gradient is None if the target does not depend on the variable.
     shared = {
         place: gradient
@@ -65,19 +67,13 @@ def gradient_in_step(
     return tf.nest.pack_sequence_as(sources, found)
 
 
-def _operations() -> list[Any]:
-    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
-
-
-def _check_custom_gradients(step: Step, begin: int) -> None:
+def _check_custom_gradients(step: Step, operations: Sequence[Any], begin: int) -> None:
     """Raises ComputeWholeError if a `tf.custom_gradient` of the program may compare rows.
 
     Args:
+        operations: of the step's graph.
         begin: the number of operations before backpropagation.
     """
-    if not step.analysis:
-        return
-    operations = _operations()
     if not any(one.type == "IdentityN" for one in operations):  # the results of such a function
         return
     for operation in operations[begin:]:
@@ -96,17 +92,17 @@ def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     """
     same = [_has_same_indices(step, one) for one in gradients]
     parts = [one.values if is_same else one for one, is_same in zip(gradients, same)]
-    totals = step.add([_with_added_slice(step.zero_unless_counted(part)) for part in parts])
+    parts = [step.zero_unless_counted(part) for part in parts]
+    if step.replica == 0:
+        parts = [_with_slice(part) for part in parts]
     return [
-        tf.IndexedSlices(total, one.indices, one.dense_shape)
-        if is_same
-        else _without_added_slice(total)
-        for one, total, is_same in zip(gradients, totals, same)
+        tf.IndexedSlices(total, one.indices, one.dense_shape) if is_same else total
+        for one, total, is_same in zip(gradients, step.add(parts), same)
     ]
 
 
-def _with_added_slice(gradient: Any) -> Any:
-    """Adds a slice with the index -1 to a gradient with no slice.
+def _with_slice(gradient: Any) -> Any:
+    """Adds zeros as the slice with the index 0 to a gradient with no slice.
 
     TensorFlow crashes if no replica has one, such as for a batch with empty rows.
     """
@@ -117,19 +113,7 @@ def _with_added_slice(gradient: Any) -> Any:
     padding = [[0, missing], *[[0, 0]] * (gradient.values.shape.rank - 1)]
     return tf.IndexedSlices(
         tf.pad(gradient.values, padding),
-        tf.pad(gradient.indices, padding[:1], constant_values=-1),
-        gradient.dense_shape,
-    )
-
-
-def _without_added_slice(gradient: Any) -> Any:
-    """Returns a sum of gradients without the slice that `_with_added_slice` may have added."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    kept = gradient.indices >= 0
-    return tf.IndexedSlices(
-        tf.boolean_mask(gradient.values, kept),
-        tf.boolean_mask(gradient.indices, kept),
+        tf.pad(gradient.indices, padding[:1]),
         gradient.dense_shape,
     )
 
@@ -144,14 +128,16 @@ def _has_same_indices(step: Step, gradient: Any) -> bool:
 
 def _value_of_source(step: Step, source: Any) -> Value:
     """Returns SAME for what all replicas have, such as a variable, and ROWS for their own rows."""
-    if any(isinstance(one, tf.Variable) for one in (source, getattr(source, "value", None))):
+    import keras
+
+    if isinstance(source, (tf.Variable, keras.Variable)):
         return SAME
     if step.whole:
         return rows()  # the gradient is the whole batch's already
     value = value_of(step, tf.convert_to_tensor(source), "the source of a gradient")
     if value.is_plain or value.is_by_row:
         return value
-    raise refuse("the source of a gradient", value)
+    raise refuse("the source of a gradient")
 
 
 def _output_gradient(step: Step, target: Any, given: Any) -> Any:
@@ -163,5 +149,5 @@ def _output_gradient(step: Step, target: Any, given: Any) -> Any:
         # Divided by the replica's rows, it is the same in all workers.
         return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)
     if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
-        raise refuse("the target of a gradient", value)
+        raise refuse("the target of a gradient")
     return output

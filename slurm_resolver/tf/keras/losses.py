@@ -22,9 +22,9 @@ def loss_in_step(
 ) -> Any:
     """Returns a loss of the whole batch, or one of this replica's rows that stands for it."""
     parts = (y_true, y_pred, sample_weight)
-    if step.whole or step.nested:
-        return original(loss, *parts)
     found = original(loss, *parts)
+    if step.whole or step.nested:
+        return found
     try:
         return as_mean(step, found, "a loss", certain=True)
     except ComputeWholeError:
@@ -57,12 +57,3 @@ def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
     """Returns the sum of what a layer has given to `add_loss`."""
     return as_mean(step, original(model, loss), "a loss of add_loss")
-
-
-def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
-    """Adds a layer's losses."""
-
-    def added(one: Any) -> Any:
-        return as_mean(step, one, "a loss of add_loss") if tf.is_symbolic_tensor(one) else one
-
-    original(layer, tf.nest.map_structure(added, loss))

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import metrics_in_run
-from slurm_resolver.tf.keras.splitting import factor_of, put_together
-from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
+from slurm_resolver.tf.keras.splitting import put_together, summed_as
+from slurm_resolver.tf.keras.step import Step, is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.rows.values import SAME
+from slurm_resolver.tf.rows.values import SUM, Value
 
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,35 +26,39 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if step.nested:
         original(metric, *args, **kwargs)
         return
+    step.check_compiler()
     rows = tf.get_static_value(step.rows)
     loss = private_names.COMPILE_LOSS.of(step.model)  # None if the model is compiled without one
     if rows is not None and loss is not None and metric in loss.metrics:
         # Keras weights the loss of an output by the rows of the batch, where it knows their number.
         kwargs["sample_weight"] = int(rows)
-    factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
-    if factors is None:
+    kinds = _kinds(step, metric, functools.partial(original, metric, *args, **kwargs))
+    if kinds is None:
         what = f"an argument of the metric {metric.name!r}"
         args, kwargs = tf.nest.map_structure(
             lambda value: put_together(step, value, what), (args, kwargs)
         )
-    else:
-        step.note_changes(metric.variables, factors)
-    with step.setting("nested"):
+        with step.setting("nested"):
+            original(metric, *args, **kwargs)
+        return
+    scaled = [one for one in metric.variables if kinds.get(id(one), SUM) != SUM]
+    before = [tf.convert_to_tensor(one.value) for one in scaled]
+    # Of a whole batch, the first replica's value counts.
+    with step.noting(metric, zeros=step.whole), step.setting("nested"):
         original(metric, *args, **kwargs)
-    if factors is not None:
-        step.note_changes(metric.variables, factors, made=True)
+    for one, old in zip(scaled, before):
+        one.value.assign(old + step.addend(one.value - old, kinds[id(one)]))
+    step.summed += metric.variables
 
 
-def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | None:
-    """Returns how the changes of a metric's variables by all replicas are added up.
+def _kinds(step: Step, metric: Any, update: Method) -> dict[int, Value] | None:
+    """Returns as what the changes of a metric's variables add up: SUM, MEAN or SAME.
 
     The update is traced in a graph of its own, in which the analysis of rows finds what is added to
     each variable. None if that does not add up to what one update with all rows adds.
     """
     if step.whole:
         return {}
-    if not step.analysis:
-        return None
     graph = private_names.FUNCTION_GRAPH.get()(metric.name)
     with graph.as_default(), step.setting("nested"):
         update()
@@ -63,26 +67,13 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
         for variable in metric.variables
         for component in step.components(variable)
     }
-    factors: dict[int, Factor] = {}
+    kinds: dict[int, Value] = {}
     for assignment in step.analysis.assigned(graph):
-        factor = factor_of(assignment.added)
+        kind = summed_as(assignment.added)
         variable = of_handles.get(id(assignment.handle))
-        if factor is None or variable is None or factors.setdefault(variable, factor) != factor:
+        if kind is None or variable is None or kinds.setdefault(variable, kind) != kind:
             return None
-    return factors
-
-
-def _result(step: Step, original: Method, metric: Any) -> Any:
-    """Returns a metric's result on the rows of all replicas."""
-    if not step.nested:
-        step.add_changes()
-    result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
-    return step.declare(result, SAME)
-
-
-def _reset_state(step: Step, original: Method, metric: Any) -> None:
-    original(metric)
-    step.note_equal(metric.variables)
+    return kinds
 
 
 def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -110,8 +101,7 @@ def _update_on_servers(original: Method, metric: Any, *args: Any, **kwargs: Any)
         original(metric, *args, **kwargs)
     for variable, old in zip(variables, before):
         new = scope.get_current_value(variable)
-        if new is not None and new is not old:
-            variable.value.assign_add(tf.cast(new, old.dtype) - old)
+        variable.value.assign_add(tf.cast(new, old.dtype) - old)
 
 
 def add_on_servers(original: Method, variable: Any, value: Any) -> Any:
@@ -129,6 +119,6 @@ def _is_stored(variable: Any) -> bool:
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method]] = {
     "update_state": (_update_state, _update_outside_steps),
-    "reset_state": (_reset_state, metrics_in_run.reset_state),
-    "result": (_result, metrics_in_run.result),
+    "reset_state": (Step.reset, metrics_in_run.reset_state),
+    "result": (Step.result, metrics_in_run.result),
 }

@@ -7,65 +7,22 @@ these have the same values in all workers, and one worker alone can read them.
 from __future__ import annotations
 
 import contextlib
-from contextvars import ContextVar
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras.step import add_up
+from slurm_resolver.tf.keras.step import Additions, current_additions
 from slurm_resolver.tf.private_names import Method
 
-# The function of `strategy.run` that is being called, or traced.
-_run: ContextVar[_Run | None] = ContextVar("run", default=None)
 
-
-class _Run:
-    """A context in which a replica's function updates metrics, until they are added up.
-
-    A condition, loop or tf.function in the replica's function has a graph of its own, in which
-    TensorFlow cannot add up.
-    """
-
-    def __init__(self) -> None:
-        self._graph = _graph()
-        self._before: dict[int, tuple[Any, Any]] = {}  # a variable and its value, by its id
-
-    def __enter__(self) -> None:
-        self._token = _run.set(self)
-
-    def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
-        _run.reset(self._token)
-        if error is None:
-            for variable, total in self.totals():
-                variable.value.assign(total)
-
-    def sees_updates(self) -> bool:
-        """Whether the updates of metrics that are traced now happen whenever this run does."""
-        return tf.executing_eagerly() or bool(self._graph.building_function)
-
-    def note(self, metric: Any, *, made: bool = False) -> None:
-        """Notes the values of a metric's variables; `made` ones began as zeros."""
-        inner = self._graph is not _graph()
-        with self._graph.as_default() if inner else contextlib.nullcontext():
-            for one in metric.variables:
-                value = tf.zeros(one.shape, one.dtype) if made else tf.convert_to_tensor(one.value)
-                self._before.setdefault(id(one), (one, value))
-
-    def forget(self, metric: Any) -> None:
-        """Forgets the variables of a metric that is reset, in all replicas alike."""
-        for one in metric.variables:
-            if self._before.pop(id(one), None) and self._graph is not _graph():
-                raise FitError(
-                    f"a condition or loop in strategy.run resets the metric {metric.name!r}, "
-                    "which has been updated before. Reset it outside of strategy.run"
-                )
-
-    def totals(self) -> list[tuple[Any, Any]]:
-        """Returns the variables, and their values with what all replicas have added."""
-        noted = list(self._before.values())
-        sums = add_up([one.value - before for one, before in noted])
-        return [(one, before + total) for (one, before), total in zip(noted, sums)]
+@contextlib.contextmanager
+def _adding_up() -> Iterator[None]:
+    """Adds up what a replica's function adds to metrics in the block."""
+    additions = Additions()
+    with additions.running():
+        yield
+    additions.add_changes()
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -78,7 +35,7 @@ def adding_up(function: Any) -> Any:
         return function
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with _Run():
+        with _adding_up():
             return function(*args, **kwargs)
 
     return wrapped
@@ -86,34 +43,25 @@ def adding_up(function: Any) -> Any:
 
 def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric in a replica."""
-    run = _run.get()
-    if not run or not run.sees_updates():
-        with _Run():
+    additions = current_additions()
+    if additions and additions.sees_updates():
+        with additions.noting(metric):
+            original(metric, *args, **kwargs)
+    else:
+        with _adding_up():
             update_state(original, metric, *args, **kwargs)
-        return
-    run.note(metric)
-    original(metric, *args, **kwargs)
-    run.note(metric, made=True)
 
 
 def result(original: Method, metric: Any) -> Any:
     """Returns a metric's result; in `strategy.run`, with what all replicas have added so far."""
-    import keras
-
-    run = _run.get()
-    if not run:
-        return original(metric)
-    with keras.StatelessScope(state_mapping=run.totals()):
-        return original(metric)
+    additions = current_additions()
+    return additions.result(original, metric) if additions else original(metric)
 
 
 def reset_state(original: Method, metric: Any) -> None:
     """Resets a metric, and in `strategy.run` what has been added to it so far."""
-    run = _run.get()
-    if run:
-        run.forget(metric)
-    original(metric)
-
-
-def _graph() -> Any:
-    return tf.compat.v1.get_default_graph()
+    additions = current_additions()
+    if additions:
+        additions.reset(original, metric)
+    else:
+        original(metric)

@@ -20,7 +20,7 @@ def batch_normalization(
 ) -> Any:
     """Declares that BatchNormalization treats each row by itself: each replica has its own rows."""
     outputs = original(layer, inputs, *args, **kwargs)
-    if step.analysis and tf.is_symbolic_tensor(outputs):
+    if not step.whole and tf.is_symbolic_tensor(outputs):
         step.declare(outputs, step.analysis.value_of(inputs))
     return outputs
 

@@ -1,4 +1,4 @@
-"""Finds out from a dataset's graph which parts of its elements are the same in all workers.
+"""Finds out from a dataset's functions which parts of its elements are the same in all workers.
 
 Every worker reads a dataset for itself. The same operations give the same elements, except for
 random operations, such as those that augment images, and for Python functions, whose results are
@@ -9,62 +9,41 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.called_functions import with_called
 
 _RANDOM = re.compile(
     "Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
     "Stateless(Random|Sample|Truncated|Parameterized)|RandomDataset|Rng"
 )
-_PYTHON = re.compile("PyFunc|GeneratorDataset")
+_PYTHON = re.compile("PyFunc|GeneratorDataset|VariantDataset")
 
 
 class Origin(enum.IntEnum):
     """Where a tensor of a batch comes from; of two, the lower one decides."""
 
     RANDOM = 0  # from a random operation: it may differ from worker to worker
-    PYTHON = 1  # from a function of Python, which may be random
+    PYTHON = 1  # from a function of Python, which may be random, or from an unknown one
     EQUAL = 2  # from operations that compute the same in every worker
 
 
-def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
+def find_origins(dataset: Any) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
-    definition = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
-    nodes = {node.name: node for node in definition.node}
-    functions = {each.signature.name: each for each in definition.library.function}
-
-    def origins_of(name: str) -> list[Origin]:
-        """Returns the origins of the tensors of the elements of a dataset's node.
-
-        It is empty for another node.
-        """
-        node = nodes[name.lstrip("^").split(":")[0]]
-        given = [origins_of(one) for one in node.input]  # [] for a tensor, which is equal
-        if "MapDataset" in node.op:
-            captured = [min(one, default=Origin.EQUAL) for one in given[1:]]
-            function = functions[node.attr["f"].func.name]
-            return _origins_of_results(function, [*given[0], *captured], functions)
-        # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
-        found = [origin for one in given for origin in one]
-        count = len(node.attr["output_shapes"].list.shape)
-        if len(found) != count:
-            lowest = min(found, default=Origin.EQUAL)
-            found = [lowest] * count
-        own = _lowest(node, functions)
-        return [min(own, origin) for origin in found]
-
+    found = [origin for one in private_names.INPUTS.of(dataset)() for origin in find_origins(one)]
+    graphs = [each.function.graph for each in private_names.FUNCTIONS.of(dataset)()]
     count = len(tf.nest.flatten(dataset.element_spec))
-    for node in definition.node:
-        if node.op == "_Retval":
-            found = origins_of(node.input[0])
-            if len(found) == count:
-                return found
-    # A graph may be too large to be read (2 GiB); a dataset may hide its tensors.
-    return [Origin.PYTHON] * count
+    maps = (private_names.MAP_DATASET.get(), private_names.PARALLEL_MAP_DATASET.get())
+    if isinstance(dataset, maps):
+        return _of_all(_origins_of_results(graphs[0], found), count)
+    own = [_lowest(graph.get_operations()) for graph in graphs]
+    lowest = min([_origin_of([type(dataset).__name__]), *own])
+    # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
+    return [min(lowest, origin) for origin in _of_all(found, count)]
 
 
 def serialized_graph(dataset: tf.data.Dataset) -> bytes:
@@ -76,38 +55,37 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
         return b""
 
 
-def _origins_of_results(
-    function: Any, given: list[Origin], functions: Mapping[str, Any]
-) -> list[Origin]:
+def _of_all(found: list[Origin], count: int) -> list[Origin]:
+    """Returns the lowest of some origins for each of `count` tensors, if it has another number."""
+    return found if len(found) == count else [min(found, default=Origin.EQUAL)] * count
+
+
+def _origins_of_results(graph: Any, given: list[Origin]) -> list[Origin]:
     """Returns the origins of a function's results, given those of its arguments."""
-    names = (argument.name for argument in function.signature.input_arg)
-    known: dict[str, Origin] = dict(zip(names, given))
-    nodes = {node.name: node for node in function.node_def}
+    arguments = graph.inputs[: len(graph.inputs) - len(graph.internal_captures)]
+    origins = _of_all(given, len(arguments))
+    known = {tensor.ref(): origin for tensor, origin in zip(arguments, origins)}
 
-    def origin_of(tensor: str) -> Origin:
-        source = tensor.split(":")[0]
-        if source in nodes and source not in known:
-            node = nodes[source]
-            known[source] = Origin.EQUAL  # ends a loop
-            needed = (origin_of(one) for one in node.input if not one.startswith("^"))
-            known[source] = min([_lowest(node, functions), *needed])
-        # It may be an argument that the dataset's nodes do not show.
-        return known.get(source, Origin.PYTHON)
+    def origin_of(tensor: Any) -> Origin:
+        reference = tensor.ref()
+        if reference not in known:
+            needed = map(origin_of, tensor.op.inputs)
+            known[reference] = min([_lowest([tensor.op]), *needed])
+        return known[reference]
 
-    return [origin_of(function.ret[out.name]) for out in function.signature.output_arg]
+    return [origin_of(tensor) for tensor in graph.outputs]
 
 
-def _lowest(node: Any, functions: Mapping[str, Any]) -> Origin:
-    """Returns the lowest origin of a node and of those in the functions that it calls."""
-    if _RANDOM.search(node.op):
+def _lowest(operations: Iterable[Any]) -> Origin:
+    """Returns the lowest origin of operations, and of those in the functions that they call."""
+    try:
+        return _origin_of([operation.type for operation in with_called(operations)])
+    except LookupError:
+        return Origin.PYTHON
+
+
+def _origin_of(kinds: Iterable[str]) -> Origin:
+    text = " ".join(kinds)
+    if _RANDOM.search(text):
         return Origin.RANDOM
-    own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
-    # Datasets and branches are among the functions that it calls.
-    inner = [
-        _lowest(one, functions)
-        for value in node.attr.values()
-        for given in (value.func, *value.list.func)
-        if given.name in functions
-        for one in functions[given.name].node_def
-    ]
-    return min([own, *inner])
+    return Origin.PYTHON if _PYTHON.search(text) else Origin.EQUAL

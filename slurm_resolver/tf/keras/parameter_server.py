@@ -238,8 +238,8 @@ class ScheduledFunction:
         if not keras_takes_batches():
             # Takes all rows without their number, as from a graph's dataset: Keras weights the logs
             # of outputs by it.
-            every = tf.compat.v1.placeholder_with_default(True, [])
-            batch = part_of_batch(batch, count=0, first=0, repeated=every)
+            stride = tf.compat.v1.placeholder_with_default(1, [])
+            batch = part_of_batch(batch, first=0, stride=stride)
         return self._run(batch)
 
     def _run(self, batch: Any) -> Any:

@@ -128,7 +128,6 @@ def _patch_steps() -> None:
         # Losses that are not means see the rows of all replicas. Until Keras gathers them.
         private_names.LOSS: losses.loss_in_step,
         private_names.ADDITIONAL_LOSS: losses.additional_loss,
-        private_names.ADD_LOSS: losses.add_loss,
         # Its statistics are those of each replica's rows. Until Keras synchronizes them.
         private_names.BATCH_NORMALIZATION: batch_normalization,
         # A tf.function is traced again in each step that calls it, as a part of the step. Until it

@@ -7,12 +7,6 @@ import os
 import sys
 from typing import Any
 
-# Functions of this package that call what the program has written, and their files.
-_CALLERS = {
-    "call_step": "step_function.py",
-    "gradient_in_step": "gradients.py",
-}
-
 
 def line_of_program(operation: Any, of: str = "call_step") -> str | None:
     """Returns the line of the program in a step that made an operation: "train.py:12".
@@ -20,16 +14,15 @@ def line_of_program(operation: Any, of: str = "call_step") -> str | None:
     None if Keras made it in a step of its own.
 
     Args:
-        of: the function below which the program's line is. Below "gradient_in_step", there is none
-            if TensorFlow made the operation in backpropagation.
+        of: the function of this package below which the program's line is. Below
+            "gradient_in_step", there is none if TensorFlow made the operation in backpropagation.
     """
     found = None
-    file = os.path.join("keras", _CALLERS[of])
     for frame in operation.traceback:
-        if frame.name == of and frame.filename.endswith(file):
-            found = None
-        elif not _is_of_library(frame.filename):
+        if not _is_of_library(frame.filename):
             found = frame
+        elif frame.name == of:
+            found = None
     return found and f"{os.path.basename(found.filename)}:{found.lineno}"
 
 

@@ -17,6 +17,7 @@ from slurm_resolver.tf.keras.sharing import (
     names_of_tensors,
     part_of_batch,
 )
+from slurm_resolver.tf.keras.splitting import ComputeWholeError
 from slurm_resolver.tf.keras.step import Step, add_up, gather_rows, replica_number
 from slurm_resolver.tf.keras.step_comparison import Comparison
 
@@ -31,33 +32,37 @@ def part_of_share(
     Args:
         comparison: of the workers' steps.
         whole: whether each replica computes all rows.
+
+    Raises:
+        ComputeWholeError: if the batch cannot be split.
     """
     sharing = model.distribute_strategy.sharing
-    replicas = sharing.replicas
     replica = replica_number()
     batch = share.batch
-    rows = count_rows(batch if share.rows is None else share.rows)
-    own = (rows + replicas - 1 - replica) // replicas
-    places = tf.range(own) * replicas + replica
+    is_divided = share.rows is not None  # the worker has no rows but those of its replicas
+    rows = count_rows(share.rows if is_divided else batch)
+    own = (rows + sharing.replicas - 1 - replica) // sharing.replicas
+    places = tf.range(own) * sharing.replicas + replica
     # For no rows, many layers and losses return NaN. It is a tensor if a number of rows is unknown.
-    repeated = rows < replicas
-    if share.rows is None:
-        first = replica
-        stride = replicas
-        others = have_other_rows(batch)
-        # TensorFlow's `or` would make a tensor of what is known.
-        repeated = repeated or others if isinstance(repeated, bool) else repeated | others
-    else:  # the worker has no rows but those of its replicas
-        first = replica - sharing.first_replica
+    repeated = rows < sharing.replicas
+    first = replica
+    stride = sharing.replicas
+    if is_divided:
+        first -= sharing.first_replica
         stride = sharing.local_replicas
-    count = tf.cast(own, tf.int32)
-    if not whole and not tf.executing_eagerly():
-        # The number of rows must not be a constant: the analysis would not know it from others.
-        count = tf.compat.v1.placeholder_with_default(count, [])
+    elif not whole:
+        others = have_other_rows(batch)
+        if others is True:
+            raise ComputeWholeError("the first dimensions of its tensors differ")
+        repeated |= others
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
-        if not whole or share.rows is not None:
-            batch = part_of_batch(batch, count=count, first=first, stride=stride, repeated=repeated)
-        if whole and share.rows is not None:
+        if is_divided or not whole:
+            first = tf.where(repeated, 0, first)
+            stride = tf.where(repeated, 1, stride)
+            # The number of rows must not be a constant: the analysis could not tell it from others.
+            stride = tf.compat.v1.placeholder_with_default(stride, [])
+            batch = part_of_batch(batch, first, stride)
+        if is_divided and whole:
             batch = tf.nest.map_structure(
                 lambda one: gather_rows(one, places, rows, repeated), batch
             )
@@ -69,15 +74,18 @@ def part_of_share(
         own_rows=tf.where(repeated, rows, own),
         places=places,
         repeated=repeated,
+        counts=replica == 0 or repeated is False or tf.logical_not(repeated),
         comparison=comparison,
-        digest=share.digest,
-        names=names_of_tensors(share),
+        compared=comparison.row(replica, share.digest, names_of_tensors(share)),
         whole=whole,
     )
 
 
 def step_on_own_data(model: Any, part: Any, comparison: Comparison) -> Step:
-    """Returns a replica's step on data that its worker has read for itself."""
+    """Returns a replica's step on data that its worker has read for itself.
+
+    A replica has no rows if the data of its worker has ended.
+    """
     replica = replica_number()
     own = tf.cast(count_rows(part), tf.int32)
     replicas = model.distribute_strategy.sharing.replicas
@@ -89,5 +97,8 @@ def step_on_own_data(model: Any, part: Any, comparison: Comparison) -> Step:
         own_rows=own,
         places=tf.range(own) + tf.reduce_sum(counts[:replica]),
         repeated=False,
+        counts=own > 0,
         comparison=comparison,
+        compared=comparison.row(replica, None, ()),
+        whole=replicas == 1,
     )

@@ -11,6 +11,7 @@ a generator is not split at all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,13 +55,9 @@ class Sharing(NamedTuple):
 
 def share(batch: Any, origins: Sequence[Origin] | None = None) -> Share:
     """Returns a batch with the fingerprints of its tensors, by default of equal ones."""
-    values = tf.nest.flatten(batch)
-    if origins is None:
-        origins = [Origin.EQUAL] * len(values)
-    found = [
-        fingerprint(value, origin) for value, origin in zip(values, origins) if _has_rows(value)
-    ]
-    return Share(tf.stack(found) if found else tf.zeros([0, FINGERPRINT]), batch)
+    pairs = zip(tf.nest.flatten(batch), origins or itertools.repeat(Origin.EQUAL))
+    found = [fingerprint(value, origin) for value, origin in pairs if _has_rows(value)]
+    return Share(tf.reshape(found, [-1, FINGERPRINT]), batch)
 
 
 def fingerprint(value: Any, origin: Origin) -> Any:
@@ -68,17 +65,14 @@ def fingerprint(value: Any, origin: Origin) -> Any:
 
     The digest is of the first and the last row, or of all rows if they are small.
     """
-    parts = tf.nest.flatten(value, expand_composites=True)
-    ends = []
-    small = []
-    for part in parts:
-        size = part.shape[1:].num_elements() if part.shape.rank else 1
-        ends += [tf.io.serialize_tensor(part[:1]), tf.io.serialize_tensor(part[-1:])]
+    texts = []
+    for part in tf.nest.flatten(value, expand_composites=True):
+        texts += [tf.io.serialize_tensor(part[:1]), tf.io.serialize_tensor(part[-1:])]
+        size = part.shape[1:].num_elements()
         if size is not None and size <= _SMALL:
-            small.append(tf.io.serialize_tensor(part))
-    text = tf.strings.join(small or ends)
-    digest = tf.strings.to_hash_bucket_fast(text, _DIGESTS)
-    tells = tf.not_equal(ends[0], ends[1])
+            texts.append(tf.io.serialize_tensor(part))
+    digest = tf.strings.to_hash_bucket_fast(tf.strings.join(texts), _DIGESTS)
+    tells = tf.not_equal(texts[0], texts[1])
     return tf.stack([tf.cast(digest, tf.float32), tf.cast(tells, tf.float32), float(origin)])
 
 
@@ -137,58 +131,44 @@ def without(dataset: Any, kinds: Collection[private_names.Name]) -> Any:
 def count_rows(batch: Any) -> Any:
     """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
     for value in filter(_has_rows, tf.nest.flatten(batch)):
-        static = value.shape[0] if value.shape.rank else None
+        static = value.shape[0]
         return tf.cast(tf.shape(value)[0], tf.int32) if static is None else int(static)
     return 1
 
 
 def have_other_rows(batch: Any) -> Any:
     """Returns whether the first dimensions of a batch's tensors differ: a bool, or a tensor."""
-    counts = [count_rows(value) for value in tf.nest.flatten(batch) if _has_rows(value)]
-    known = {count if isinstance(count, int) else None for count in counts}
-    if len(counts) < 2 or known != {None}:
+    values = list(filter(_has_rows, tf.nest.flatten(batch)))
+    known = {value.shape[0] for value in values}
+    if known != {None}:
         return len(known) > 1
-    sizes = tf.stack(counts)
-    return tf.reduce_any(tf.not_equal(sizes, sizes[0]))
+    counts = tf.stack([count_rows(value) for value in values])
+    return tf.reduce_any(tf.not_equal(counts, counts[0]))
 
 
-def part_of_batch(
-    batch: Any, *, count: Any, first: Any, stride: int = 1, repeated: Any = False
-) -> Any:
-    """Returns some rows of each of a batch's tensors.
+def part_of_batch(batch: Any, first: Any, stride: Any) -> Any:
+    """Returns the rows of each of a batch's tensors whose number modulo `stride` is `first`.
 
-    Args:
-        batch: a structure of tensors.
-        count: the number of rows.
-        first: the number of the first row.
-        stride: the difference between the numbers of two rows.
-        repeated: whether to return all rows instead.
+    If the stride is not a constant, the number of these rows is none either.
     """
-
-    begin = tf.cast(tf.where(repeated, 0, first), tf.int64)
-    step = tf.cast(tf.where(repeated, 1, stride), tf.int64)
+    begin = tf.cast(first, tf.int64)
+    step = tf.cast(stride, tf.int64)
 
     def part(value: Any) -> Any:
         if not _has_rows(value):
             return value
-        rows = tf.cast(tf.where(repeated, count_rows(value), count), tf.int64)
+        places = tf.range(begin, count_rows(value), step)
         if isinstance(value, tf.SparseTensor):
-            return _rows_of_sparse(value, first=begin, stride=step, count=rows)
-        return tf.gather(value, tf.range(rows) * step + begin)
+            return _rows_of_sparse(value, begin, step, tf.size(places, tf.int64))
+        return tf.gather(value, places)
 
     return tf.nest.map_structure(part, batch)
 
 
 def _rows_of_sparse(value: Any, first: Any, stride: Any, count: Any) -> Any:
-    """Returns every row of a sparse tensor whose number is `first` plus a multiple of `stride`.
-
-    Their number is `count`.
-    """
-    place = value.indices[:, :1] - first
-    chosen = tf.equal(place[:, 0] % stride, 0)
-    kept = tf.sparse.retain(value, chosen)
-    place = tf.boolean_mask(place, chosen) // stride
-    indices = tf.concat([place, kept.indices[:, 1:]], axis=1)
+    """Returns the rows of a sparse tensor whose number modulo `stride` is `first`: `count` rows."""
+    kept = tf.sparse.retain(value, tf.equal(value.indices[:, 0] % stride, first))
+    indices = tf.concat([kept.indices[:, :1] // stride, kept.indices[:, 1:]], axis=1)
     shape = tf.concat([[count], value.dense_shape[1:]], axis=0)
     part = tf.SparseTensor(indices, kept.values, shape)
     part.set_shape([None, *value.shape[1:]])

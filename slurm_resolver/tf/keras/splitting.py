@@ -13,23 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.called_functions import graph_of_function
 from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
-from slurm_resolver.tf.keras.step import Factor, Step
+from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.computed import sizes_of
-from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
-
-# What a tensor is that cannot be put together, by its kind.
-_MEANINGS = {
-    Kind.SAME: "the same in all workers",
-    Kind.NUMBERS: "computed from the number of rows",
-    Kind.ROWS: "not one entry for each row",
-    Kind.SUM: "a sum over the rows, multiplied or divided by their number",
-    Kind.COMPONENT: "a part of a sparse or ragged tensor",
-    Kind.LIST: "a TensorList",
-}
+from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Value, rows
 
 
 @dataclass(eq=False)
@@ -60,15 +50,13 @@ def value_of(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Va
     Raises:
         ComputeWholeError: if the step must compute the whole batch.
     """
-    if not step.analysis and certain:
-        raise ComputeWholeError(f"{what}: it runs eagerly", vouchable=True)
-    if not step.analysis or not isinstance(tensor, tf.Tensor):
-        return _assumed(step, tensor)
+    if not isinstance(tensor, tf.Tensor):
+        return _assumed(tensor)
     value = step.analysis.value_of(tensor)
     if not value.reason:
         return value
     check_may_assume(step, what, value, value.reason.operation, certain=certain)
-    return _assumed(step, tensor)
+    return _assumed(tensor)
 
 
 def check_may_assume(
@@ -97,39 +85,38 @@ def put_together(step: Step, tensor: Any, what: str, *, adds: bool = True) -> An
     if step.whole or not isinstance(tensor, TENSORS):
         return tensor
     value = value_of(step, tensor, what)
-    factor = factor_of(value)
-    if factor is Factor.FIRST:
+    kind = summed_as(value)
+    if kind == SAME:
         return tensor
-    if adds and factor is not None:
-        return step.add([step.addend(tensor, factor)])[0]
+    if adds and kind:
+        return step.add([step.addend(tensor, kind)])[0]
     if value == rows() and isinstance(tensor, tf.Tensor) and tensor.dtype != tf.string:
         return step.gather(tensor)
-    raise refuse(what, value)
+    raise refuse(what)
 
 
-def factor_of(value: Value) -> Factor | None:
-    """Returns how to add up what all replicas have; None if it does not add up."""
+def summed_as(value: Value) -> Value | None:
+    """Returns SUM, MEAN or SAME, as which all replicas' values add up; None if they do not."""
     if value.is_sum:
-        return Factor.ONE
+        return SUM
     if value.is_mean:
-        return Factor.WEIGHT
-    return Factor.FIRST if value.is_plain else None
+        return MEAN
+    return SAME if value.is_plain else None
 
 
-def refuse(what: str, value: Value) -> ComputeWholeError:
+def refuse(what: str) -> ComputeWholeError:
     """Returns the error for a tensor that cannot be put together from the workers' parts."""
-    return ComputeWholeError(f"{what} is {_MEANINGS[value.kind]}")
+    return ComputeWholeError(f"{what} is not a sum or mean over rows, nor one entry for each row")
 
 
-def _assumed(step: Step, tensor: Any) -> Value:
+def _assumed(tensor: Any) -> Value:
     """Returns what a tensor is in a step of Keras, or one that the user vouches for.
 
     When a step is traced, the number of its rows is unknown.
     """
     if tensor.shape.rank == 0:
         return COUNT if tensor.dtype.is_integer else MEAN
-    own = None if step.analysis else int(step.own_rows)
-    return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
+    return SAME if tensor.shape.rank and tensor.shape[0] else rows()
 
 
 def analysis_of(part: Any) -> Analysis:
@@ -146,22 +133,17 @@ def analysis_of(part: Any) -> Analysis:
     return analysis
 
 
-def graph_of_function(graph: Any, name: str) -> Any:
-    """Returns the graph of a function that a graph calls; None if TensorFlow has none."""
-    return getattr(private_names.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
-
-
 def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     """Raises ComputeWholeError if a split step assigns what it has computed from its rows.
 
     Exceptions are the variables of metrics, which are added up, and statistics of
     BatchNormalization.
     """
-    if not step.analysis:
+    if step.whole:
         return
     exempt = {
         id(component.handle)
-        for variable in (*statistics, *(one.variable for one in step.of_metrics.values()))
+        for variable in (*statistics, *step.summed)
         for component in step.components(variable)
     }
     for assignment in step.analysis.assigned():

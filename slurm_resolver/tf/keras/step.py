@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -23,38 +23,99 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.values import SAME, Value
+from slurm_resolver.tf.rows.values import MEAN, SAME, SUM, Value
 
 
-class Factor(enum.Enum):
-    """By what a replica's addition to a variable is multiplied before the additions are summed."""
+class Additions:
+    """What a replica adds to metrics, whose variables were the same in all replicas.
 
-    ONE = enum.auto()  # each replica adds the part of its rows
-    WEIGHT = enum.auto()  # a mean over its rows, which is weighted by their number
-    FIRST = enum.auto()  # all replicas add the same, which counts once
-
-
-@dataclasses.dataclass
-class SummedVariable:
-    """A variable of a metric, or a statistic of BatchNormalization.
-
-    Attributes:
-        variable: of Keras.
-        before: its value that is the same in all replicas.
-        factor: how what this replica has added is added up; None if it has added nothing.
+    A condition, loop or tf.function in a step has a graph of its own, in which TensorFlow cannot
+    add up.
     """
 
-    variable: Any
-    before: Any
-    factor: Factor | None = None
+    def __init__(self) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._before: dict[int, tuple[Any, Any]] = {}  # a variable and its value, by its id
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Lets the caller's metrics be updated for this in the block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def sees_updates(self) -> bool:
+        """Whether the updates of metrics that are traced now happen whenever this step does."""
+        return tf.executing_eagerly() or bool(self._graph.building_function)
+
+    def is_inside(self) -> bool:
+        """Whether the caller is in a condition, loop or tf.function."""
+        return self._graph is not tf.compat.v1.get_default_graph()
+
+    @contextlib.contextmanager
+    def noting(self, metric: Any, *, zeros: bool = False) -> Iterator[None]:
+        """Notes what the block adds to a metric's variables; those that it makes begin as zeros.
+
+        Args:
+            zeros: whether the other ones do as well, so that their values are added up.
+        """
+        self.note(metric.variables, zeros)
+        yield
+        self.note(metric.variables, zeros=True)
+
+    def note(self, variables: Iterable[Any], zeros: bool = False) -> None:
+        """Notes the values of variables of Keras, or that they begin as zeros."""
+        with self._graph.as_default() if self.is_inside() else contextlib.nullcontext():
+            for one in variables:
+                if id(one) not in self._before:
+                    value = tf.zeros(one.shape, one.dtype) if zeros else one.value
+                    self._before[id(one)] = one, tf.convert_to_tensor(value)
+
+    def reset(self, original: Method, metric: Any) -> None:
+        """Resets a metric, in all replicas alike."""
+        for one in metric.variables:
+            if self._before.pop(id(one), None) and self.is_inside():
+                raise FitError(
+                    f"a condition or loop in a step resets the metric {metric.name!r}, which has "
+                    "been updated before. Reset it outside of the condition or loop"
+                )
+        original(metric)
+
+    def sum_up(self, values: Sequence[Any]) -> Any:
+        """Returns the sums of what all replicas have added."""
+        return add_up(values)
+
+    def totals(self) -> list[tuple[Any, Any]]:
+        """Returns the variables, and their values with what all replicas have added."""
+        noted = list(self._before.values())
+        sums = self.sum_up([one.value - before for one, before in noted])
+        return [(one, before + total) for (one, before), total in zip(noted, sums)]
+
+    def add_changes(self) -> None:
+        """Adds what all replicas have added."""
+        for variable, total in self.totals():
+            variable.value.assign(total)
+        self._before.clear()
+
+    def result(self, original: Method, metric: Any) -> Any:
+        """Returns a metric's result, with what all replicas have added so far."""
+        import keras
+
+        if self.is_inside():  # which may not be taken
+            with keras.StatelessScope(state_mapping=self.totals()):
+                return original(metric)
+        self.add_changes()
+        return original(metric)
 
 
-# The steps that are being traced, or run eagerly, in this process, by the replica's number.
-_current: dict[int, Step] = {}
+# What is being traced, or run eagerly.
+_current: ContextVar[Additions | None] = ContextVar("current", default=None)
 
 
 @dataclasses.dataclass(eq=False)
-class Step:
+class Step(Additions):
     """A step as one replica sees it."""
 
     model: Any
@@ -65,43 +126,28 @@ class Step:
     # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
     # tensor where the number of rows is not known.
     repeated: Any
-    comparison: Comparison | None = None  # of the workers' steps
-    digest: Any = None  # of the global batch; None if each worker reads its own data
-    names: Sequence[str] = ()  # of the tensors in the digest
+    counts: Any  # whether no replica before this one has its rows: True, or a tensor
+    comparison: Comparison  # of the workers' steps
+    compared: Any  # this replica's row of its table; None once the workers have been compared
+    whole: bool = False  # whether each replica computes all rows, whatever their number is
     # Variables that become the mean of all replicas.
     statistics: list[Any] = dataclasses.field(default_factory=list)
-    whole: bool = False  # whether each replica computes all rows, whatever their number is
-    # Which rows the tensors of a split step belong to; None if it runs eagerly.
-    analysis: Analysis | None = None
+    # Variables that are summed over all replicas.
+    summed: list[Any] = dataclasses.field(default_factory=list)
+    # Of a split step: which rows its tensors belong to.
+    analysis: Analysis = dataclasses.field(init=False)
     compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
 
     def __post_init__(self) -> None:
-        strategy = self.model.distribute_strategy
+        super().__init__()
         # Whether the user says that what is not known is a mean over rows.
-        self.vouched = strategy.custom_losses == "mean"
+        self.vouched = self.model.distribute_strategy.custom_losses == "mean"
         # What is added to seeds: each replica has other rows, which draw other random numbers.
         self.seed_offset = 0 if self.whole else 1_000_003 * self.replica
-        self.whole |= strategy.sharing.replicas == 1  # one replica has all rows
-        # Whether this replica has rows that no replica before it has.
-        is_first = self.replica == 0
-        self._counts = (self.own_rows > 0) & (is_first | tf.logical_not(self.repeated))
         # The weight of this replica's rows in a mean over the rows of all, float32.
         self.weight = tf.cast(self.own_rows / self.rows, tf.float32)
         self.inverse_weight = tf.math.divide_no_nan(1.0, self.weight)
-        # By the id of a tensor or variable, which must live as long as the step.
-        self._gathered: dict[int, tuple[Any, Any]] = {}
-        self.of_metrics: dict[int, SummedVariable] = {}
-        self.note_equal(self.model.metrics_variables)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Makes this the caller's step in the block."""
-        _current[self.replica] = self
-        try:
-            yield
-        finally:
-            del _current[self.replica]
 
     @contextlib.contextmanager
     def setting(self, name: str) -> Iterator[None]:
@@ -114,12 +160,12 @@ class Step:
 
     def add(self, values: Sequence[Any]) -> Any:
         """Returns the list of the values' sums over all replicas."""
-        self._check_compiler()
+        self.check_compiler()
         return self.declare(add_up(values), SAME)
 
     def declare(self, tensor: Any, value: Value) -> Any:
         """Notes what is known of a tensor, or of those in a structure; returns what is given."""
-        if self.analysis:
+        if not self.whole:
             for part in tf.nest.flatten(tensor, expand_composites=True):
                 if tf.is_symbolic_tensor(part):
                     self.analysis.declare(part, value)
@@ -132,79 +178,59 @@ class Step:
         """
         if self.repeated is True:
             return value
-        if id(value) in self._gathered:
-            return self._gathered[id(value)][1]
-        self._check_compiler()
+        self.check_compiler()
         whole = gather_rows(value, self.places, self.rows, self.repeated)
         mask = private_names.GET_MASK.get()(value)
         if mask is not None:
             private_names.SET_MASK.get()(whole, self.gather(mask))
-        self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 
-    def note_changes(
-        self, variables: Iterable[Any], factors: Mapping[int, Factor], *, made: bool = False
-    ) -> None:
-        """Notes that metrics' variables get this replica's rows.
+    def add_changes(self) -> None:
+        """Adds what all replicas have added to metrics, and averages `statistics`.
+
+        The first call in a step also compares the workers' batches and learning rates.
+        """
+        for one in self.statistics:
+            one.value.assign(self.addend(one.value, MEAN))
+        self.note(self.statistics, zeros=True)
+        self.statistics = []
+        super().add_changes()
+
+    def result(self, original: Method, metric: Any) -> Any:
+        """Returns a metric's result on the rows of all replicas."""
+        result = original(metric) if self.nested else super().result(original, metric)
+        return self.declare(tf.nest.map_structure(tf.convert_to_tensor, result), SAME)
+
+    def sum_up(self, values: Sequence[Any]) -> Any:
+        """Returns the sums of what all replicas have added, and compares the workers once."""
+        own = [self.zero_unless_counted(value) for value in values]
+        if self.compared is None or self.is_inside():
+            return self.add(own)
+        sums = self.add([*own, self.compared])
+        self.compared = None
+        self.comparison.check(sums.pop())
+        return sums
+
+    def addend(self, value: Any, kind: Value) -> Any:
+        """Returns what this replica adds to a sum over all replicas.
 
         Args:
-            variables: of Keras.
-            factors: by the id of a variable, how the changes are added up. Without one, each
-                replica adds a part.
-            made: whether those that are not known yet have been made by the update, as zeros.
+            value: of this replica.
+            kind: a SUM over its rows, a MEAN, which is weighted by their number, or what is the
+                SAME in all replicas, and counts once.
         """
-        self._check_compiler()
-        for variable in variables:
-            key = id(variable)
-            if key not in self.of_metrics:
-                zeros = made or self.whole  # the first replica's value counts
-                before = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
-                self.of_metrics[key] = SummedVariable(variable, tf.convert_to_tensor(before))
-            factor = factors.get(key, Factor.ONE)
-            if self.of_metrics[key].factor not in (None, factor):
-                self.add_changes()
-            self.of_metrics[key].factor = factor
-
-    def note_equal(self, variables: Iterable[Any]) -> None:
-        """Notes that metrics' variables are already the same in all replicas."""
-        for variable in variables:
-            before = tf.convert_to_tensor(variable.value)
-            self.of_metrics[id(variable)] = SummedVariable(variable, before)
-
-    def add_changes(self) -> None:
-        """Adds what all replicas have added to metrics' variables.
-
-        The first call in a step also averages the statistics of BatchNormalization, and compares
-        the workers' batches and learning rates.
-        """
-        changed = [one for one in self.of_metrics.values() if one.factor]
-        changed += [SummedVariable(one, 0.0, Factor.WEIGHT) for one in self.statistics]
-        self.statistics = []
-        own = [self.addend(one.variable.value - one.before, one.factor) for one in changed]
-        comparison = self.comparison
-        self.comparison = None
-        if comparison:
-            own.append(comparison.row(self.replica, self.digest, self.names))
-        sums = self.add(own)
-        if comparison:
-            comparison.check(sums.pop())
-        for one, total in zip(changed, sums):
-            one.variable.value.assign(one.before + total)
-        self.note_equal(one.variable for one in changed)
-
-    def addend(self, value: Any, factor: Factor | None) -> Any:
-        """Returns what this replica adds to a sum over all replicas."""
         counted = self.zero_unless_counted(value)
-        if factor is Factor.ONE:
+        if kind == SUM:
             return counted
-        weight = self.weight if factor is Factor.WEIGHT else float(self.replica == 0)
+        weight = self.weight if kind == MEAN else float(self.replica == 0)
         return counted * tf.cast(weight, counted.dtype)
 
     def components(self, variable: Any) -> Any:
         """Returns the variables of TensorFlow, one for each local replica, of one of Keras."""
         return self.model.distribute_strategy.experimental_local_results(variable.value)
 
-    def _check_compiler(self) -> None:
+    def check_compiler(self) -> None:
+        """Raises FitError in what XLA compiles."""
         if self.compiled_by_xla:
             raise FitError(
                 f"a tf.function(jit_compile=True) in a step of {self.model.name!r} computes a "
@@ -218,13 +244,12 @@ class Step:
         For no rows, many layers and losses return NaN. A replica has none if workers read their own
         data, and the data of one has ended.
         """
-        reads_same_batch = self.digest is not None
-        if reads_same_batch and self.repeated is False:
+        if self.counts is True:
             return value
         if isinstance(value, tf.IndexedSlices):
-            kept = tf.where(self._counts, tf.size(value.indices), 0)
+            kept = tf.where(self.counts, tf.size(value.indices), 0)
             return tf.IndexedSlices(value.values[:kept], value.indices[:kept], value.dense_shape)
-        return tf.where(self._counts, value, tf.zeros_like(value))
+        return tf.where(self.counts, value, tf.zeros_like(value))
 
 
 def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
@@ -251,16 +276,13 @@ def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
 
 def add_up(values: Sequence[Any]) -> list[Any]:
     """Returns the sums over all replicas; one collective for each type takes them all."""
-    sums = list(values)
+    sums: dict[int, Any] = {}
     # TensorFlow needs tensors that are made on this replica's device.
     sent = [tf.identity(_as_sent(value)) for value in values]
     for dtype in dict.fromkeys(value.dtype for value in sent):
-        places = [place for place, value in enumerate(sent) if value.dtype == dtype]
-        parts = [sent[place] for place in places]
-        totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
-        for place, total in zip(places, totals):
-            sums[place] = tf.cast(total, values[place].dtype)
-    return sums
+        parts = {place: value for place, value in enumerate(sent) if value.dtype == dtype}
+        sums |= tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
+    return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
 
 
 def _as_sent(value: Any) -> Any:
@@ -275,9 +297,15 @@ def _as_sent(value: Any) -> Any:
     return tf.cast(value, tf.float32) if dtype == tf.bfloat16 else value
 
 
+def current_additions() -> Additions | None:
+    """Returns what the caller adds to metrics; None outside of steps and `strategy.run`."""
+    return _current.get() if is_in_replica() else None
+
+
 def current_step() -> Step | None:
     """Returns the caller's step; None outside of Keras' steps on several workers."""
-    return _current.get(replica_number()) if _current and is_in_replica() else None
+    current = current_additions()
+    return current if isinstance(current, Step) else None
 
 
 def is_in_replica() -> bool:

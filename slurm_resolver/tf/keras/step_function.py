@@ -38,7 +38,6 @@ from slurm_resolver.tf.keras.rows_of_replica import part_of_share, step_on_own_d
 from slurm_resolver.tf.keras.sharing import (
     TENSORS,
     Share,
-    have_other_rows,
     share,
     without_optionals,
 )
@@ -99,9 +98,8 @@ class StepFunction:
         self.comparison = Comparison(self._strategy, model)
         self._splits = self._strategy.sharing.replicas > 1
         whole = None
-        vouched = self._strategy.custom_losses == "mean"
-        if self._splits and model.run_eagerly and not vouched:
-            whole = ComputeWholeError("it runs eagerly", vouchable=True)
+        if self._splits and model.run_eagerly:
+            whole = ComputeWholeError("it runs eagerly")
         self._make_functions(whole)
 
     def _make_functions(self, whole: ComputeWholeError | None) -> None:
@@ -197,7 +195,7 @@ class StepFunction:
             self._trace(name, data)
             try:
                 return getattr(self, name)(data)
-            except ComputeWholeError as error:  # in a step that runs eagerly
+            except ComputeWholeError as error:  # traced again, for data of another shape
                 self._make_functions(error)
 
     def _trace(self, name: str, data: Any, chooses: bool = False) -> None:
@@ -255,21 +253,21 @@ class StepFunction:
         if count == 1:
             return results
 
-        def again(done: Any, results: Any) -> Any:
+        def again(_: Any, results: Any) -> Any:
             batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
             results = tf.cond(there, lambda: self._run_step(batch.get_value()), lambda: results)
-            return tf.where(there, done + 1, count), results
+            return there, results
 
-        return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
+        begin = (True, results)
+        loop = tf.while_loop(lambda there, _: there, again, begin, maximum_iterations=count - 1)
+        return loop[1]
 
     def _run_step(self, batch: Any) -> Any:
         """Returns the result of a step of all replicas, which is the same in all of them."""
         patch_metrics()
         if self._whole:
             self._check_whole(batch, self._whole)
-        elif isinstance(batch, Share) and have_other_rows(batch.batch) is True:
-            raise ComputeWholeError("the first dimensions of its tensors differ")
         if not tf.executing_eagerly():
             reporter.enter(COMPILING)
         # If the data has ended, no step may be counted.
@@ -295,19 +293,17 @@ class StepFunction:
     def _in_replica(self, batch: Any) -> Any:
         """Computes a replica's part of a `Share`, or all of what this worker has read itself."""
         if isinstance(batch, Share):
-            part, step = part_of_share(
-                self._model, batch, self.comparison, whole=self._whole is not None
-            )
+            whole = bool(self._whole) or not self._splits
+            part, step = part_of_share(self._model, batch, self.comparison, whole=whole)
         else:
             part = batch
             step = step_on_own_data(self._model, part, self.comparison)
         part = without_optionals(part)
-        if not tf.executing_eagerly():
-            graph = tf.compat.v1.get_default_graph()
-            if step.seed_offset and graph.seed is not None:
-                graph.seed = (graph.seed + step.seed_offset) % _SEEDS
-            if not step.whole:
-                step.analysis = analysis_of(part)
+        graph = tf.compat.v1.get_default_graph()
+        if step.seed_offset and graph.seed is not None:
+            graph.seed = (graph.seed + step.seed_offset) % _SEEDS
+        if not step.whole:
+            step.analysis = analysis_of(part)
         creator = tf.variable_creator_scope(self._make_variable)
         if (
             self._strategy.sharing.local_replicas > 1

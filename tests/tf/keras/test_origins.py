@@ -90,9 +90,8 @@ def test_origins_follow_the_operations(name: str) -> None:
     assert [origin.name for origin in found] == expected
 
 
-def test_a_dataset_that_cannot_be_read_may_come_from_python(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such as one whose graph is larger than 2 GiB."""
-    monkeypatch.setattr("slurm_resolver.tf.keras.origins.serialized_graph", lambda _: b"")
-    assert [origin.name for origin in find_origins(pairs())] == ["PYTHON", "PYTHON"]
+def test_a_function_that_cannot_be_read_may_call_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = "slurm_resolver.tf.keras.called_functions.graph_of_function"
+    monkeypatch.setattr(functions, lambda *_: None)
+    found = find_origins(pairs().map(random_loop))
+    assert [origin.name for origin in found] == ["PYTHON", "EQUAL"]

@@ -26,9 +26,9 @@ def test_types_that_gpus_do_not_add_are_sent_as_larger_ones(
 
     from slurm_resolver.tf.keras import step
 
-    def doubled(_: Any, values: list[Any]) -> list[Any]:
-        assert [value.dtype.name for value in values] == [sent, sent]
-        return [value + value for value in values]
+    def doubled(_: Any, values: dict[int, Any]) -> dict[int, Any]:
+        assert [value.dtype.name for value in values.values()] == [sent, sent]
+        return {place: value + value for place, value in values.items()}
 
     context = mocker.patch.object(tf.distribute, "get_replica_context")
     context.return_value.all_reduce = doubled
