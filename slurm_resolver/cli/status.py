@@ -178,14 +178,14 @@ def _print(workers: list[Worker], as_json: bool) -> None:
 
 
 def describe_epoch(worker: Worker) -> str:
-    """Returns what a worker has spent its last whole epoch with; '' before its end."""
+    """Returns what a worker has spent this epoch with so far; '' before its first step."""
     spent = sorted(worker["seconds"].items(), key=lambda item: -item[1])
     total = sum(worker["seconds"].values())
-    if not total:
+    if not worker["steps"]:
         return ""
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
     return (
-        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
+        f"this epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
         f" ({worker['name']})"
     )
 
