@@ -16,21 +16,19 @@ from slurm_resolver.tf import private_names
 def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
     """Sets the GPUs; returns those that this process will see, None if they are unknown."""
     gpus = cluster.gpu_decision
-    if not auto_set_gpu:
-        return gpus.visible_devices(applied=False)
-    known = _known_gpus() if gpus.settings else 0
-    apply_gpus(gpus, cluster.step, os.environ)
-    looked_early = known and known != len(gpus.devices or ())
-    # The program may have hidden some GPUs itself.
-    if not looked_early or len(tf.config.get_visible_devices("GPU")) < known:
-        return gpus.visible_devices(applied=True)
-    warn(
-        "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
-        "the GPUs that it saw then (%d); create the resolver before anything lists or uses devices",
-        ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
-        known,
-    )
-    return None
+    if auto_set_gpu:
+        known = _known_gpus() if gpus.settings else 0
+        apply_gpus(gpus, cluster.step, os.environ)
+        # The program may have hidden some GPUs itself.
+        if known > len(gpus.devices or ()) and len(tf.config.get_visible_devices("GPU")) == known:
+            warn(
+                "%s comes too late: TensorFlow has already looked at the devices, and this process "
+                "keeps the GPUs that it saw then (%d); create the resolver before anything lists "
+                "or uses devices",
+                ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
+                known,
+            )
+    return gpus.visible_devices(applied=auto_set_gpu)
 
 
 def count_gpus(devices: Devices | None) -> int:
@@ -38,11 +36,8 @@ def count_gpus(devices: Devices | None) -> int:
 
     `devices` are what `show_gpus` returned.
     """
-    known = _known_gpus()
-    if known:
-        visible = len(tf.config.get_visible_devices("GPU"))
-        if visible < known:  # the program has hidden some
-            return visible
+    if _known_gpus():
+        return len(tf.config.get_visible_devices("GPU"))
     if devices is None:  # the environment does not say: TensorFlow uses what it finds
         return len(tf.config.list_physical_devices("GPU"))
     return len(devices)
