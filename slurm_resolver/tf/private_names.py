@@ -300,6 +300,7 @@ ABORT = tensorflow.python.eager.context:Context.abort_collective_ops(self, code,
 FIT_DATA = keras:Model.fit().epoch_iterator
 FIT_CALLBACKS = keras:Model.fit().callbacks
 GET_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator
+ENUMERATE_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator
 CURRENT_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator
 NUM_BATCHES = keras.src.trainers.epoch_iterator:EpochIterator()._num_batches
 STEPS_SEEN = keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen
@@ -309,7 +310,6 @@ GENERATOR = keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDat
 PY_DATASET = keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter
 INITIAL_EPOCH = keras:Model()._initial_epoch
 SYMBOLIC_BUILD = keras:Model._symbolic_build(self, iterator, data_batch)
-FUTURES = keras:callbacks.CallbackList()._futures
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
 ORIGINAL_DATASET = tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset

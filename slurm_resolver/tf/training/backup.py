@@ -1,7 +1,7 @@
 """`BackupAndResume`: the fit of Keras 3, saved on a signal and resumed at the next step.
 
-`fit` cannot begin in the middle of an epoch. It begins the epoch as usual, but until the step that
-was saved, it calls no callback and does not train the model.
+`fit` cannot begin in the middle of an epoch. It begins the epoch as usual, but the data leave out
+the steps that were trained before, and so `fit` neither trains in them nor calls a callback.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -31,7 +32,7 @@ from slurm_resolver.tf.training.termination import TerminationConfig
 # The calls of Keras' list of callbacks that `_Fit` replaces by its methods of the same names.
 _HOOKS = (
     "on_epoch_begin",
-    "on_train_batch_begin",
+    "on_epoch_end",
     "on_train_batch_end",
     "on_test_begin",
     "on_test_batch_end",
@@ -69,7 +70,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     position in the epoch is converted by the number of samples, rounded down to a batch.
     """
 
-    async_safe = True  # lets other callbacks run in parallel
     restores_all_workers = True  # so each worker needs it
 
     def __init__(
@@ -136,13 +136,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _Fit:
-    """A run of `fit`: it replaces the model's train function and wraps the callbacks."""
+    """A run of `fit`: it wraps the callbacks, and the iteration over the data."""
 
     _states: Any = None  # of the other callbacks, from the first epoch on
-    _muted = False  # whether the current step was trained before
+    _made = 0  # iterators over the data
     _iterator: Any = None  # the current one
     _iterators = 0  # their number, including the current one
-    _logs: Any = None  # of the steps that are skipped
     _trained_metrics: Any = None  # the training's, while a validation uses its metrics
 
     def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
@@ -156,13 +155,18 @@ class _Fit:
         self._callbacks = callbacks
         self._others = [other for other in callbacks.callbacks if other is not callback]
         self._epochs = callback.params["epochs"]
-        self._made = 0  # iterators over the data
-        self._make_iterator = private_names.GET_ITERATOR.of(data)
-        private_names.GET_ITERATOR.set(data, self._count_iterator)
+        self._logs: dict[str, Any] = {}  # of the steps that were trained before
         self._build()
+        optimizer = model.optimizer
         backup = Backup(
             model.distribute_strategy,
-            {"model": model, "random": self._untracked(), **callback.state},
+            {
+                "model": model,
+                # A `tf.train.Checkpoint` of the model leaves out the states of its random
+                # generators, which draw the masks of dropout.
+                "variables": [*model.variables, *(optimizer.variables if optimizer else [])],
+                **callback.state,
+            },
             **callback.options,
             complete=True,
             collect=self._collect,
@@ -170,51 +174,55 @@ class _Fit:
         self._backup = backup
         self._saved = backup.more or {}
         backup.say_start(self._epochs)
-        steps = self._saved.get("steps")
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
         else:
             batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
-        if backup.epoch < self._epochs and backup.begin_data(batch_size):
-            steps = None  # an epoch has another number of steps now
+        # With batches of another size, an epoch has another number of steps.
+        resized = backup.epoch < self._epochs and backup.begin_data(batch_size)
+        if private_names.NUM_BATCHES.of(data) is None and not resized:
+            private_names.NUM_BATCHES.set(
+                data, self._saved.get("steps")
+            )  # until the data has ended
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
+        for name, wrapper in (
+            (private_names.GET_ITERATOR, self._get_iterator),
+            (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
+        ):
+            name.set(data, functools.partial(wrapper, name.of(data)))
         if backup.restored:
             private_names.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
             if not is_one_of(adapter, _GENERATED):
-                while self._made < self._saved["iterators"] - 1:
-                    iter(self._count_iterator())
-            if private_names.NUM_BATCHES.of(data) is None:  # until the data has ended once
-                private_names.NUM_BATCHES.set(data, steps)
-        for name in _HOOKS:
-            hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
-            setattr(callbacks, name, hook)
-        # After a failed `fit`, the model still has the function of that run.
-        train = model.train_function
-        self._train: Method = train._train if isinstance(train, _Fit) else train
-        self.comparison = getattr(self._train, "comparison", None)
-        model.train_function = self
+                for _ in range(self._saved["iterators"] - 1):
+                    iter(private_names.GET_ITERATOR.of(data)())
+        for hook in _HOOKS:
+            wrapper = getattr(self, f"_{hook}")
+            setattr(callbacks, hook, functools.partial(wrapper, getattr(callbacks, hook)))
 
-    def __call__(self, iterator: Any) -> Any:
-        """Trains. Only the train function gets the iterator from Keras.
+    def _get_iterator(self, call: Method) -> Any:
+        self._made += 1
+        return call()
+
+    def _enumerate_iterator(self, call: Method) -> Iterator[Any]:
+        """Yields the steps of an epoch that are left: numbers, and the iterator over the data.
 
         Keras makes a new iterator for each epoch, or one for all epochs with `steps_per_epoch`.
         """
-        if iterator is not self._iterator:
+        for step in call():
+            iterator = step[-1]
             if self._iterator is None:
                 self._catch_up(iterator)
-            else:
+            elif iterator is not self._iterator:
                 self._backup.drawn = 0
             self._iterator = iterator
             self._iterators = self._made
-        return self._logs if self._muted else self._train(iterator)
-
-    def join(self) -> None:
-        """Waits for all steps; ParameterServerStrategy only schedules them."""
-        if hasattr(self._train, "join"):
-            self._train.join()
+            if self._model.stop_training:  # in one of the steps that were trained before
+                return
+            if step[0] + self._model.steps_per_execution > self._until:
+                yield step
 
     def _catch_up(self, iterator: Any) -> None:
         """Restores the metrics, and skips the batches that were trained on."""
@@ -251,10 +259,8 @@ class _Fit:
 
     def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
-        self.join()
-        # Callbacks that run in parallel must see the last step.
-        for future in private_names.FUTURES.of(self._callbacks):
-            future.result()
+        # ParameterServerStrategy only schedules the steps.
+        getattr(self._model.train_function, "join", lambda: None)()
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
@@ -277,6 +283,7 @@ class _Fit:
         else:
             self._backup.step = 0
             self._until = 0
+            self._logs = {}
         call(epoch, logs)
         if is_first and self._until:
             self._restore_callbacks()
@@ -287,16 +294,14 @@ class _Fit:
         self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._saved.get("callbacks", {}))
 
-    def _on_train_batch_begin(self, call: Method, batch: int, logs: Any = None) -> None:
-        self._muted = batch + self._model.steps_per_execution <= self._until
-        if not self._muted:
-            call(batch, logs)
+    def _on_epoch_end(self, call: Method, epoch: int, logs: Any) -> None:
+        logs.update({**self._logs, **logs})  # it lacks them if no step was left
+        call(epoch, logs)
 
     def _on_train_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
-        if not self._muted:
-            call(batch, logs)
-            self._backup.after_steps(self._model.steps_per_execution)
-            self._backup.save_if_due()
+        call(batch, logs)
+        self._backup.after_steps(self._model.steps_per_execution)
+        self._backup.save_if_due()
 
     def _on_test_begin(self, call: Method, logs: Any = None) -> None:
         self._trained_metrics = [one.numpy() for one in self._metrics()]  # the validation resets it
@@ -313,14 +318,12 @@ class _Fit:
         """
         backup = self._backup
         data = self._data
-        model = self._model
         trained = self._states is not None
         if not trained:
             self._restore_callbacks()
         call(logs)
         for name in _HOOKS:
             delattr(self._callbacks, name)
-        model.train_function = self._train
         if trained:
             backup.epoch = self._epochs
             backup.step = 0
@@ -330,15 +333,10 @@ class _Fit:
                 backup.drawn = 0
                 self._iterators = self._made + 1
             self._trained_metrics = None
-            self._iterator = None
             backup.save()
-        private_names.INITIAL_EPOCH.set(model, None)
-        delattr(data, private_names.GET_ITERATOR.name)
-        self._data = None
-
-    def _count_iterator(self) -> Any:
-        self._made += 1
-        return self._make_iterator()
+        private_names.INITIAL_EPOCH.set(self._model, None)
+        self._data = None  # which also holds this run
+        self._iterator = None
 
     def _build(self) -> None:
         """Builds the model and its optimizer: only variables that exist are restored and saved.
@@ -361,19 +359,3 @@ class _Fit:
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-
-    def _untracked(self) -> list[tf.Variable]:
-        """Returns the variables that a `tf.train.Checkpoint` of the model leaves out.
-
-        These are the states of the model's random generators, which draw the masks of dropout.
-        """
-        model = self._model
-        optimizer = model.optimizer
-        variables = [*model.variables, *(optimizer.variables if optimizer else [])]
-        tracked = {id(part) for part in tf.train.TrackableView(model).descendants()}
-        tracked.update(map(id, model.metrics_variables))
-        return [
-            variable.value
-            for variable in variables
-            if tracked.isdisjoint((id(variable), id(variable.value)))
-        ]
