@@ -13,8 +13,8 @@ It stays in the folder, and the next older one is used.
 A file in the folder names the training that it belongs to. A new job with the same model continues
 the training. Another task of a job array must not, and two jobs must not save at the same time.
 
-Others may write to the folder, too. A symbolic link where a save writes is an error: nothing
-outside the folder changes.
+Others may write to the folder, too. A symbolic link where a save writes is removed: nothing outside
+the folder changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import re
 import shutil
 import socket
 import tempfile
-from typing import Any
 
 import tensorflow as tf
 
@@ -38,7 +37,6 @@ _OWNER = "slurm_resolver.owner"
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
 _PURPOSE = "the restore"
-_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the reader of a pipe
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
 _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
@@ -53,14 +51,11 @@ class CheckpointFolder:
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
         self.directory = directory
-        self._is_local = "://" not in directory  # else TensorFlow has a file system for it
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._max_to_keep = max_to_keep
-        step = ranks.step
-        job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
-        if step.array_task_id:
-            job = f"task {step.array_task_id} of job array {step.array_job_id}"
+        label = ranks.step.job_label
+        job = f"job {label}" if label else "a training without Slurm"
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
 
     def restore_newest(self, complete: bool = False) -> str | None:
@@ -77,9 +72,9 @@ class CheckpointFolder:
         path = self._restore_first(self._find_names(), complete)
         self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
         if self._ranks.leads:
-            with self._open_owner("w") as file:
+            self._remove(f"{_OWNER}|{_UNFINISHED}")
+            with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
                 file.write(self._owner)
-            self._remove(_UNFINISHED)
             self._manager = tf.train.CheckpointManager(
                 self._checkpoint, self.directory, self._max_to_keep
             )
@@ -94,10 +89,10 @@ class CheckpointFolder:
         problem, newest = next(iter(told.values()))  # the leader's
         if problem:
             raise ResumeError(problem)
-        found = [names for _, names in told.values()]
-        if any(found) and not set(newest).intersection(*found):
+        found = [set(names) for _, names in told.values()]
+        if any(found) and not set.intersection(*found):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in zip(told, found)
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, (_, names) in told.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
@@ -108,28 +103,17 @@ class CheckpointFolder:
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
-        link = self._find_link(f"{_OWNER}|{_UNFINISHED}")
-        if link:
-            return link
         try:
             tf.io.gfile.makedirs(self.directory)
-            with self._open_owner("a") as file:
-                file.write("")
         except _CANNOT_WRITE as error:
             return (
                 f"{self.directory!r}: {_first_line(error)}; expected a folder to write checkpoints "
                 "to."
             )
         found = self._read_owner()
-        expected = re.match(r"job |task (\S+) of|a training |$", found)
-        if not expected:  # it may be a hard link
-            return (
-                f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
-                "written. Remove it."
-            )
+        task = re.match(r"job \w+_(\d+),", found)
         own = self._ranks.step.array_task_id
-        task = expected[1]
-        if own is None or task in (None, own):
+        if own is None or not task or task[1] == own:
             return ""
         return (
             f"the checkpoints in {self.directory!r} are those of {found}, and this is "
@@ -215,19 +199,13 @@ class CheckpointFolder:
                 "folder."
             )
         number = int(self._checkpoint.save_counter.numpy()) + 1
-        written = rf"ckpt-{number}(_temp|\..*)"
-        link = self._find_link(written)
-        if link:
-            raise ResumeError(link)
-        self._remove(written)
+        self._remove(rf"ckpt-{number}(_temp|\..*)")
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
         logger = tf.get_logger()
         before = logger.disabled
         logger.disabled = True
         try:
-            if self._is_local:
-                os.mkdir(self._path(f"ckpt-{number}_temp"), 0o700)  # which TensorFlow fills
             return str(self._manager.save())
         except Exception:
             self._remove(_UNFINISHED)
@@ -245,22 +223,15 @@ class CheckpointFolder:
             for one in variables
         )
 
-    def _find_link(self, pattern: str) -> str:
-        """Returns why nothing can be written to these names: one is a symbolic link; else ''."""
-        for path in map(self._path, self._list(pattern)):
-            if os.path.islink(path):
-                return f"{path} is a symbolic link, through which a save would write: remove it."
-        return ""
-
     def _remove(self, pattern: str) -> None:
-        """Removes files and folders, and nothing behind a link."""
-        # TensorFlow's function would follow a link.
-        remove_folder = shutil.rmtree if self._is_local else tf.io.gfile.rmtree
+        """Removes files, folders and links, and nothing behind a link."""
         for path in map(self._path, self._list(pattern)):
-            if tf.io.gfile.isdir(path):
-                remove_folder(path)
-            else:
+            if os.path.islink(path) or not tf.io.gfile.isdir(path):
                 tf.io.gfile.remove(path)
+            elif os.path.isdir(path):
+                shutil.rmtree(path)  # TensorFlow's function would follow a link
+            else:
+                tf.io.gfile.rmtree(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -269,20 +240,10 @@ class CheckpointFolder:
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:
-        with contextlib.suppress(*_CANNOT_WRITE), self._open_owner("r") as file:
-            return str(file.read(1000))
-        return ""
-
-    def _open_owner(self, mode: str) -> Any:
         path = self._path(_OWNER)
-        if self._is_local:
-            return open(
-                path,
-                mode,
-                errors="replace",
-                opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666),
-            )
-        return tf.io.gfile.GFile(path, mode)
+        with contextlib.suppress(*_CANNOT_WRITE), tf.io.gfile.GFile(path, "rb") as file:
+            return str(file.read(1000), errors="replace")
+        return ""
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
