@@ -153,9 +153,9 @@ def error_of(first: Name, *others: Name) -> Exception:
     )
 
 
-def check_names(needed_by: str, *things: Any) -> None:
-    """Raises an error if a name is missing, or a thing lacks an attribute that is in the table."""
-    missing = [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
+def check_resume(*things: Any) -> None:
+    """Raises an error if a name is missing, or one of these things lacks an attribute."""
+    missing = [one for one in table if one.needed_by == RESUME and one.is_missing(*things)]
     if missing:
         raise error_of(*missing)
 
@@ -163,11 +163,8 @@ def check_names(needed_by: str, *things: Any) -> None:
 @functools.cache  # before anything is replaced
 def fit_problem() -> str:
     """Returns which names that `fit` needs are missing, and what to do; '' if none is."""
-    try:
-        check_names(FIT)
-    except KerasError as error:
-        return str(error)
-    return ""
+    missing = [one for one in table if one.needed_by == FIT and one.is_missing()]
+    return str(error_of(*missing)) if missing else ""
 
 
 def check_fit() -> None:

@@ -127,17 +127,14 @@ def serve(
     """
     own = cluster.task
     jobs = {*cluster.roles}
-    if not own:
+    servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
+    if not own or own.job not in servers or jobs.isdisjoint(TRAIN):
+        where = f"{own.job} {own.index}" if own else "a process"
         raise JobsError(
-            "serve() in a process without a cluster; expected a task of a Slurm step that serves "
-            "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
-        )
-    serves = own.job == "ps" or (own.job == "worker" and {"chief", "ps"} <= jobs)
-    if not serves or jobs.isdisjoint(TRAIN):
-        raise JobsError(
-            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(sorted(jobs))}"
-            "; expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
-            "train. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
+            f"serve() in {where} of a cluster with the jobs {', '.join(sorted(jobs)) or 'none'}; "
+            "expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
+            "train. Start the program with srun, or without Slurm with `slurm-resolver run`, and "
+            "call serve() as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
         )
     member = take_part(cluster)
     assert member

@@ -311,7 +311,7 @@ class TestHooks:
 
         slurm(0, "2,1,1", 4)
         monkeypatch.setattr("socket.gethostname", lambda: "t02n41")
-        with pytest.raises(sr.LayoutError, match="=t02n41, .* The layout was given by _resolve_own_rank"):
+        with pytest.raises(sr.LayoutError, match=r"=t02n41, .* was given by _resolve_own_rank"):
             FromMpi()
 
 
@@ -373,7 +373,7 @@ def test_a_model_of_keras_2_is_refused_in_its_fit(tmp_path: Path) -> None:
     backup = sr.BackupAndResume(str(tmp_path))
     with pytest.raises(
         sr.ResumeError,
-        match=r"in the fit of \S*Sequential; expected a model of Keras 3. .*or ResumableLoop in",
+        match=r"for \S*Sequential: expected model.fit.* of a model of Keras 3. .*, use Resumable",
     ):
         model.fit(
             tf.zeros([2, 1]),

@@ -137,13 +137,12 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.step = self.step * before // batch_size
         self.drawn, repeated = divmod(self.drawn * before, batch_size)
         if self._ranks.leads:
-            again = f"samples trained on again: {repeated}"
             warn(
-                "%s: training resumes after step %s of epoch %s; %s",
+                "%s: training resumes after step %s of epoch %s; samples trained on again: %s",
                 sizes,
                 self.step,
                 self.epoch + 1,
-                again if repeated else "no sample is repeated",
+                repeated,
             )
         return True
 
