@@ -56,8 +56,9 @@ class ResolverHooks:
         """Returns the number of tasks on each node, by name, in node order. May be overridden."""
         hosts = self._resolve_hostlist()
         counts = self._step.require(SlurmStep.tasks_per_node)
-        if set(hosts) == set(self._step.nodes or ()):  # the order may be that of a set
-            hosts = [*self._step.require(SlurmStep.nodes)]
+        nodes = self._step.nodes or ()
+        if set(hosts) == set(nodes):  # the order may be that of a set
+            hosts = list(nodes)
         if len(set(hosts)) != len(counts):
             raise LayoutError(
                 f"the number of nodes from _resolve_hostlist() is {len(set(hosts))}, but that of "

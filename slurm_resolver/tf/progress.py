@@ -14,7 +14,7 @@ import faulthandler
 import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +53,9 @@ class Reporter:
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._durations: deque[float] = deque(maxlen=101)
-        self._spent = Counter[str]()  # seconds of this epoch, or this call of `evaluate`
+        self._spent: dict[str, float] = defaultdict(
+            float
+        )  # seconds of this epoch, or this call of `evaluate`
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
@@ -78,14 +80,14 @@ class Reporter:
         self.phase = phase
         self._since = now
 
-    def _count(self, spent: Counter[str], now: float) -> None:
+    def _count(self, spent: dict[str, float], now: float) -> None:
         """Counts what the time of this phase was spent with."""
         if self.stage == phases.VALIDATION:
             spent[phases.VALIDATION] += now - self._since
         elif self.stage:
             spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
 
-    def _move_to_data(self, spent: Counter[str], waited: float) -> None:
+    def _move_to_data(self, spent: dict[str, float], waited: float) -> None:
         """Counts as waiting what the graphs of steps have waited for data in this stage."""
         if self.stage != phases.VALIDATION:
             spent["data"] += waited - self._in_graphs
@@ -122,7 +124,7 @@ class Reporter:
         """Returns what this process is doing."""
         phase = self.phase
         since = self._since
-        spent = Counter(self._spent)
+        spent = defaultdict(float, self._spent)
         mark, waited = data_waits.read()
         # On a busy machine, the line above may take longer than a step takes to ask for data: only
         # clocks that are read at the same time say which came first.

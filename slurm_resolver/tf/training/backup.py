@@ -150,16 +150,13 @@ class _Fit:
         self._epochs = callback.params["epochs"]
         self._logs: dict[str, Any] = {}  # of the steps that were trained before
         self._build()
-        optimizer = model.optimizer
+        # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
+        # draw the masks of dropout. They are no weights.
+        weights = set(map(id, model.weights))
+        random = [one.value for one in model.variables if id(one) not in weights]
         backup = Backup(
             model.distribute_strategy,
-            {
-                "model": model,
-                # A `tf.train.Checkpoint` of the model leaves out the states of its random
-                # generators, which draw the masks of dropout.
-                "variables": [*model.variables, *(optimizer.variables if optimizer else [])],
-                **callback.state,
-            },
+            {"model": model, "random": random, **callback.state},
             **callback.options,
             complete=True,
             collect=self._collect,

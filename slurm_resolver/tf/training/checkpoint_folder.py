@@ -30,9 +30,9 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.training.termination import SavingRanks
 
-POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
@@ -45,15 +45,13 @@ _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
 class CheckpointFolder:
     """The folder of one training; every rank makes the same calls."""
 
-    _manager: tf.train.CheckpointManager | None = None  # in the rank that writes
-
     def __init__(
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
         self.directory = directory
         self._checkpoint = checkpoint
         self._ranks = ranks
-        self._max_to_keep = max_to_keep
+        self._manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
         label = ranks.step.job_label
         job = f"job {label}" if label else "a training without Slurm"
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
@@ -75,9 +73,6 @@ class CheckpointFolder:
             self._remove(f"{_OWNER}|{_UNFINISHED}")
             with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
                 file.write(self._owner)
-            self._manager = tf.train.CheckpointManager(
-                self._checkpoint, self.directory, self._max_to_keep
-            )
         return path
 
     def _find_names(self) -> list[str]:
@@ -107,8 +102,7 @@ class CheckpointFolder:
             tf.io.gfile.makedirs(self.directory)
         except _CANNOT_WRITE as error:
             return (
-                f"{self.directory!r}: {_first_line(error)}; expected a folder to write checkpoints "
-                "to."
+                f"{self.directory!r}: {cause_of(error)}; expected a folder to write checkpoints to."
             )
         found = self._read_owner()
         task = re.match(r"job \w+_(\d+),", found)
@@ -156,22 +150,23 @@ class CheckpointFolder:
         Raises:
             ResumeError: if it is one of another program or of another model.
         """
-        other = "was not saved by BackupAndResume or ResumableLoop"
-        is_ours = False
+        is_readable = False
         try:
-            is_ours = tf.train.load_checkpoint(path).has_tensor(POSITION)
-            if is_ours:
-                status = self._checkpoint.restore(path).expect_partial()
-                if complete:
-                    status.assert_consumed()
-                else:
-                    status.assert_existing_objects_matched()
-                return ""
+            tf.train.load_checkpoint(path)
+            is_readable = True
+            status = self._checkpoint.restore(path).expect_partial()
+            if complete:
+                status.assert_consumed()
+            else:
+                status.assert_existing_objects_matched()
         except Exception as error:  # TensorFlow raises other errors than its own
-            if not (is_ours and isinstance(error, _OF_OTHER_MODELS)):
-                return _first_line(error)
-            other = f"belongs to another model: {_first_line(error)}"
-        raise ResumeError(f"{path} {other}. Give each training its own folder.")
+            if is_readable and isinstance(error, _OF_OTHER_MODELS):
+                raise ResumeError(
+                    f"{path} belongs to another model or program: {cause_of(error)}. Give each "
+                    "training its own folder."
+                ) from error
+            return cause_of(error)
+        return ""
 
     def save(self) -> str:
         """Saves; all ranks call it. Returns the checkpoint's path in the rank that writes.
@@ -184,7 +179,7 @@ class CheckpointFolder:
         Raises:
             ResumeError: if another process has claimed the folder since `restore_newest`.
         """
-        if self._manager is None:
+        if not self._ranks.leads:
             self._checkpoint.save_counter.assign_add(1)
             if self._is_read_together():
                 # All variables are read before the write can fail.
@@ -247,11 +242,6 @@ class CheckpointFolder:
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the text of an error of TensorFlow, without the names of TensorFlow's functions."""
-    return re.sub(r"{{.*?}} | ?\[Op:\w+\]", "", str(error).partition("\n")[0])[:400]
 
 
 def _number(name: str) -> int:
