@@ -74,7 +74,8 @@ class ResolverHooks:
             step, layout = self._layout_by_counts(step, options)
         else:
             layout = find_layout(step, options)
-            name_of = dict(zip(step.require(SlurmStep.nodes), self._counts_by_node()))
+            nodes = step.require(SlurmStep.nodes)
+            name_of = dict(zip(nodes, self._counts_by_node()))
             layout = layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
             step = step.replace(node_name=None)  # Slurm's names may not resolve
         if self._hooks and options.jobs is None:
