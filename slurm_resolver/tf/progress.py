@@ -178,7 +178,7 @@ class Reporter:
         port = int(own.address.rpartition(":")[2])
 
         def run() -> None:
-            while True:
+            while not ends.wait(phases.report_seconds(self._limit)):
                 outlast_outages(port, client.address.heartbeat_seconds)
                 client.say(
                     "progress",
@@ -186,8 +186,6 @@ class Reporter:
                     task=[own.job, own.index, own.node],
                     limit=self._limit,
                 )
-                if ends.wait(phases.report_seconds(self._limit)):
-                    return
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
