@@ -29,15 +29,6 @@ from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
 
-# The calls of Keras' list of callbacks that `_Fit` replaces by its methods of the same names.
-_HOOKS = (
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_train_batch_end",
-    "on_test_begin",
-    "on_test_batch_end",
-    "on_train_end",
-)
 _GENERATED = (private_names.GENERATOR, private_names.PY_DATASET)
 
 
@@ -71,6 +62,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     restores_all_workers = True  # so each worker needs it
+    _data: Any = None  # of the current fit
 
     def __init__(
         self,
@@ -117,7 +109,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 data = private_names.FIT_DATA.of(found)
                 callbacks = private_names.FIT_CALLBACKS.of(found)
                 private_names.check_resume(self.model, data, callbacks)
-                _Fit(self, callbacks, data)
+                self._begin(callbacks, data)
                 return
         raise ResumeError(
             f"BackupAndResume for {type(self.model).__module__}.{type(self.model).__name__}: "
@@ -127,28 +119,25 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "your own, use ResumableLoop."
         )
 
-
-class _Fit:
-    """A run of `fit`: it wraps the callbacks, and the iteration over the data."""
-
-    _states: Any = None  # of the other callbacks, from the first epoch on
-    _made = 0  # iterators over the data
-    _iterator: Any = None  # the current one
-    _iterators = 0  # their number, including the current one
-    _trained_metrics: Any = None  # the training's, while a validation uses its metrics
-
-    def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
-        """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
+    def _begin(self, callbacks: Any, data: Any) -> None:
+        """Restores the training, and comes last among the callbacks. Keras is beginning to train.
 
         `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
         """
-        model = callback.model
-        self._model = model
+        model = self.model
         self._data = data
-        self._callbacks = callbacks
-        self._others = [other for other in callbacks.callbacks if other is not callback]
-        self._epochs = callback.params["epochs"]
+        self._states: Any = None  # of the other callbacks, from the first epoch on
+        self._made = 0  # iterators over the data
+        self._iterator: Any = None  # the current one
+        self._iterators = 0  # their number, including the current one
+        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: dict[str, Any] = {}  # of the steps that were trained before
+        self._others = [other for other in callbacks.callbacks if other is not self]
+        first = keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
+        )
+        callbacks.callbacks = [first, *self._others, self]
+        epochs = self.params["epochs"]
         self._build()
         # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
         # draw the masks of dropout. They are no weights.
@@ -156,25 +145,23 @@ class _Fit:
         random = [one.value for one in model.variables if id(one) not in weights]
         backup = Backup(
             model.distribute_strategy,
-            {"model": model, "random": random, **callback.state},
-            **callback.options,
+            {"model": model, "random": random, **self.state},
+            **self.options,
             complete=True,
             collect=self._collect,
         )
         self._backup = backup
         self._saved = backup.more or {}
-        backup.say_start(self._epochs)
+        backup.say_start(epochs)
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
         else:
             batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
         # With batches of another size, an epoch has another number of steps.
-        resized = backup.epoch < self._epochs and backup.begin_data(batch_size)
-        if private_names.NUM_BATCHES.of(data) is None and not resized:
-            private_names.NUM_BATCHES.set(
-                data, self._saved.get("steps")
-            )  # until the data has ended
+        resized = backup.epoch < epochs and backup.begin_data(batch_size)
+        if private_names.NUM_BATCHES.of(data) is None and not resized:  # until the data has ended
+            private_names.NUM_BATCHES.set(data, self._saved.get("steps"))
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         for name, wrapper in (
             (private_names.GET_ITERATOR, self._get_iterator),
@@ -188,9 +175,6 @@ class _Fit:
             if not is_one_of(adapter, _GENERATED):
                 for _ in range(self._saved["iterators"] - 1):
                     iter(private_names.GET_ITERATOR.of(data)())
-        for hook in _HOOKS:
-            wrapper = getattr(self, f"_{hook}")
-            setattr(callbacks, hook, functools.partial(wrapper, getattr(callbacks, hook)))
 
     def _get_iterator(self, call: Method) -> Any:
         self._made += 1
@@ -209,9 +193,9 @@ class _Fit:
                 self._backup.drawn = 0
             self._iterator = iterator
             self._iterators = self._made
-            if self._model.stop_training:  # in one of the steps that were trained before
+            if self.model.stop_training:  # in one of the steps that were trained before
                 return
-            if step[0] + self._model.steps_per_execution > self._until:
+            if step[0] + self.model.steps_per_execution > self._until:
                 yield step
 
     def _catch_up(self, iterator: Any) -> None:
@@ -227,7 +211,8 @@ class _Fit:
                     "the metrics of this epoch start from zero: the model now has different "
                     "metrics, or a different number of replicas"
                 )
-            self._logs = dict(self._model.get_metrics_result())
+            for name, value in self.model.get_metrics_result().items():
+                self._logs[name] = float(value) if np.ndim(value) == 0 else value
         for _ in range(self._backup.drawn):
             next(iterator, None)
         # Keras counts the steps of an iterator over all epochs, which it renews after its end.
@@ -241,8 +226,8 @@ class _Fit:
         metric, and another split of it would have other last digits. Under the strategies of this
         package, metrics are alike in all replicas.
         """
-        strategy = self._model.distribute_strategy
-        found = [variable.value for metric in self._model.metrics for variable in metric.variables]
+        strategy = self.model.distribute_strategy
+        found = [variable.value for metric in self.model.metrics for variable in metric.variables]
         if sharing_of(strategy):
             return found
         return [part for one in found for part in strategy.experimental_local_results(one)]
@@ -250,82 +235,77 @@ class _Fit:
     def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
         # ParameterServerStrategy only schedules the steps.
-        getattr(self._model.train_function, "join", lambda: None)()
+        getattr(self.model.train_function, "join", lambda: None)()
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
             "steps": private_names.NUM_BATCHES.of(self._data),
-            "stop": bool(self._model.stop_training),
+            "stop": bool(self.model.stop_training),
         }
 
-    def _on_epoch_begin(self, call: Method, epoch: int, logs: Any = None) -> None:
-        """Restores the callbacks before the first epoch.
-
-        If training resumes within that epoch, the callbacks were saved after its beginning, so they
-        are restored again afterwards.
-        """
+    def _before_epoch(self, epoch: int, logs: Any) -> None:
+        """Restores the other callbacks before the first epoch."""
         self._backup.epoch = epoch
         self._trained_metrics = None
-        is_first = self._states is None
-        if is_first:
+        if self._states is None:
             self._restore_callbacks()
         else:
             self._backup.step = 0
             self._until = 0
             self._logs = {}
-        call(epoch, logs)
-        if is_first and self._until:
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restores again what was saved after the beginning of this epoch."""
+        if self._until:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
-            self._model.stop_training = self._saved["stop"]
+            self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
         self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._saved.get("callbacks", {}))
 
-    def _on_epoch_end(self, call: Method, epoch: int, logs: Any) -> None:
-        logs.update({**self._logs, **logs})  # it lacks them if no step was left
-        call(epoch, logs)
+    def _add_logs(self, epoch: int, logs: Any) -> None:
+        """Gives the other callbacks the logs of an epoch of which no step was left."""
+        logs.update({**self._logs, **logs})
 
-    def _on_train_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
-        call(batch, logs)
-        self._backup.after_steps(self._model.steps_per_execution)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves if that is due."""
+        self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()
 
-    def _on_test_begin(self, call: Method, logs: Any = None) -> None:
-        self._trained_metrics = [one.numpy() for one in self._metrics()]  # the validation resets it
-        call(logs)
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keeps the metrics of the training, which a validation resets."""
+        if self._data:
+            self._trained_metrics = [one.numpy() for one in self._metrics()]
 
-    def _on_test_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
-        call(batch, logs)
-        self._backup.save_if_due()  # a validation may take longer than Slurm waits
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves on a signal: a validation may take longer than Slurm waits."""
+        if self._data:
+            self._backup.save_if_due()
 
-    def _on_train_end(self, call: Method, logs: Any = None) -> None:
+    def on_train_end(self, logs: Any = None) -> None:
         """Saves the end, so that a restart of the finished training does not train again.
 
         The other callbacks come first, as they may put back the best weights.
         """
         backup = self._backup
-        data = self._data
-        trained = self._states is not None
-        if not trained:
+        if self._states is None:
             self._restore_callbacks()
-        call(logs)
-        for name in _HOOKS:
-            delattr(self._callbacks, name)
-        if trained:
-            backup.epoch = self._epochs
+        else:
+            backup.epoch = self.params["epochs"]
             backup.step = 0
             # The next epoch would use the iterator of `steps_per_epoch` too.
-            continues = private_names.STEPS_PER_EPOCH.of(data) is not None
-            if not continues or private_names.CURRENT_ITERATOR.of(data) is not self._iterator:
+            continues = private_names.STEPS_PER_EPOCH.of(self._data) is not None
+            current = private_names.CURRENT_ITERATOR.of(self._data)
+            if not continues or current is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
             self._trained_metrics = None
             backup.save()
-        private_names.INITIAL_EPOCH.set(self._model, None)
-        self._data = None  # which also holds this run
+        private_names.INITIAL_EPOCH.set(self.model, None)
+        self._data = None  # which also holds this callback
         self._iterator = None
 
     def _build(self) -> None:
@@ -333,7 +313,7 @@ class _Fit:
 
         Without a strategy, Keras would build them in the first step.
         """
-        model = self._model
+        model = self.model
         spec = private_names.DISTRIBUTED_DATASET.of(self._data).element_spec
         with model.distribute_strategy.scope():
             problem: Any = "Keras could not infer its inputs' shapes"
