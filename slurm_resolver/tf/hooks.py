@@ -69,20 +69,6 @@ class ResolverHooks:
 
     def _layout_by_hooks(self, step: SlurmStep, options: ClusterOptions) -> StepAndLayout:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
-        by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
-        if by_counts or step.where != "step":
-            step, layout = self._layout_by_counts(step, options)
-        else:
-            layout = find_layout(step, options)
-            nodes = step.require(SlurmStep.nodes)
-            name_of = dict(zip(nodes, self._counts_by_node()))
-            layout = layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
-            step = step.replace(node_name=None)  # Slurm's names may not resolve
-        if self._hooks and options.jobs is None:
-            job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
-        return step, layout
-
-    def _layout_by_counts(self, step: SlurmStep, options: ClusterOptions) -> StepAndLayout:
         hooks = self._hooks
         counts = self._counts_by_node()
         nodes = tuple(counts)
@@ -93,26 +79,6 @@ class ResolverHooks:
             step = step.replace(components=())
             if _COUNTS in hooks:
                 nodes = tuple(sorted(nodes))  # as in TensorFlow
-        if hooks:
-            # Slurm's variables describe its own task of that rank, not the subclass's.
-            step = step.replace(
-                rank=self._resolve_own_rank(),
-                num_tasks=None,
-                node_id=None,
-                local_rank=None,
-                node_name=None,
-                node_ranks=None,
-            )
-        if _RANK in hooks:
-            # Slurm's distribution does not apply to ranks that are not Slurm's: TensorFlow counts
-            # them node by node.
-            step = step.replace(
-                distribution=None,
-                plane_size=None,
-                sluid=None,
-                is_component=False,
-                components=(),
-            )
         step = step.replace(
             nodes=nodes,
             num_nodes=len(nodes),
@@ -121,10 +87,27 @@ class ResolverHooks:
         source = "tasks_per_node" if self._tasks_per_node is not None else ", ".join(hooks)
         if not hooks:  # each task is where Slurm says, and may tell the others
             return step, find_layout(step, options, source)
+        # The order of the nodes is given. Slurm's names may not resolve.
+        step = step.replace(num_tasks=None, sluid=None, node_name=None)
+        if _RANK in hooks:
+            # Slurm's other variables describe its own task of that rank. Its distribution does not
+            # apply either: TensorFlow counts ranks node by node.
+            step = step.replace(
+                rank=self._resolve_own_rank(),
+                node_id=None,
+                local_rank=None,
+                node_ranks=None,
+                distribution=None,
+                plane_size=None,
+                is_component=False,
+                components=(),
+            )
         layout = layout_from_environment(step, source)
         host = short_name(socket.gethostname())
         here = [node for node in nodes if short_name(node) == host]
         verify_layout(layout, step.replace(node_name=here[0] if here else None))
+        if options.jobs is None:
+            job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
         return step, layout
 
     def _counts_by_node(self) -> Mapping[str, int]:

@@ -120,9 +120,7 @@ def choose_communication(
             _CHOICE_SECONDS,
             without=[task.rank for task in cluster.tasks if task.job not in jobs],
         )
-        tasks = {
-            rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices is not None
-        }
+        tasks = {rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices}
         transport = find_transport(tasks, cluster.name_of)
         nccl = transport.nccl
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))

@@ -244,10 +244,11 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).
-    before = {name: os.environ[name] for name in [_CLOUD_ADDRESS] if name in os.environ}
+    before = os.environ.get(_CLOUD_ADDRESS)
     os.environ[_CLOUD_ADDRESS] = "127.0.0.1:9"
     try:
         _handler = _QuietHandler(resolver, manager, termination_config=termination)
     finally:
         del os.environ[_CLOUD_ADDRESS]
-        os.environ.update(before)
+        if before is not None:
+            os.environ[_CLOUD_ADDRESS] = before
