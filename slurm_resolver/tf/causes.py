@@ -36,20 +36,20 @@ _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])")  # and no
 _CALL_OF_LEADER = "/tensorflow.CoordinationService/"
 
 
-def lost_task(error: BaseException, names: Sequence[str], own: int) -> str:
+def lost_task(error: BaseException, names: Sequence[str], own: str) -> str:
     """Returns the first other task that an error of TensorFlow reports as lost, or ''.
 
     Args:
         error: the error.
         names: those of all tasks, such as "worker 3". The first task runs TensorFlow's coordination
             service: errors of calls to it do not name it.
-        own: the index of this task.
+        own: the name of this task.
     """
     text = str(error) if isinstance(error, OF_PEERS) else ""
     tasks = [f"{job} {index}" for job, index in _TASK.findall(text)]
     if _CALL_OF_LEADER in text:
         tasks += names[:1]
-    return next((task for task in tasks if task in names and task != names[own]), "")
+    return next((task for task in tasks if task in names and task != own), "")
 
 
 def cause_of(error: BaseException) -> str:

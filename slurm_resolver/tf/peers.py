@@ -88,7 +88,7 @@ class Peers:
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
-        name = lost_task(error, self.names, self.index)
+        name = lost_task(error, self.names, self.name)
         if name and self.client:
             name = self.client.name_of(self.ranks[self.names.index(name)])
         return name and _describe_loss(name, "it does not answer TensorFlow")

@@ -145,26 +145,24 @@ def error_of(first: Name, *others: Name) -> Exception:
         library = "Keras"
         version = keras.__version__
         older = older_keras(version)
-    missing = ", ".join(name.place for name in (first, *others)).replace(":", ".")
+    places = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     kind = ResumeError if first.needed_by == RESUME else KerasError
     return kind(
-        f"{library} {version} has no {missing}, which {first.needed_by}. Use an older version, "
+        f"{library} {version} has no {places}, which {first.needed_by}. Use an older version, "
         f"pip install '{older}', or a newer slurm_resolver."
     )
 
 
-def check_resume(*things: Any) -> None:
-    """Raises an error if a name is missing, or one of these things lacks an attribute."""
-    missing = [one for one in table if one.needed_by == RESUME and one.is_missing(*things)]
-    if missing:
-        raise error_of(*missing)
+def missing(needed_by: str, *things: Any) -> list[Name]:
+    """Returns which names are missing, or are those of attributes that one of the things lacks."""
+    return [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
 
 
 @functools.cache  # before anything is replaced
 def fit_problem() -> str:
     """Returns which names that `fit` needs are missing, and what to do; '' if none is."""
-    missing = [one for one in table if one.needed_by == FIT and one.is_missing()]
-    return str(error_of(*missing)) if missing else ""
+    lacking = missing(FIT)
+    return str(error_of(*lacking)) if lacking else ""
 
 
 def check_fit() -> None:

@@ -246,4 +246,4 @@ class SlurmClusterResolver(
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.
         """
-        return serve(self._cluster, self.cluster_spec(), self.rpc_layer, server, start_timeout)
+        return serve(self, server, start_timeout)

@@ -114,17 +114,9 @@ def take_part(cluster: Cluster) -> Member | None:
     return _members[key]
 
 
-def serve(
-    cluster: Cluster,
-    spec: Any,
-    protocol: str | None,
-    server: Any,
-    start_timeout: float,
-) -> int:
-    """Serves by this `tf.train.ClusterSpec`, and returns the exit status.
-
-    See `SlurmClusterResolver.serve`.
-    """
+def serve(resolver: Any, server: Any, start_timeout: float) -> int:
+    """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
+    cluster = resolver.cluster
     own = cluster.task
     jobs = {*cluster.roles}
     servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
@@ -148,7 +140,9 @@ def serve(
             "the rank."
         )
     if server is None and not member.outcome:
-        server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
+        server = tf.distribute.Server(
+            resolver.cluster_spec(), own.job, own.index, protocol=resolver.rpc_layer
+        )
     outcome = member.await_over()
     if outcome.status:
         print_line(f"{member.name}: {outcome.message}")

@@ -84,7 +84,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
-        self.options = {
+        self.options: dict[str, Any] = {
             "directory": directory,
             "termination": termination,
             "save_every": save_every,
@@ -108,7 +108,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 found = types.SimpleNamespace(**frame.f_locals)
                 data = private_names.FIT_DATA.of(found)
                 callbacks = private_names.FIT_CALLBACKS.of(found)
-                private_names.check_resume(self.model, data, callbacks)
+                lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
+                if lacking:
+                    raise private_names.error_of(*lacking)
                 self._begin(callbacks, data)
                 return
         raise ResumeError(
