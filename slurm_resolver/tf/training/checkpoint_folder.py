@@ -77,44 +77,43 @@ class CheckpointFolder:
 
     def _find_names(self) -> list[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
-        problem = self._find_problem() if self._ranks.leads else ""
+        if self._ranks.leads:
+            self._check_owner()
         indices = self._list(r"ckpt-\d+\.index")
         own = sorted((name.removesuffix(".index") for name in indices), key=_number, reverse=True)
-        told = self._ranks.compare(_PURPOSE, [problem, own])
-        problem, newest = next(iter(told.values()))  # the leader's
-        if problem:
-            raise ResumeError(problem)
-        found = [set(names) for _, names in told.values()]
+        told = self._ranks.compare(_PURPOSE, own)
+        found = [set(names) for names in told.values()]
         if any(found) and not set.intersection(*found):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, (_, names) in told.items()
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in told.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        return list(newest)
+        return list(next(iter(told.values())))  # the leader's
 
-    def _find_problem(self) -> str:
-        """Returns why this training cannot use the folder; "" if it can."""
+    def _check_owner(self) -> None:
+        """Raises ResumeError if this training cannot use the folder.
+
+        The other ranks learn of it as of any error of the leader.
+        """
         try:
             tf.io.gfile.makedirs(self.directory)
         except _CANNOT_WRITE as error:
-            return (
+            raise ResumeError(
                 f"{self.directory!r}: {cause_of(error)}; expected a folder to write checkpoints to."
-            )
+            ) from error
         found = self._read_owner()
         task = re.match(r"job \w+_(\d+),", found)
-        own = self._ranks.step.array_task_id
-        if own is None or not task or task[1] == own:
-            return ""
-        return (
-            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
-            f"{self._owner}: one would end with the other's weights. Give each task its own "
-            f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
-            "from the beginning."
-        )
+        if task and self._ranks.step.array_task_id not in (None, task[1]):
+            raise ResumeError(
+                f"the checkpoints in {self.directory!r} are those of {found}, and this is "
+                f"{self._owner}: one would end with the other's weights. Give each task its own "
+                f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to "
+                "start from the beginning."
+            )
 
     def _restore_first(self, names: list[str], complete: bool) -> str | None:
         """Restores the first of these checkpoints that all ranks can read; returns its path."""
