@@ -158,11 +158,7 @@ def _let_coordinators_end() -> None:
     """
 
     def stop(original: Method, handler: Any) -> None:
-        finish = private_names.UPDATE_OR_FINISH.of(handler, None)
-        if finish is None or private_names.SHOULD_RUN.of(handler, None) is None:
-            original(handler)  # another TensorFlow, with other names
-            return
         private_names.SHOULD_RUN.set(handler, False)
-        finish.set()
+        private_names.UPDATE_OR_FINISH.of(handler).set()
 
     private_names.STOP_PREEMPTION.replace(stop)

@@ -304,7 +304,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             if not continues or current is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
-            self._trained_metrics = None
             backup.save()
         private_names.INITIAL_EPOCH.set(self.model, None)
         self._data = None  # which also holds this callback
