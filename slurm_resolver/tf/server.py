@@ -60,9 +60,9 @@ def join(cluster: Cluster) -> None:
     if not own or not cluster.step.is_live:
         return
     _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
-    member = take_part(cluster)
+    take_part(cluster)
     service = cluster.service
-    if not member and service and service.hosts_service and own.job == "evaluator":
+    if service and service.hosts_service and own.job == "evaluator":
         connect(service)
 
 

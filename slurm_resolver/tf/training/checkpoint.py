@@ -58,7 +58,6 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     batch_size = 0
     more: Any = None
     _since = 0  # steps since the last save
-    _reported = False  # whether the first step is done
     _SAVED = (
         "epoch",
         "step",
@@ -175,8 +174,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def after_steps(self, count: int = 1) -> None:
         """Counts steps that are done."""
-        if not self._reported:
-            self._reported = True
+        if not self._since:  # at least after the first step
             run_events.report(run_events.READY)
         self.step += count
         self.drawn += count

@@ -36,7 +36,6 @@ from slurm_resolver.tf.training.termination import SavingRanks
 _OWNER = "slurm_resolver.owner"
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
-_PURPOSE = "the restore"
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
 _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
@@ -81,7 +80,7 @@ class CheckpointFolder:
             self._check_owner()
         indices = self._list(r"ckpt-\d+\.index")
         own = sorted((name.removesuffix(".index") for name in indices), key=_number, reverse=True)
-        told = self._ranks.compare(_PURPOSE, own)
+        told = self._ranks.compare("the restore", own)
         found = [set(names) for names in told.values()]
         if any(found) and not set.intersection(*found):
             listed = "; ".join(
@@ -120,7 +119,7 @@ class CheckpointFolder:
         damages: list[str] = []
         for name in names:
             path = self._path(name)
-            results = self._ranks.compare(_PURPOSE, self._restore(path, complete))
+            results = self._ranks.compare("the restore", self._restore(path, complete))
             damaged = {rank: damage for rank, damage in results.items() if damage}
             if not damaged:
                 if damages and self._ranks.leads:
