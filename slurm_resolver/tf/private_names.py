@@ -14,15 +14,13 @@ public names that are replaced. Its entries are places::
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import pkgutil
 import re
 from typing import TYPE_CHECKING, Any, Callable
 
-import tensorflow as tf
-
 from slurm_resolver.errors import KerasError, ResumeError
-from slurm_resolver.start.keras_version import older_keras
 
 # A method or function of Keras or TensorFlow, such as one that is replaced.
 Method = Callable[..., Any]
@@ -136,15 +134,9 @@ def replace(owner: Any, name: str, replacement: Method) -> None:
 
 def error_of(first: Name, *others: Name) -> Exception:
     """Returns the error that says which names are missing, and what to do."""
-    library = "TensorFlow"
-    version = tf.__version__
-    older = f"tensorflow<{version.rpartition('.')[0]}"
-    if first.place.startswith("keras"):
-        import keras
-
-        library = "Keras"
-        version = keras.__version__
-        older = older_keras(version)
+    library = re.split("[.:]", first.place)[0]
+    version = importlib.import_module(library).__version__
+    older = f"{library}<{version.rpartition('.')[0]}"
     places = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     kind = ResumeError if first.needed_by == RESUME else KerasError
     return kind(
