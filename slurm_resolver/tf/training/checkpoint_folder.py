@@ -32,8 +32,10 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.training.termination import SavingRanks
+from slurm_resolver.wording import shorten
 
 _OWNER = "slurm_resolver.owner"
+_LISTED = 4  # ranks that a message names
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
@@ -119,8 +121,8 @@ class CheckpointFolder:
         damages: list[str] = []
         for name in names:
             path = self._path(name)
-            results = self._ranks.compare("the restore", self._restore(path, complete))
-            damaged = {rank: damage for rank, damage in results.items() if damage}
+            told = self._ranks.compare("the restore", self._restore(path, complete))
+            damaged = {rank: damage for rank, damage in told.items() if damage}
             if not damaged:
                 if damages and self._ranks.leads:
                     warn(
@@ -132,8 +134,8 @@ class CheckpointFolder:
                 # The next save must not overwrite a checkpoint that could not be read.
                 self._checkpoint.save_counter.assign(_number(names[0]))
                 return path
-            seen_by = "" if len(damaged) == len(results) else f", as seen by {', '.join(damaged)}"
-            damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
+            seen_by = shorten([*damaged], _LISTED)
+            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
         if not names:
             return None
         raise ResumeError(

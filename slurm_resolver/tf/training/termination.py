@@ -188,7 +188,7 @@ class SavingRanks:
         the time of one of them is up. `purpose` is for messages, such as "the restore".
         """
         if self.count == 1:
-            return {"": own}
+            return {"this process": own}
         cluster = self._cluster
         if not cluster or not cluster.service:
             raise ResumeError(
