@@ -91,12 +91,22 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "max_to_keep": max_to_keep,
         }
 
+    def set_model(self, model: Any) -> None:
+        """Stores the model; raises ResumeError for one of Keras 2."""
+        if keras.__version__.startswith("2.") or not isinstance(model, keras.Model):
+            raise ResumeError(
+                f"BackupAndResume in the fit of {type(model).__module__}.{type(model).__name__}; "
+                "expected a model of Keras 3. For a model of Keras 2, use Keras 2's own callback, "
+                "such as tf_keras.callbacks.BackupAndRestore(folder, save_freq=500), or "
+                "ResumableLoop in a training loop of your own."
+            )
+        super().set_model(model)
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores, and sets the epoch and step at which `fit` begins.
 
         Raises:
-            ResumeError: outside of Keras 3's `fit`, or if Keras or TensorFlow lacks a private name
-                it needs.
+            ResumeError: outside of `fit`, or if Keras or TensorFlow lacks a private name it needs.
             KerasError: for a Keras 3 that is too old.
         """
         check_keras()
@@ -104,7 +114,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # `fit`, the caller.
         fit = inspect.unwrap(keras.Model.fit).__code__
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
-            if frame.f_code is fit and not keras.__version__.startswith("2."):
+            if frame.f_code is fit:
                 found = types.SimpleNamespace(**frame.f_locals)
                 data = private_names.FIT_DATA.of(found)
                 callbacks = private_names.FIT_CALLBACKS.of(found)
@@ -114,11 +124,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 self._begin(callbacks, data)
                 return
         raise ResumeError(
-            f"BackupAndResume for {type(self.model).__module__}.{type(self.model).__name__}: "
-            "expected model.fit(…, callbacks=[backup]) of a model of Keras 3. For a model of Keras "
-            "2, use Keras 2's own callback, such as "
-            "tf_keras.callbacks.BackupAndRestore(folder, save_freq=500); for a training loop of "
-            "your own, use ResumableLoop."
+            "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
+            "For a training loop of your own use ResumableLoop."
         )
 
     def _begin(self, callbacks: Any, data: Any) -> None:
