@@ -55,10 +55,10 @@ class Report(NamedTuple):
     phase: str = IDLE
     age: float = 0.0  # seconds since the phase began
     ms: float = 0.0  # the median duration of a step; 0 if unknown
-    waiting: float = 0.0  # the share of time spent waiting for data
-    outside: float = 0.0  # the share of time spent between steps
+    waiting: float = 0.0  # the share of this epoch spent waiting for data
+    outside: float = 0.0  # the share of this epoch spent between steps
     silent: float = 0.0  # seconds since the report came; `age` includes them
-    # The last whole epoch: how many steps it had, and how many seconds by what was done in them.
+    # This epoch so far: how many steps have begun, and how many seconds by what was done in them.
     steps: int = 0
     seconds: Mapping[str, float] = {}
     whole: bool = False  # whether this worker produces all rows of the data, not only its own

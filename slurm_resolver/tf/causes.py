@@ -8,19 +8,22 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 _LENGTH = 500  # of the line
-_COLOURS = re.compile(r"\x1b\[\d*m")
-# What surrounds the reason: headings, a function's or operation's name, a dataset's transformation.
+# What surrounds the reason: colours, headings, a frame and its line of code, a function's or
+# operation's name, a dataset's transformation.
 _AROUND = re.compile(
-    r"Graph execution error:"
+    r"\x1b\[\d*m"
+    r"|Graph execution error:"
     r"|Detected at node .* defined at \(most recent call last\):"
     r"|<stack traces unavailable>"
     r"|in user code:"
+    r'|^ *File ".*(\n.*)?'
     r"|\{\{\w+ [^}]*\}\}"
     r"|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
-    r"|\[Op:\w*\]( name:)?"
+    r"|\[Op:\w*\]( name:)?",
+    re.MULTILINE,
 )
 # What follows the reason: the nodes of a graph, or the arguments of a layer.
-_AFTER = re.compile(r"\s*(\[\[|Arguments received by )")
+_AFTER = re.compile(r"^\s*(?:\[\[|Arguments received by )", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 # What TensorFlow raises when another task is silent or has ended.
 OF_PEERS = (
@@ -33,20 +36,20 @@ _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])")  # and no
 _CALL_OF_LEADER = "/tensorflow.CoordinationService/"
 
 
-def lost_task(error: BaseException, names: Sequence[str], own: int) -> str:
+def lost_task(error: BaseException, names: Sequence[str], own: str) -> str:
     """Returns the first other task that an error of TensorFlow reports as lost, or ''.
 
     Args:
         error: the error.
         names: those of all tasks, such as "worker 3". The first task runs TensorFlow's coordination
             service: errors of calls to it do not name it.
-        own: the index of this task.
+        own: the name of this task.
     """
     text = str(error) if isinstance(error, OF_PEERS) else ""
     tasks = [f"{job} {index}" for job, index in _TASK.findall(text)]
     if _CALL_OF_LEADER in text:
         tasks += names[:1]
-    return next((task for task in tasks if task in names and task != names[own]), "")
+    return next((task for task in tasks if task in names and task != own), "")
 
 
 def cause_of(error: BaseException) -> str:
@@ -55,19 +58,11 @@ def cause_of(error: BaseException) -> str:
     If Python code that TensorFlow calls has failed, such as a `tf.py_function` or the generator of
     a dataset, that is the type and text of its exception: TensorFlow's own error has another type.
     """
-    text = _COLOURS.sub("", str(error))
+    text = str(error)
     head, _, trace = text.partition(_TRACEBACK)
     of_python = trace and isinstance(error, tf.errors.OpError)
-    words: list[str] = []
-    is_code = False  # whether the line is the code of a frame
-    for line in (head if of_python else text).splitlines():
-        if _AFTER.match(line):
-            break
-        is_frame = line.lstrip().startswith('File "')
-        if not is_frame and not is_code:
-            words += _AROUND.sub("", line).split()
-        is_code = is_frame
-    reason = " ".join(words)
+    text = _AROUND.sub("", head if of_python else text)
+    reason = " ".join(_AFTER.split(text, maxsplit=1)[0].split())
     kind = f"{type(error).__name__}: "
     if not of_python and not reason.startswith(kind):  # AutoGraph's text begins with the type
         reason = kind + reason

@@ -38,11 +38,8 @@ def count_gpus(devices: Devices | None) -> int:
 
     `devices` are what `show_gpus` returned.
     """
-    known = _known_gpus()
-    if known:
-        visible = len(tf.config.get_visible_devices("GPU"))
-        if visible < known:  # the program has hidden some
-            return visible
+    if _known_gpus():
+        return len(tf.config.get_visible_devices("GPU"))
     if devices is None:  # the environment does not say: TensorFlow uses what it finds
         return len(tf.config.list_physical_devices("GPU"))
     return len(devices)

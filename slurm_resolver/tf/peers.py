@@ -18,6 +18,7 @@ from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client, leave_all
 from slurm_resolver.coordination.serving import TRAIN
 from slurm_resolver.coordination.wire import Message
+from slurm_resolver.errors import KerasError
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
@@ -72,7 +73,6 @@ class Peers:
             cluster = resolver.cluster
             self.ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
             self.others = set(range(cluster.num_tasks)).difference(self.ranks)
-            self._name_of = cluster.name_of
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)
@@ -88,9 +88,9 @@ class Peers:
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
-        name = lost_task(error, self.names, self.index)
+        name = lost_task(error, self.names, self.name)
         if name and self.client:
-            name = self._name_of(self.ranks[self.names.index(name)])
+            name = self.client.name_of(self.ranks[self.names.index(name)])
         return name and _describe_loss(name, "it does not answer TensorFlow")
 
     def _take_failure(self, message: Message) -> None:
@@ -107,11 +107,8 @@ class Peers:
     def _take_loss(self, message: Message) -> None:
         if message["gone"] in self.ranks or "service" in message:
             cause = _CAUSE.search(message["why"])
-            name = self._name_of(message["gone"])
+            name = self.client.name_of(message["gone"])
             reason = cause[0] if cause else _describe_loss(name, message["why"])
-            own = self._name_of(self.client.address.rank)
-            if reason.startswith(own):
-                reason = f"{own} was stopped or cut off, and the others have ended without it"
             if not (cause and self.loss):
                 warn("%s", reason)
             self.loss = self.loss or reason
@@ -121,7 +118,7 @@ class Peers:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
         left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
-            name = self._name_of(left[0])
+            name = self.client.name_of(left[0])
             self.loss = self.loss or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
             if self.is_in_step:
                 abort_collectives(self.loss)
@@ -134,12 +131,13 @@ def _describe_loss(name: str, why: str) -> str:
 
 def abort_collectives(reason: str) -> None:
     """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
-    missing = [name for name in (private_names.CONTEXT, private_names.ABORT) if name.is_missing()]
-    if missing:  # in a loop of one's own; `fit` has raised an error
-        warn("%s This step may wait without end: %s", private_names.error_of(*missing), reason)
+    try:
+        abort = private_names.ABORT.of(private_names.CONTEXT.get()())
+    except KerasError as error:  # in a loop of one's own; `fit` has raised it
+        warn("%s This step may wait without end: %s", error, reason)
         return
     # TensorFlow's strategies do the same when their own check finds a peer gone.
-    private_names.ABORT.of(private_names.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)
+    abort(tf.errors.ABORTED, MARK + reason)
 
 
 def _leave() -> None:

@@ -14,15 +14,13 @@ public names that are replaced. Its entries are places::
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import pkgutil
 import re
 from typing import TYPE_CHECKING, Any, Callable
 
-import tensorflow as tf
-
 from slurm_resolver.errors import KerasError, ResumeError
-from slurm_resolver.start.keras_version import older_keras
 
 # A method or function of Keras or TensorFlow, such as one that is replaced.
 Method = Callable[..., Any]
@@ -136,38 +134,27 @@ def replace(owner: Any, name: str, replacement: Method) -> None:
 
 def error_of(first: Name, *others: Name) -> Exception:
     """Returns the error that says which names are missing, and what to do."""
-    library = "TensorFlow"
-    version = tf.__version__
-    older = f"tensorflow<{version.rpartition('.')[0]}"
-    if first.place.startswith("keras"):
-        import keras
-
-        library = "Keras"
-        version = keras.__version__
-        older = older_keras(version)
-    missing = ", ".join(name.place for name in (first, *others)).replace(":", ".")
+    library = re.split("[.:]", first.place)[0]
+    version = importlib.import_module(library).__version__
+    older = f"{library}<{version.rpartition('.')[0]}"
+    places = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     kind = ResumeError if first.needed_by == RESUME else KerasError
     return kind(
-        f"{library} {version} has no {missing}, which {first.needed_by}. Use an older version, "
+        f"{library} {version} has no {places}, which {first.needed_by}. Use an older version, "
         f"pip install '{older}', or a newer slurm_resolver."
     )
 
 
-def check_names(needed_by: str, *things: Any) -> None:
-    """Raises an error if a name is missing, or a thing lacks an attribute that is in the table."""
-    missing = [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
-    if missing:
-        raise error_of(*missing)
+def missing(needed_by: str, *things: Any) -> list[Name]:
+    """Returns which names are missing, or are those of attributes that one of the things lacks."""
+    return [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
 
 
 @functools.cache  # before anything is replaced
 def fit_problem() -> str:
     """Returns which names that `fit` needs are missing, and what to do; '' if none is."""
-    try:
-        check_names(FIT)
-    except KerasError as error:
-        return str(error)
-    return ""
+    lacking = missing(FIT)
+    return str(error_of(*lacking)) if lacking else ""
 
 
 def check_fit() -> None:
@@ -300,6 +287,7 @@ ABORT = tensorflow.python.eager.context:Context.abort_collective_ops(self, code,
 FIT_DATA = keras:Model.fit().epoch_iterator
 FIT_CALLBACKS = keras:Model.fit().callbacks
 GET_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator
+ENUMERATE_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator
 CURRENT_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator
 NUM_BATCHES = keras.src.trainers.epoch_iterator:EpochIterator()._num_batches
 STEPS_SEEN = keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen
@@ -309,7 +297,6 @@ GENERATOR = keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDat
 PY_DATASET = keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter
 INITIAL_EPOCH = keras:Model()._initial_epoch
 SYMBOLIC_BUILD = keras:Model._symbolic_build(self, iterator, data_batch)
-FUTURES = keras:callbacks.CallbackList()._futures
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
 ORIGINAL_DATASET = tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset

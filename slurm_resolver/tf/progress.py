@@ -27,8 +27,6 @@ from slurm_resolver.tf import data_waits
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
 _STALL_SECONDS = 300.0
-_WINDOW = 12  # reports over which the shares of time are taken
-
 # What the time of an epoch is spent with; else it is callbacks.
 _SPENT_WITH = {
     phases.FIRST: "compilation",
@@ -46,30 +44,22 @@ class Reporter:
     epoch = 0
     step = 0
     begun = 0
-    # When the last step of this stage began and ended; 0 before the first one.
-    _began = 0.0
-    _ended = 0.0
+    _began = 0.0  # when the last step of this stage began; 0 before the first one
     _rank: int | None = None  # once it reports
     whole = False
     _steps = 0  # of this epoch
     _in_graphs = 0.0  # seconds that graphs had waited for data by then
-    _last_epoch: tuple[int, dict[str, float]] = 0, {}
 
     def __init__(self) -> None:
         self._since = time.monotonic()
-        # Seconds in all that Python has waited for data, and that have passed between steps.
-        self._waited = 0.0
-        self._outside = 0.0
         self._durations: deque[float] = deque(maxlen=101)
-        self._samples: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
-        self._spent: dict[str, float] = defaultdict(float)  # seconds of this epoch
+        self._spent: dict[str, float] = defaultdict(
+            float
+        )  # seconds of this epoch, or this call of `evaluate`
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
-        self.enter(phases.START)
-        self._count_graphs()
-        if self._steps:
-            self._last_epoch = self._steps, dict(self._spent)
+        self.enter(phases.START, self.stage)
         self._steps = 0
         self._spent.clear()
         self.epoch = epoch
@@ -78,35 +68,36 @@ class Reporter:
     def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
         now = time.monotonic()
-        if self.phase == phases.DATA:
-            self._waited += now - self._since
-        if self.stage == phases.VALIDATION:
-            self._spent[phases.VALIDATION] += now - self._since
-        elif self.stage == phases.TRAINING:
-            self._spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
+        self._count(self._spent, now)
         if stage is not None:
-            self._count_graphs()
+            _, waited = data_waits.read()
+            self._move_to_data(self._spent, waited)
+            self._in_graphs = waited
+            if not self.stage:
+                self._spent.clear()
             self.stage = stage
             self._began = 0.0
-            self._ended = 0.0
         self.phase = phase
         self._since = now
 
-    def _count_graphs(self) -> None:
-        """Counts as waiting what the graphs of steps have waited for data since the last call."""
-        _, waited = data_waits.read()
-        if self.stage == phases.TRAINING:
-            self._spent["data"] += waited - self._in_graphs
-            self._spent["steps"] -= waited - self._in_graphs
-        self._in_graphs = waited
+    def _count(self, spent: dict[str, float], now: float) -> None:
+        """Counts what the time of this phase was spent with."""
+        if self.stage == phases.VALIDATION:
+            spent[phases.VALIDATION] += now - self._since
+        elif self.stage:
+            spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
+
+    def _move_to_data(self, spent: dict[str, float], waited: float) -> None:
+        """Counts as waiting what the graphs of steps have waited for data in this stage."""
+        if self.stage != phases.VALIDATION:
+            spent["data"] += waited - self._in_graphs
+            spent["steps"] -= waited - self._in_graphs
 
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
         self._steps += steps if self.stage == phases.TRAINING else 0
         self.enter(phase)
-        if self._ended:
-            self._outside += self._since - self._ended
         if self._began:
             self._durations.append((self._since - self._began) / steps)
         self._began = self._since
@@ -114,7 +105,6 @@ class Reporter:
     def end_step(self) -> None:
         """Ends the step."""
         self.enter(phases.CALLBACK if self.stage else phases.IDLE)
-        self._ended = self._since
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -134,20 +124,20 @@ class Reporter:
         """Returns what this process is doing."""
         phase = self.phase
         since = self._since
+        spent = defaultdict(float, self._spent)
         mark, waited = data_waits.read()
         # On a busy machine, the line above may take longer than a step takes to ask for data: only
         # clocks that are read at the same time say which came first.
         wall = time.time()
         now = time.monotonic()
         marked = now - wall + abs(mark)
+        self._count(spent, now)
         if phase in (phases.STEP, phases.COMPILING) and marked > since - 0.001:
             phase = phases.DATA if mark > 0 else phases.STEP
             since = marked
-        waited += self._waited + (now - since if phase == phases.DATA else 0.0)
-        self._samples.append((now, waited, self._outside))
-        first_at, first_waited, first_outside = self._samples[0]
-        seconds = max(now - first_at, 0.001)
-        steps, spent = self._last_epoch
+            waited += now - since if mark > 0 else 0.0
+        self._move_to_data(spent, waited)
+        total = max(sum(spent.values()), 0.001)
         return phases.Report(
             stage=self.stage,
             epoch=self.epoch,
@@ -156,9 +146,9 @@ class Reporter:
             phase=phase,
             age=now - since,
             ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
-            waiting=_share(waited - first_waited, seconds),
-            outside=_share(self._outside - first_outside, seconds),
-            steps=steps,
+            waiting=round(spent["data"] / total, 3),
+            outside=round(spent["callbacks"] / total, 3),
+            steps=self._steps,
             seconds=spent,
             whole=self.whole,
         )
@@ -187,15 +177,13 @@ class Reporter:
         port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
 
         def run() -> None:
-            while True:
+            while not ends.wait(phases.report_seconds(self._limit)):
                 outlast_outages(port, client.address.heartbeat_seconds)
                 client.say(
                     "progress",
                     progress=list(self.report()),
                     limit=self._limit,
                 )
-                if ends.wait(phases.report_seconds(self._limit)):
-                    return
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -210,10 +198,6 @@ class Reporter:
         if self._exits and self._rank in message["end"]:
             warn("this task ends with status 1 (on_stall='exit')")
             exit_at_once()
-
-
-def _share(part: float, seconds: float) -> float:
-    return round(min(part / seconds, 1.0), 3)
 
 
 reporter = Reporter()

@@ -36,8 +36,6 @@ def install() -> None:
     program. This package's resolvers then pass `isinstance` against TensorFlow's class.
     """
     theirs = tf.distribute.cluster_resolver.SlurmClusterResolver
-    if theirs is SlurmClusterResolver:
-        return
     # It is public in several modules, and TensorFlow imports it from another one.
     for name, module in [*sys.modules.items()]:
         if (

@@ -185,7 +185,7 @@ class SlurmClusterResolver(
 
         Without arguments it is that of this task.
         """
-        task_type = self.task_type if task_type is None else task_type
+        task_type = task_type or self.task_type
         task_id = self.task_id if task_id is None else task_id
         if None in (task_type, task_id):
             return ""
@@ -246,4 +246,4 @@ class SlurmClusterResolver(
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.
         """
-        return serve(self._cluster, self.cluster_spec(), self.rpc_layer, server, start_timeout)
+        return serve(self, server, start_timeout)

@@ -60,9 +60,9 @@ def join(cluster: Cluster) -> None:
     if not own or not cluster.step.is_live:
         return
     _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
-    member = take_part(cluster)
+    take_part(cluster)
     service = cluster.service
-    if not member and service and service.hosts_service and own.job == "evaluator":
+    if service and service.hosts_service and own.job == "evaluator":
         connect(service, cluster.name_of)
 
 
@@ -114,30 +114,19 @@ def take_part(cluster: Cluster) -> Member | None:
     return _members[key]
 
 
-def serve(
-    cluster: Cluster,
-    spec: Any,
-    protocol: str | None,
-    server: Any,
-    start_timeout: float,
-) -> int:
-    """Serves by this `tf.train.ClusterSpec`, and returns the exit status.
-
-    See `SlurmClusterResolver.serve`.
-    """
+def serve(resolver: Any, server: Any, start_timeout: float) -> int:
+    """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
+    cluster = resolver.cluster
     own = cluster.task
     jobs = {*cluster.roles}
-    if not own:
+    servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
+    if not own or own.job not in servers or jobs.isdisjoint(TRAIN):
+        where = f"{own.job} {own.index}" if own else "a process"
         raise JobsError(
-            "serve() in a process without a cluster; expected a task of a Slurm step that serves "
-            "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
-        )
-    serves = own.job == "ps" or (own.job == "worker" and {"chief", "ps"} <= jobs)
-    if not serves or jobs.isdisjoint(TRAIN):
-        raise JobsError(
-            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(sorted(jobs))}"
-            "; expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
-            "train. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
+            f"serve() in {where} of a cluster with the jobs {', '.join(sorted(jobs)) or 'none'}; "
+            "expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
+            "train. Start the program with srun, or without Slurm with `slurm-resolver run`, and "
+            "call serve() as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
         )
     member = take_part(cluster)
     assert member
@@ -151,7 +140,9 @@ def serve(
             "the rank."
         )
     if server is None and not member.outcome:
-        server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
+        server = tf.distribute.Server(
+            resolver.cluster_spec(), own.job, own.index, protocol=resolver.rpc_layer
+        )
     outcome = member.await_over()
     if outcome.status:
         print_line(f"{member.name}: {outcome.message}")
@@ -167,11 +158,7 @@ def _let_coordinators_end() -> None:
     """
 
     def stop(original: Method, handler: Any) -> None:
-        finish = private_names.UPDATE_OR_FINISH.of(handler, None)
-        if finish is None or private_names.SHOULD_RUN.of(handler, None) is None:
-            original(handler)  # another TensorFlow, with other names
-            return
         private_names.SHOULD_RUN.set(handler, False)
-        finish.set()
+        private_names.UPDATE_OR_FINISH.of(handler).set()
 
     private_names.STOP_PREEMPTION.replace(stop)

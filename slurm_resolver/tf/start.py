@@ -55,21 +55,20 @@ def starting_together(
         RendezvousError: in every task, as `wait_until_ready`; if this process has a strategy.
     """
     cluster = cluster_of(resolver)
-    client = None
-    if cluster and cluster.step.is_live:
-        if timeout is None:
-            timeout = cluster.step.start_timeout or START_TIMEOUT
-        _refuse_second(cluster)
-        client = wait_until_ready(cluster, timeout, jobs)
-    if not client or timeout is None:
+    if not cluster or not cluster.step.is_live:
         yield None
-    else:
-        faulthandler.dump_traceback_later(timeout, exit=True)
-        try:
-            yield client
-        finally:
+        return
+    seconds = timeout or cluster.step.start_timeout or START_TIMEOUT
+    _refuse_second(cluster)
+    client = wait_until_ready(cluster, seconds, jobs)
+    if client:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield client
+    finally:
+        if client:
             faulthandler.cancel_dump_traceback_later()
-    if cluster and cluster.task and "ps" not in cluster.roles:
+    if cluster.task and "ps" not in cluster.roles:
         _served.add(cluster.task.address)
 
 
@@ -120,9 +119,7 @@ def choose_communication(
             _CHOICE_SECONDS,
             without=[task.rank for task in cluster.tasks if task.job not in jobs],
         )
-        tasks = {
-            rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices is not None
-        }
+        tasks = {rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices}
         transport = find_transport(tasks, cluster.name_of)
         nccl = transport.nccl
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))

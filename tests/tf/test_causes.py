@@ -123,4 +123,6 @@ LOST = {
 def test_the_task_that_tensorflow_has_lost() -> None:
     for text, task in LOST.items():
         error = tf.errors.DeadlineExceededError(None, None, text)
-        assert lost_task(error, ["chief 0", "worker 0", "worker 1", "worker 12"], 1) == task
+        assert (
+            lost_task(error, ["chief 0", "worker 0", "worker 1", "worker 12"], "worker 0") == task
+        )

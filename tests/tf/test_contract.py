@@ -239,8 +239,8 @@ def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
     [
         (0, "tasks_per_node have 3 nodes .* counts of at least 0 tasks"),
         (2, "SLURM_STEP_NUM_TASKS=3, but tasks_per_node make 6"),
-        ({"t02n13": 3.0}, "3.0 tasks on node 't02n13'"),
-        ({}, "tasks_per_node names no node"),
+        ({"t02n13": 3.0}, "on each node is {'t02n13': 3.0}; expected"),
+        ({}, "on each node is {}; expected a whole number"),
     ],
 )
 def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, message: str) -> None:
@@ -311,7 +311,7 @@ class TestHooks:
 
         slurm(0, "2,1,1", 4)
         monkeypatch.setattr("socket.gethostname", lambda: "t02n41")
-        with pytest.raises(sr.LayoutError, match="ranks are counted host by host, in the order"):
+        with pytest.raises(sr.LayoutError, match=r"=t02n41, .* was given by _resolve_own_rank"):
             FromMpi()
 
 

@@ -144,5 +144,5 @@ def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: Patch) -> None
 
 
 def test_without_slurm_there_is_nobody_to_serve() -> None:
-    with pytest.raises(sr.JobsError, match=r"without a cluster; .* Start the program with srun"):
+    with pytest.raises(sr.JobsError, match=r"with the jobs none; .* Start the program with srun"):
         sr.SlurmClusterResolver().serve()

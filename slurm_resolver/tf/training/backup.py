@@ -1,7 +1,7 @@
 """`BackupAndResume`: the fit of Keras 3, saved on a signal and resumed at the next step.
 
-`fit` cannot begin in the middle of an epoch. It begins the epoch as usual, but until the step that
-was saved, it calls no callback and does not train the model.
+`fit` cannot begin in the middle of an epoch. It begins the epoch as usual, but the data leave out
+the steps that were trained before, and so `fit` neither trains in them nor calls a callback.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -28,15 +29,6 @@ from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
 
-# The calls of Keras' list of callbacks that `_Fit` replaces by its methods of the same names.
-_HOOKS = (
-    "on_epoch_begin",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_test_begin",
-    "on_test_batch_end",
-    "on_train_end",
-)
 _GENERATED = (private_names.GENERATOR, private_names.PY_DATASET)
 
 
@@ -69,8 +61,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     position in the epoch is converted by the number of samples, rounded down to a batch.
     """
 
-    async_safe = True  # lets other callbacks run in parallel
     restores_all_workers = True  # so each worker needs it
+    _data: Any = None  # of the current fit
 
     def __init__(
         self,
@@ -92,7 +84,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
-        self.options = {
+        self.options: dict[str, Any] = {
             "directory": directory,
             "termination": termination,
             "save_every": save_every,
@@ -122,98 +114,98 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # `fit`, the caller.
         fit = inspect.unwrap(keras.Model.fit).__code__
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
-            if frame.f_code is fit and frame.f_locals["self"] is self.model:
+            if frame.f_code is fit:
                 found = types.SimpleNamespace(**frame.f_locals)
                 data = private_names.FIT_DATA.of(found)
                 callbacks = private_names.FIT_CALLBACKS.of(found)
-                private_names.check_names(private_names.RESUME, self.model, data, callbacks)
-                _Fit(self, callbacks, data)
+                lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
+                if lacking:
+                    raise private_names.error_of(*lacking)
+                self._begin(callbacks, data)
                 return
         raise ResumeError(
             "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
             "For a training loop of your own use ResumableLoop."
         )
 
-
-class _Fit:
-    """A run of `fit`: it replaces the model's train function and wraps the callbacks."""
-
-    _states: Any = None  # of the other callbacks, from the first epoch on
-    _muted = False  # whether the current step was trained before
-    _iterator: Any = None  # the current one
-    _iterators = 0  # their number, including the current one
-    _logs: Any = None  # of the steps that are skipped
-    _trained_metrics: Any = None  # the training's, while a validation uses its metrics
-
-    def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
-        """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
+    def _begin(self, callbacks: Any, data: Any) -> None:
+        """Restores the training, and comes last among the callbacks. Keras is beginning to train.
 
         `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
         """
-        model = callback.model
-        self._model = model
+        model = self.model
         self._data = data
-        self._callbacks = callbacks
-        self._others = [other for other in callbacks.callbacks if other is not callback]
-        self._epochs = callback.params["epochs"]
+        self._states: Any = None  # of the other callbacks, from the first epoch on
         self._made = 0  # iterators over the data
-        self._make_iterator = private_names.GET_ITERATOR.of(data)
-        private_names.GET_ITERATOR.set(data, self._count_iterator)
+        self._iterator: Any = None  # the current one
+        self._iterators = 0  # their number, including the current one
+        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
+        self._logs: dict[str, Any] = {}  # of the steps that were trained before
+        self._others = [other for other in callbacks.callbacks if other is not self]
+        first = keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
+        )
+        callbacks.callbacks = [first, *self._others, self]
+        epochs = self.params["epochs"]
         self._build()
+        # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
+        # draw the masks of dropout. They are no weights.
+        weights = set(map(id, model.weights))
+        random = [one.value for one in model.variables if id(one) not in weights]
         backup = Backup(
             model.distribute_strategy,
-            {"model": model, "random": self._untracked(), **callback.state},
-            **callback.options,
+            {"model": model, "random": random, **self.state},
+            **self.options,
             complete=True,
             collect=self._collect,
         )
         self._backup = backup
         self._saved = backup.more or {}
-        backup.say_start(self._epochs)
-        steps = self._saved.get("steps")
+        backup.say_start(epochs)
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
         else:
             batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
-        if backup.epoch < self._epochs and backup.begin_data(batch_size):
-            steps = None  # an epoch has another number of steps now
+        # With batches of another size, an epoch has another number of steps.
+        resized = backup.epoch < epochs and backup.begin_data(batch_size)
+        if private_names.NUM_BATCHES.of(data) is None and not resized:  # until the data has ended
+            private_names.NUM_BATCHES.set(data, self._saved.get("steps"))
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
+        for name, wrapper in (
+            (private_names.GET_ITERATOR, self._get_iterator),
+            (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
+        ):
+            name.set(data, functools.partial(wrapper, name.of(data)))
         if backup.restored:
             private_names.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
             if not is_one_of(adapter, _GENERATED):
-                while self._made < self._saved["iterators"] - 1:
-                    iter(self._count_iterator())
-            if private_names.NUM_BATCHES.of(data) is None:  # until the data has ended once
-                private_names.NUM_BATCHES.set(data, steps)
-        for name in _HOOKS:
-            hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
-            setattr(callbacks, name, hook)
-        # After a failed `fit`, the model still has the function of that run.
-        train = model.train_function
-        self._train: Method = train._train if isinstance(train, _Fit) else train
-        model.train_function = self
+                for _ in range(self._saved["iterators"] - 1):
+                    iter(private_names.GET_ITERATOR.of(data)())
 
-    def __call__(self, iterator: Any) -> Any:
-        """Trains. Only the train function gets the iterator from Keras.
+    def _get_iterator(self, call: Method) -> Any:
+        self._made += 1
+        return call()
+
+    def _enumerate_iterator(self, call: Method) -> Iterator[Any]:
+        """Yields the steps of an epoch that are left: numbers, and the iterator over the data.
 
         Keras makes a new iterator for each epoch, or one for all epochs with `steps_per_epoch`.
         """
-        if iterator is not self._iterator:
+        for step in call():
+            iterator = step[-1]
             if self._iterator is None:
                 self._catch_up(iterator)
-            else:
+            elif iterator is not self._iterator:
                 self._backup.drawn = 0
             self._iterator = iterator
             self._iterators = self._made
-        return self._logs if self._muted else self._train(iterator)
-
-    def join(self) -> None:
-        """Waits for all steps; ParameterServerStrategy only schedules them."""
-        if hasattr(self._train, "join"):
-            self._train.join()
+            if self.model.stop_training:  # in one of the steps that were trained before
+                return
+            if step[0] + self.model.steps_per_execution > self._until:
+                yield step
 
     def _catch_up(self, iterator: Any) -> None:
         """Restores the metrics, and skips the batches that were trained on."""
@@ -228,7 +220,8 @@ class _Fit:
                     "the metrics of this epoch start from zero: the model now has different "
                     "metrics, or a different number of replicas"
                 )
-            self._logs = dict(self._model.get_metrics_result())
+            for name, value in self.model.get_metrics_result().items():
+                self._logs[name] = float(value) if np.ndim(value) == 0 else value
         for _ in range(self._backup.drawn):
             next(iterator, None)
         # Keras counts the steps of an iterator over all epochs, which it renews after its end.
@@ -242,109 +235,93 @@ class _Fit:
         metric, and another split of it would have other last digits. Under the strategies of this
         package, metrics are alike in all replicas.
         """
-        strategy = self._model.distribute_strategy
-        found = [variable.value for metric in self._model.metrics for variable in metric.variables]
+        strategy = self.model.distribute_strategy
+        found = [variable.value for metric in self.model.metrics for variable in metric.variables]
         if sharing_of(strategy):
             return found
         return [part for one in found for part in strategy.experimental_local_results(one)]
 
     def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
-        self.join()
-        # Callbacks that run in parallel must see the last step.
-        for future in private_names.FUTURES.of(self._callbacks):
-            future.result()
+        # ParameterServerStrategy only schedules the steps.
+        getattr(self.model.train_function, "join", lambda: None)()
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
             "steps": private_names.NUM_BATCHES.of(self._data),
-            "stop": bool(self._model.stop_training),
+            "stop": bool(self.model.stop_training),
         }
 
-    def _on_epoch_begin(self, call: Method, epoch: int, logs: Any = None) -> None:
-        """Restores the callbacks before the first epoch.
-
-        If training resumes within that epoch, the callbacks were saved after its beginning, so they
-        are restored again afterwards.
-        """
+    def _before_epoch(self, epoch: int, logs: Any) -> None:
+        """Restores the other callbacks before the first epoch."""
         self._backup.epoch = epoch
         self._trained_metrics = None
-        is_first = self._states is None
-        if is_first:
+        if self._states is None:
             self._restore_callbacks()
         else:
             self._backup.step = 0
             self._until = 0
-        call(epoch, logs)
-        if is_first and self._until:
+            self._logs = {}
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restores again what was saved after the beginning of this epoch."""
+        if self._until:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
-            self._model.stop_training = self._saved["stop"]
+            self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
         self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._saved.get("callbacks", {}))
 
-    def _on_train_batch_begin(self, call: Method, batch: int, logs: Any = None) -> None:
-        self._muted = batch + self._model.steps_per_execution <= self._until
-        if not self._muted:
-            call(batch, logs)
+    def _add_logs(self, epoch: int, logs: Any) -> None:
+        """Gives the other callbacks the logs of an epoch of which no step was left."""
+        logs.update({**self._logs, **logs})
 
-    def _on_train_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
-        if not self._muted:
-            call(batch, logs)
-            self._backup.after_steps(self._model.steps_per_execution)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves if that is due."""
+        self._backup.after_steps(self.model.steps_per_execution)
+        self._backup.save_if_due()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keeps the metrics of the training, which a validation resets."""
+        if self._data:
+            self._trained_metrics = [one.numpy() for one in self._metrics()]
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves on a signal: a validation may take longer than Slurm waits."""
+        if self._data:
             self._backup.save_if_due()
 
-    def _on_test_begin(self, call: Method, logs: Any = None) -> None:
-        self._trained_metrics = [one.numpy() for one in self._metrics()]  # the validation resets it
-        call(logs)
-
-    def _on_test_batch_end(self, call: Method, batch: int, logs: Any = None) -> None:
-        call(batch, logs)
-        self._backup.save_if_due()  # a validation may take longer than Slurm waits
-
-    def _on_train_end(self, call: Method, logs: Any = None) -> None:
+    def on_train_end(self, logs: Any = None) -> None:
         """Saves the end, so that a restart of the finished training does not train again.
 
         The other callbacks come first, as they may put back the best weights.
         """
         backup = self._backup
-        data = self._data
-        model = self._model
-        trained = self._states is not None
-        if not trained:
+        if self._states is None:
             self._restore_callbacks()
-        call(logs)
-        for name in _HOOKS:
-            delattr(self._callbacks, name)
-        model.train_function = self._train
-        if trained:
-            backup.epoch = self._epochs
+        else:
+            backup.epoch = self.params["epochs"]
             backup.step = 0
             # The next epoch would use the iterator of `steps_per_epoch` too.
-            continues = private_names.STEPS_PER_EPOCH.of(data) is not None
-            if not continues or private_names.CURRENT_ITERATOR.of(data) is not self._iterator:
+            continues = private_names.STEPS_PER_EPOCH.of(self._data) is not None
+            current = private_names.CURRENT_ITERATOR.of(self._data)
+            if not continues or current is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
-            self._trained_metrics = None
-            self._iterator = None
             backup.save()
-        private_names.INITIAL_EPOCH.set(model, None)
-        delattr(data, private_names.GET_ITERATOR.name)
-        self._data = None
-
-    def _count_iterator(self) -> Any:
-        self._made += 1
-        return self._make_iterator()
+        private_names.INITIAL_EPOCH.set(self.model, None)
+        self._data = None  # which also holds this callback
+        self._iterator = None
 
     def _build(self) -> None:
         """Builds the model and its optimizer: only variables that exist are restored and saved.
 
         Without a strategy, Keras would build them in the first step.
         """
-        model = self._model
+        model = self.model
         spec = private_names.DISTRIBUTED_DATASET.of(self._data).element_spec
         with model.distribute_strategy.scope():
             problem: Any = "Keras could not infer its inputs' shapes"
@@ -360,19 +337,3 @@ class _Fit:
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-
-    def _untracked(self) -> list[tf.Variable]:
-        """Returns the variables that a `tf.train.Checkpoint` of the model leaves out.
-
-        These are the states of the model's random generators, which draw the masks of dropout.
-        """
-        model = self._model
-        optimizer = model.optimizer
-        variables = [*model.variables, *(optimizer.variables if optimizer else [])]
-        tracked = {id(part) for part in tf.train.TrackableView(model).descendants()}
-        tracked.update(map(id, model.metrics_variables))
-        return [
-            variable.value
-            for variable in variables
-            if tracked.isdisjoint((id(variable), id(variable.value)))
-        ]

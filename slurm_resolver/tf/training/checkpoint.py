@@ -58,7 +58,6 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     batch_size = 0
     more: Any = None
     _since = 0  # steps since the last save
-    _reported = False  # whether the first step is done
     _SAVED = (
         "epoch",
         "step",
@@ -137,13 +136,12 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.step = self.step * before // batch_size
         self.drawn, repeated = divmod(self.drawn * before, batch_size)
         if self._ranks.leads:
-            again = f"samples trained on again: {repeated}"
             warn(
-                "%s: training resumes after step %s of epoch %s; %s",
+                "%s: training resumes after step %s of epoch %s; samples trained on again: %s",
                 sizes,
                 self.step,
                 self.epoch + 1,
-                again if repeated else "no sample is repeated",
+                repeated,
             )
         return True
 
@@ -176,8 +174,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def after_steps(self, count: int = 1) -> None:
         """Counts steps that are done."""
-        if not self._reported:
-            self._reported = True
+        if not self._since:  # at least after the first step
             run_events.report_first_step()
         self.step += count
         self.drawn += count
@@ -245,10 +242,11 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).
-    before = {name: os.environ[name] for name in [_CLOUD_ADDRESS] if name in os.environ}
+    before = os.environ.get(_CLOUD_ADDRESS)
     os.environ[_CLOUD_ADDRESS] = "127.0.0.1:9"
     try:
         _handler = _QuietHandler(resolver, manager, termination_config=termination)
     finally:
         del os.environ[_CLOUD_ADDRESS]
-        os.environ.update(before)
+        if before is not None:
+            os.environ[_CLOUD_ADDRESS] = before

@@ -13,8 +13,8 @@ It stays in the folder, and the next older one is used.
 A file in the folder names the training that it belongs to. A new job with the same model continues
 the training. Another task of a job array must not, and two jobs must not save at the same time.
 
-Others may write to the folder, too. A symbolic link where a save writes is an error: nothing
-outside the folder changes.
+Others may write to the folder, too. A symbolic link where a save writes is removed: nothing outside
+the folder changes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ import re
 import shutil
 import socket
 import tempfile
-from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.training.termination import SavingRanks
+from slurm_resolver.wording import shorten
 
-POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
+_LISTED = 4  # ranks that a message names
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
-_PURPOSE = "the restore"
-_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the reader of a pipe
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
 _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
@@ -47,20 +46,15 @@ _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
 class CheckpointFolder:
     """The folder of one training; every rank makes the same calls."""
 
-    _manager: tf.train.CheckpointManager | None = None  # in the rank that writes
-
     def __init__(
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
         self.directory = directory
-        self._is_local = "://" not in directory  # else TensorFlow has a file system for it
         self._checkpoint = checkpoint
         self._ranks = ranks
-        self._max_to_keep = max_to_keep
-        step = ranks.step
-        job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
-        if step.array_task_id:
-            job = f"task {step.array_task_id} of job array {step.array_job_id}"
+        self._manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
+        label = ranks.step.job_label
+        job = f"job {label}" if label else "a training without Slurm"
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
 
     def restore_newest(self, complete: bool = False) -> str | None:
@@ -77,74 +71,58 @@ class CheckpointFolder:
         path = self._restore_first(self._find_names(), complete)
         self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
         if self._ranks.leads:
-            with self._open_owner("w") as file:
+            self._remove(f"{_OWNER}|{_UNFINISHED}")
+            with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
                 file.write(self._owner)
-            self._remove(_UNFINISHED)
-            self._manager = tf.train.CheckpointManager(
-                self._checkpoint, self.directory, self._max_to_keep
-            )
         return path
 
     def _find_names(self) -> list[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
-        problem = self._find_problem() if self._ranks.leads else ""
+        if self._ranks.leads:
+            self._check_owner()
         indices = self._list(r"ckpt-\d+\.index")
         own = sorted((name.removesuffix(".index") for name in indices), key=_number, reverse=True)
-        told = self._ranks.compare(_PURPOSE, [problem, own])
-        problem, newest = next(iter(told.values()))  # the leader's
-        if problem:
-            raise ResumeError(problem)
-        found = [names for _, names in told.values()]
-        if any(found) and not set(newest).intersection(*found):
+        told = self._ranks.compare("the restore", own)
+        found = [set(names) for names in told.values()]
+        if any(found) and not set.intersection(*found):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in zip(told, found)
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in told.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        return list(newest)
+        return list(next(iter(told.values())))  # the leader's
 
-    def _find_problem(self) -> str:
-        """Returns why this training cannot use the folder; "" if it can."""
-        link = self._find_link(f"{_OWNER}|{_UNFINISHED}")
-        if link:
-            return link
+    def _check_owner(self) -> None:
+        """Raises ResumeError if this training cannot use the folder.
+
+        The other ranks learn of it as of any error of the leader.
+        """
         try:
             tf.io.gfile.makedirs(self.directory)
-            with self._open_owner("a") as file:
-                file.write("")
         except _CANNOT_WRITE as error:
-            return (
-                f"{self.directory!r}: {_first_line(error)}; expected a folder to write checkpoints "
-                "to."
-            )
+            raise ResumeError(
+                f"{self.directory!r}: {cause_of(error)}; expected a folder to write checkpoints to."
+            ) from error
         found = self._read_owner()
-        expected = re.match(r"job |task (\S+) of|a training |$", found)
-        if not expected:  # it may be a hard link
-            return (
-                f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
-                "written. Remove it."
+        task = re.match(r"job \w+_(\d+),", found)
+        if task and self._ranks.step.array_task_id not in (None, task[1]):
+            raise ResumeError(
+                f"the checkpoints in {self.directory!r} are those of {found}, and this is "
+                f"{self._owner}: one would end with the other's weights. Give each task its own "
+                f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to "
+                "start from the beginning."
             )
-        own = self._ranks.step.array_task_id
-        task = expected[1]
-        if own is None or task in (None, own):
-            return ""
-        return (
-            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
-            f"{self._owner}: one would end with the other's weights. Give each task its own "
-            f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
-            "from the beginning."
-        )
 
     def _restore_first(self, names: list[str], complete: bool) -> str | None:
         """Restores the first of these checkpoints that all ranks can read; returns its path."""
         damages: list[str] = []
         for name in names:
             path = self._path(name)
-            results = self._ranks.compare(_PURPOSE, self._restore(path, complete))
-            damaged = {rank: damage for rank, damage in results.items() if damage}
+            told = self._ranks.compare("the restore", self._restore(path, complete))
+            damaged = {rank: damage for rank, damage in told.items() if damage}
             if not damaged:
                 if damages and self._ranks.leads:
                     warn(
@@ -156,8 +134,8 @@ class CheckpointFolder:
                 # The next save must not overwrite a checkpoint that could not be read.
                 self._checkpoint.save_counter.assign(_number(names[0]))
                 return path
-            seen_by = "" if len(damaged) == len(results) else f", as seen by {', '.join(damaged)}"
-            damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
+            seen_by = shorten([*damaged], _LISTED)
+            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
         if not names:
             return None
         raise ResumeError(
@@ -172,22 +150,23 @@ class CheckpointFolder:
         Raises:
             ResumeError: if it is one of another program or of another model.
         """
-        other = "was not saved by BackupAndResume or ResumableLoop"
-        is_ours = False
+        is_readable = False
         try:
-            is_ours = tf.train.load_checkpoint(path).has_tensor(POSITION)
-            if is_ours:
-                status = self._checkpoint.restore(path).expect_partial()
-                if complete:
-                    status.assert_consumed()
-                else:
-                    status.assert_existing_objects_matched()
-                return ""
+            tf.train.load_checkpoint(path)
+            is_readable = True
+            status = self._checkpoint.restore(path).expect_partial()
+            if complete:
+                status.assert_consumed()
+            else:
+                status.assert_existing_objects_matched()
         except Exception as error:  # TensorFlow raises other errors than its own
-            if not (is_ours and isinstance(error, _OF_OTHER_MODELS)):
-                return _first_line(error)
-            other = f"belongs to another model: {_first_line(error)}"
-        raise ResumeError(f"{path} {other}. Give each training its own folder.")
+            if is_readable and isinstance(error, _OF_OTHER_MODELS):
+                raise ResumeError(
+                    f"{path} belongs to another model or program: {cause_of(error)}. Give each "
+                    "training its own folder."
+                ) from error
+            return cause_of(error)
+        return ""
 
     def save(self) -> str:
         """Saves; all ranks call it. Returns the checkpoint's path in the rank that writes.
@@ -200,7 +179,7 @@ class CheckpointFolder:
         Raises:
             ResumeError: if another process has claimed the folder since `restore_newest`.
         """
-        if self._manager is None:
+        if not self._ranks.leads:
             self._checkpoint.save_counter.assign_add(1)
             if self._is_read_together():
                 # All variables are read before the write can fail.
@@ -215,19 +194,13 @@ class CheckpointFolder:
                 "folder."
             )
         number = int(self._checkpoint.save_counter.numpy()) + 1
-        written = rf"ckpt-{number}(_temp|\..*)"
-        link = self._find_link(written)
-        if link:
-            raise ResumeError(link)
-        self._remove(written)
+        self._remove(rf"ckpt-{number}(_temp|\..*)")
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
         logger = tf.get_logger()
         before = logger.disabled
         logger.disabled = True
         try:
-            if self._is_local:
-                os.mkdir(self._path(f"ckpt-{number}_temp"), 0o700)  # which TensorFlow fills
             return str(self._manager.save())
         except Exception:
             self._remove(_UNFINISHED)
@@ -245,22 +218,15 @@ class CheckpointFolder:
             for one in variables
         )
 
-    def _find_link(self, pattern: str) -> str:
-        """Returns why nothing can be written to these names: one is a symbolic link; else ''."""
-        for path in map(self._path, self._list(pattern)):
-            if os.path.islink(path):
-                return f"{path} is a symbolic link, through which a save would write: remove it."
-        return ""
-
     def _remove(self, pattern: str) -> None:
-        """Removes files and folders, and nothing behind a link."""
-        # TensorFlow's function would follow a link.
-        remove_folder = shutil.rmtree if self._is_local else tf.io.gfile.rmtree
+        """Removes files, folders and links, and nothing behind a link."""
         for path in map(self._path, self._list(pattern)):
-            if tf.io.gfile.isdir(path):
-                remove_folder(path)
-            else:
+            if os.path.islink(path) or not tf.io.gfile.isdir(path):
                 tf.io.gfile.remove(path)
+            elif os.path.isdir(path):
+                shutil.rmtree(path)  # TensorFlow's function would follow a link
+            else:
+                tf.io.gfile.rmtree(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -269,28 +235,13 @@ class CheckpointFolder:
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:
-        with contextlib.suppress(*_CANNOT_WRITE), self._open_owner("r") as file:
-            return str(file.read(1000))
-        return ""
-
-    def _open_owner(self, mode: str) -> Any:
         path = self._path(_OWNER)
-        if self._is_local:
-            return open(
-                path,
-                mode,
-                errors="replace",
-                opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666),
-            )
-        return tf.io.gfile.GFile(path, mode)
+        with contextlib.suppress(*_CANNOT_WRITE), tf.io.gfile.GFile(path, "rb") as file:
+            return str(file.read(1000), errors="replace")
+        return ""
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the text of an error of TensorFlow, without the names of TensorFlow's functions."""
-    return re.sub(r"{{.*?}} | ?\[Op:\w+\]", "", str(error).partition("\n")[0])[:400]
 
 
 def _number(name: str) -> int:

@@ -4,7 +4,7 @@ Plain values are None, numbers, strings, NumPy arrays, and lists, tuples, sets a
 Reading them runs no code. What JSON cannot express is an object with one key, the type::
 
     (1, "a")               {"tuple": [1, "a"]}
-    {1: None}              {"dict": [[1, null]]}
+    {1: None}              {"dict": [{"tuple": [1, null]}]}
     np.zeros(3)            {"array": the base64 of TensorFlow's TensorProto}
 """
 
@@ -14,7 +14,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,9 @@ from slurm_resolver.tf import private_names
 States = dict[str, dict[str, str]]  # by callback, and by attribute the packed value
 Snapshot = dict[str, Any]  # of a callback, by attribute
 
-_SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {
+    kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)
+}
 _ALONE = (bool, int, float, str, type(None))
 # Keras sets the first two in every callback. It derives the others, which belong together, from
 # a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
@@ -54,11 +56,10 @@ def _encode(value: Any) -> Any:
         proto = tf.make_tensor_proto(value)
         return {"array": base64.b64encode(proto.SerializeToString()).decode()}
     name = type(value).__name__
-    if type(value) is dict:
-        return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
-    if _SEQUENCES.get(name) is type(value):
-        return {name: [_encode(item) for item in value]}
-    raise TypeError(type(value))
+    if _COLLECTIONS.get(name) is not type(value):
+        raise TypeError(type(value))
+    items = value.items() if name == "dict" else value
+    return {name: [_encode(item) for item in items]}
 
 
 def _decode(code: Any) -> Any:
@@ -68,24 +69,20 @@ def _decode(code: Any) -> Any:
     if kind == "array":
         proto = private_names.TENSOR_PROTO.get().FromString(base64.b64decode(held))
         return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
-    if kind == "dict":
-        return {_decode(key): _decode(item) for key, item in held}
-    return _SEQUENCES[kind](_decode(item) for item in held)
+    return _COLLECTIONS[kind](map(_decode, held))
 
 
 class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        # By name: a callback, its snapshot, and its attributes. These must stay alive, as no other
-        # object may get the identity of one of them.
-        self._callbacks: dict[str, tuple[Any, Snapshot, Snapshot]] = {}
+        self._callbacks: dict[str, Any] = {}
         counts = Counter[str]()
         for callback in callbacks:
             kind = type(callback).__name__
             counts[kind] += 1
-            name = f"{kind} {counts[kind]}"
-            self._callbacks[name] = (callback, _snapshot(callback), dict(vars(callback)))
+            self._callbacks[f"{kind} {counts[kind]}"] = callback
+        self._before = {name: _snapshot(one) for name, one in self._callbacks.items()}
 
     def collect(self) -> States:
         """Returns by callback the attributes that have changed, with their values packed.
@@ -93,7 +90,8 @@ class CallbackStates:
         A callback is left out if one of them is not plain: half of a state may be worse than none.
         """
         states = {}
-        for name, (callback, before, _) in self._callbacks.items():
+        for name, callback in self._callbacks.items():
+            before = self._before[name]
             changed = {
                 key: value for key, value in _snapshot(callback).items() if before.get(key) != value
             }
@@ -103,13 +101,16 @@ class CallbackStates:
 
     def apply(self, states: States) -> None:
         """Sets the attributes of those callbacks that exist."""
-        for name, (callback, _, _) in self._callbacks.items():
+        for name, callback in self._callbacks.items():
             for key, value in states.get(name, {}).items():
                 vars(callback)[key] = unpack(value)
 
 
 def _snapshot(callback: Any) -> Snapshot:
-    """Returns for each attribute the packed value, or an object's identity if it is not plain."""
+    """Returns for each attribute the packed value, or an object and its identity if not plain.
+
+    The object must stay alive, as no other one may get its identity.
+    """
     found: Snapshot = {}
     for key, value in vars(callback).items():
         if key in _OF_KERAS:
@@ -117,5 +118,5 @@ def _snapshot(callback: Any) -> Snapshot:
         try:
             found[key] = pack(value)
         except (TypeError, RecursionError):
-            found[key] = id(value)
+            found[key] = (id(value), value)
     return found

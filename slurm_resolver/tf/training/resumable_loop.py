@@ -96,13 +96,14 @@ class ResumableLoop:
         """
         backup = self._backup
         iterator = iter(data)
-        if iterator is not data:
+        is_endless = iterator is data
+        if not is_endless:
             backup.drawn = backup.step
-        if iterator is not data or data is not self._endless:
+        if iterator is not self._endless:
             backup.begin_data(batch_size_of(data), skip)
             for _ in range(backup.drawn if skip else 0):
                 next(iterator, None)
-        self._endless = iterator if iterator is data else None
+        self._endless = iterator if is_endless else None
         reporter.enter(STEP, TRAINING)
         reporter.begin_epoch(backup.epoch + 1)
         phase = FIRST

@@ -123,7 +123,8 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         watch = self.watch
         ranks = self.ranks
         watch.leave_on_sigterm()
-        own = (REQUEUE_STATUS, 0.0)  # of a rank that does not learn the leader's
+        status = REQUEUE_STATUS  # of a rank that does not learn the leader's
+        wait = 0.0
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
             plan = requeue_job(
@@ -136,15 +137,15 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             where = f" {self.saved_at}" if self.saved_at else ""
             cause = watch.received or "a signal to another rank"
             warn("training saved%s because of %s: %s", where, cause, plan.message)
-            own = (plan.status, plan.wait)
+            status = plan.status
+            wait = plan.wait
         try:
             # When the leader exits, Slurm ends the others too.
             seconds = _EXIT_WAIT if ranks.leads else _SAVE_WAIT
-            agreed = next(iter(ranks.compare("the exit", own, seconds).values()))
+            told = ranks.compare("the exit", [status, wait], seconds)
+            status, wait = next(iter(told.values()))
         except ResumeError as error:  # such as a rank that has ended
             warn("%s", error)
-            agreed = own
-        status, wait = agreed
         until = time.monotonic() + wait
         while not watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
@@ -175,9 +176,9 @@ class SavingRanks:
                 "step together, such as MultiWorkerMirroredStrategy. Leave termination_config out, "
                 "and pass save_every to BackupAndResume."
             )
+        self.count = max(1, sum(map(len, spec.values())))
         first = ("chief" if spec.get("chief") else "worker", 0)
         self.leads = not spec or (resolver.task_type, resolver.task_id) == first
-        self.count = max(1, sum(map(len, spec.values())))
 
     def compare(self, purpose: str, own: Any, seconds: float = _SAVE_WAIT) -> dict[str, Any]:
         """Returns the value of every rank, by the rank's name, the leader's first.
@@ -186,7 +187,7 @@ class SavingRanks:
         the time of one of them is up. `purpose` is for messages, such as "the restore".
         """
         if self.count == 1:
-            return {"": own}
+            return {"this process": own}
         cluster = self._cluster
         if not cluster or not cluster.service:
             raise ResumeError(

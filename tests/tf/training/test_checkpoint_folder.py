@@ -114,7 +114,7 @@ def test_another_task_of_an_array_is_refused(trainings: Trainings) -> None:
     trainings.begin(task("60", "3"))
     with pytest.raises(
         ResumeError,
-        match="are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
+        match="are those of job 60_3, .* and this is job 60_4, "
         rf".* such as {trainings.folder}/\$SLURM_ARRAY_TASK_ID, or remove",
     ):
         trainings.begin(task("60", "4"))
@@ -164,7 +164,7 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
         return
     with pytest.raises(
         ResumeError,
-        match=rf"ckpt-1 belongs to another model: .*{error}.*Give each training",
+        match=rf"ckpt-1 belongs to another model or program: .*{error}.*Give each training",
     ):
         trainings.train(NEXT_JOB, 2, **second())
     trainings.train(JOB, 2, **first())  # the folder still belongs to the first job
@@ -194,7 +194,7 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields
 
     fit()
     fit()
-    with pytest.raises(ResumeError, match="ckpt-1 belongs to another model: Unresolved object"):
+    with pytest.raises(ResumeError, match=r"another model .*Unresolved object"):
         fit(**change)
 
 
@@ -283,9 +283,10 @@ def test_nothing_behind_a_link_changes(folder: Path, name: str, tmp_path: Path) 
     outside = tmp_path / "outside"
     (outside / "kept").mkdir(parents=True)
     (folder / name).symlink_to(outside)
-    with pytest.raises(ResumeError, match=f"{name} is a symbolic link"):
-        train(folder)
+    assert train(folder) == (0, 3, 6.0)
     assert files(outside) == ["kept"]
+    assert not (folder / name).is_symlink()
+    assert train(folder) == END
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut])
@@ -306,7 +307,7 @@ def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path
 
 def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     tf.train.Checkpoint(x=tf.Variable(1)).save(str(tmp_path / "ckpt"))
-    with pytest.raises(ResumeError, match=r"ckpt-1 was not saved by BackupAnd.*its own"):
+    with pytest.raises(ResumeError, match=r"ckpt-1 belongs to another .* its own"):
         train(tmp_path)
 
 
@@ -324,7 +325,7 @@ def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFol
 
 
 def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) -> None:
-    others = iter([["", ["ckpt-4", "ckpt-3"]], "its disk is broken", ""])
+    others = iter([["ckpt-4", "ckpt-3"], "its disk is broken", ""])
 
     def compare(purpose: str, own: Any) -> Fields:
         return {"worker 0": own, "worker 1": next(others)}

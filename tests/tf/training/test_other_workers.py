@@ -32,7 +32,7 @@ SIZES = (
 )
 SAID = [
     SAY.format(8, 12, 4, 1, "samples trained on again: 4"),
-    SAY.format(4, 8, 14, 1, "no sample is repeated"),
+    SAY.format(4, 8, 14, 1, "samples trained on again: 0"),
     SAY.format(8, 4, 8, 1, "samples trained on again: 4"),
 ]
 

@@ -14,12 +14,12 @@ from keras_marks import KERAS_3
 from kinds import Completed, Counts, Strings
 from local_run import captured, in_step
 
-from slurm_resolver.tf.training.checkpoint_folder import POSITION
 from slurm_resolver.tf.training.fit_state import unpack
 
 pytestmark = KERAS_3
 
 PROGRAM = helper("slurm_train.py")
+POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint
 
 
 def train(kind: str, folder: Path, *more: str) -> Completed:
