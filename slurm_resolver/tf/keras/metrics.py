@@ -65,8 +65,8 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
     }
     factors: dict[int, Factor] = {}
     for assignment in step.analysis.assigned(graph):
-        factor = factor_of(assignment.added)
-        variable = of_handles.get(id(assignment.handle))
+        factor = factor_of(assignment.added) if assignment.added else None
+        variable = of_handles.get(assignment.variable)
         if factor is None or variable is None or factors.setdefault(variable, factor) != factor:
             return None
     return factors

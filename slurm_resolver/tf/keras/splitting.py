@@ -18,8 +18,18 @@ from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Factor, Step
 from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.computed import sizes_of
-from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
+from slurm_resolver.tf.rows.values import (
+    COUNT,
+    MEAN,
+    SAME,
+    Kind,
+    UnprovenError,
+    Value,
+    rows,
+    unknown,
+)
+
+_COMPONENT = "a part of a sparse or ragged tensor"
 
 # What a tensor is that cannot be put together, by its kind.
 _MEANINGS = {
@@ -27,8 +37,6 @@ _MEANINGS = {
     Kind.NUMBERS: "computed from the number of rows",
     Kind.ROWS: "not one entry for each row",
     Kind.SUM: "a sum over the rows, multiplied or divided by their number",
-    Kind.COMPONENT: "a part of a sparse or ragged tensor",
-    Kind.LIST: "a TensorList",
 }
 
 
@@ -140,9 +148,7 @@ def analysis_of(part: Any) -> Analysis:
             analysis.declare(value, rows() if value.shape.rank != 0 else SAME)
             continue
         for component in tf.nest.flatten(value, expand_composites=True):
-            analysis.declare(component, COMPONENT)
-        if isinstance(value, tf.SparseTensor):
-            analysis.declare(value.dense_shape, sizes_of(value, rows()))
+            analysis.declare(component, unknown(component.op, UnprovenError(_COMPONENT)))
     return analysis
 
 
@@ -166,5 +172,5 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     }
     for assignment in step.analysis.assigned():
         value = assignment.value
-        if not value.is_plain and id(assignment.handle) not in exempt:
+        if not value.is_plain and assignment.variable not in exempt:
             check_may_assume(step, "a new value of a variable", value, assignment.operation)

@@ -73,11 +73,14 @@ DIVIDING = names("Div DivNoNan RealDiv")
 FACTORS = DIVIDING | MATRIX_PRODUCTS | names("Einsum Mul")
 # Sums over rows may be added to others.
 JOINING = ADDING | names("ConcatV2 Pack Select SelectV2")
-LINEAR = KEEPING | MOVING | JOINING | names("Cumsum Fill GatherV2 Mean Sum")
-# Those that compute sizes of constants, which are followed too.
-FOLDED = names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
-# A factor of all rows, such as a power of their number, is a factor of the result.
-SCALED = LINEAR | FACTORS | names("Max Min")
+LINEAR = KEEPING | MOVING | JOINING | names("Cumsum GatherV2 Mean Sum")
+# Those that compute sizes of constants.
+FOLDED = names(
+    """
+    Add AddV2 Cast ConcatV2 ExpandDims Fill FloorDiv FloorMod GatherV2 Identity Maximum Minimum Mul
+    Neg Pack Prod Range Reshape Squeeze StridedSlice Sub Sum Unpack
+    """
+)
 # Stateful ones whose result is the same in all workers if their inputs are: those that read
 # variables and tables, and that count the random numbers which have been drawn.
 STATEFUL = names(
