@@ -149,7 +149,7 @@ def _value_of_source(step: Step, source: Any) -> Value:
     if step.whole:
         return rows()  # the gradient is the whole batch's already
     value = value_of(step, tf.convert_to_tensor(source), "the source of a gradient")
-    if value.is_plain or value.is_by_row:
+    if value.is_plain or value.kind is Kind.ROWS:
         return value
     raise refuse("the source of a gradient", value)
 
@@ -162,6 +162,6 @@ def _output_gradient(step: Step, target: Any, given: Any) -> Any:
     if value.is_mean or value.is_plain:
         # Divided by the replica's rows, it is the same in all workers.
         return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)
-    if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
-        raise refuse("the target of a gradient", value)
-    return output
+    if value.is_sum or value.kind is Kind.ROWS:
+        return output
+    raise refuse("the target of a gradient", value)

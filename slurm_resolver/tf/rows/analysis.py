@@ -27,7 +27,6 @@ from slurm_resolver.tf.rows.values import (
 )
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
-_ADDING = ("AssignAddVariableOp", "AssignSubVariableOp")
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
 
 
@@ -77,16 +76,16 @@ class Analysis:
             current = waiting.pop()
             if self._known(current):
                 continue
-            needed = [one for one in _sources(current) if not self._known(one)]
+            needed = [one for one in _sources(current.op) if not self._known(one)]
             if needed:
                 waiting += [current, *needed]
             else:
                 self._derive(current.op)
-        value = self._known(tensor)
-        assert value is not None
-        return value
+        return self._known(tensor)
 
-    def _known(self, tensor: Any) -> Value | None:
+    def _known(self, tensor: Any) -> Any:
+        if not hasattr(tensor, "op"):  # a variable or a constant, made outside of all graphs
+            return Value(Kind.SAME, variable=id(tensor))
         reference = tensor.ref()
         return self._declared.get(reference) or self._values.get(reference)
 
@@ -102,33 +101,25 @@ class Analysis:
         self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
 
     def _found(self, operation: Any) -> Found:
-        if operation.type == "Placeholder":
-            return self._found_outside(operation.outputs[0])
-        values: list[Any] = [self._known(one) for one in operation.inputs]
+        values = [self._known(one) for one in _sources(operation)]
         if operation.type in _CALLS:
             return _CALLS[operation.type](self, operation, values)
-        if operation.type == "IdentityN":
+        if operation.type == "Placeholder" and not values:
+            if operation.outputs[0].dtype != tf.resource:
+                raise UnprovenError("an argument of a function or loop that is being traced")
+        elif operation.type in ("Placeholder", "IdentityN"):
             return values
         for value in values:
             if value.reason:
                 return value
         is_same = all(value.kind is Kind.SAME for value in values)
-        if operation.op_def.is_stateful and operation.type not in STATEFUL:
-            if is_same or operation.type not in OF_SHAPE:
-                raise UnprovenError("it may differ from worker to worker")
+        is_harmless = operation.type in STATEFUL or (operation.type in OF_SHAPE and not is_same)
+        if operation.op_def.is_stateful and not is_harmless:
+            raise UnprovenError("it may differ from worker to worker")
         if is_same:
             reads = operation.type in ("Identity", "ReadVariableOp")
             return values[0] if reads else SAME
         return derive(operation, values)
-
-    def _found_outside(self, placeholder: Any) -> Value:
-        """Returns what is known of the outer tensor that a placeholder stands for."""
-        for outer in _captured(placeholder):
-            # Otherwise, it is a variable or a constant, made outside of all graphs.
-            return self._known(outer) or Value(Kind.SAME, variable=id(outer))
-        if placeholder.dtype == tf.resource:
-            return SAME
-        raise UnprovenError("an argument of a function or loop that is being traced")
 
     # --- Functions -------------------------------------------------------------------------------
 
@@ -156,7 +147,7 @@ class Analysis:
         branches = [
             self.call(operation, values[1:], name) for name in ("then_branch", "else_branch")
         ]
-        joined = [_joined(operation, *pair) for pair in zip(*branches)]
+        joined = [join(operation, *pair) for pair in zip(*branches)]
         return _unless_batch_decides(values[0], joined)
 
     def loop(self, operation: Any, values: Values) -> Found:
@@ -164,7 +155,7 @@ class Analysis:
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
             after = self.call(operation, values, "body")
-            joined = [_joined(operation, *pair) for pair in zip(values, after)]
+            joined = [join(operation, *pair) for pair in zip(values, after)]
             if joined == values:
                 (goes_on,) = self.call(operation, values, "cond")
                 return _unless_batch_decides(goes_on, values)
@@ -184,37 +175,28 @@ class Analysis:
         for operation in (graph or self._graph).get_operations()[begin:]:
             if not operation.op_def.is_stateful:
                 continue
+            values = [self.value_of(one) for one in operation.inputs]
             if operation.type in _CALLS:
-                yield from self._assigned_in_call(operation, decides)
+                if operation not in self._called:
+                    self._derive(operation)
+                condition = self._unknown.get(operation, decides)
+                for inner in self._called[operation]:
+                    yield from inner.assigned(decides=condition)
+                if not self._called[operation]:
+                    yield Assignment(operation, None, condition, None)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
-                variable, *values = [self.value_of(one) for one in operation.inputs]
                 value = next((one for one in (decides, *values) if not one.is_plain), SAME)
-                added = None if decides.reason else self._added(operation, variable, values[0])
-                yield Assignment(operation, variable.variable, value, added)
-
-    def _assigned_in_call(self, operation: Any, decides: Value) -> Iterator[Assignment]:
-        for tensor in operation.inputs:
-            self.value_of(tensor)
-        if operation not in self._called:
-            self._derive(operation)
-        decides = self._unknown.get(operation, decides)
-        for inner in self._called[operation]:
-            yield from inner.assigned(decides=decides)
-        if not self._called[operation]:
-            yield Assignment(operation, None, decides, None)
+                added = None if decides.reason else self._added(operation, *values[:2])
+                yield Assignment(operation, values[0].variable, value, added)
 
     def _added(self, operation: Any, variable: Value, value: Value) -> Value | None:
         """Returns what an operation adds to a variable; None if it does something else."""
-        if operation.type in _ADDING:
-            return value
         total = operation.inputs[1].op
-        if operation.type == "AssignVariableOp" and total.type in ("AddV2", "Sub"):
-            one, other = map(self.value_of, total.inputs)
-            if one.variable and one.variable == variable.variable:
-                return other
-            if total.type == "AddV2" and other.variable and other.variable == variable.variable:
-                return one
-        return None
+        if operation.type == "AssignVariableOp" and total.type == "AddV2":
+            before, added = map(self.value_of, total.inputs)
+            is_same = before.variable is not None and before.variable == variable.variable
+            return added if is_same else None
+        return value if operation.type == "AssignAddVariableOp" else None
 
 
 _CALLS: dict[str, Callable[[Analysis, Any, Values], Found]] = {
@@ -227,17 +209,12 @@ _CALLS: dict[str, Callable[[Analysis, Any, Values], Found]] = {
 }
 
 
-def _sources(tensor: Any) -> list[Any]:
-    """Returns what a tensor is computed of: inputs, or the outer tensor that was captured."""
-    if tensor.op.type != "Placeholder":
-        return list(tensor.op.inputs)
-    return [outer for outer in _captured(tensor) if hasattr(outer, "op")]
-
-
-def _captured(tensor: Any) -> list[Any]:
-    """Returns the outer tensor, or one made outside of all graphs, that a tensor stands for."""
-    captures = getattr(tensor.graph, "captures", ())
-    return [outer for outer, inner in captures if inner is tensor]
+def _sources(operation: Any) -> list[Any]:
+    """Returns the inputs of an operation, or the outer tensor that it stands for."""
+    if operation.type != "Placeholder":
+        return list(operation.inputs)
+    captures = getattr(operation.graph, "captures", ())
+    return [outer for outer, inner in captures if inner is operation.outputs[0]]
 
 
 def _unless_batch_decides(decides: Value, values: Values) -> Found:
@@ -247,10 +224,3 @@ def _unless_batch_decides(decides: Value, values: Values) -> Found:
     if not decides.is_plain:
         raise RefutedError("a condition, or the end of a loop, that depends on the batch")
     return values
-
-
-def _joined(operation: Any, one: Value, other: Value) -> Value:
-    try:
-        return join(one, other)
-    except UnprovenError as error:
-        return unknown(operation, error)

@@ -37,8 +37,7 @@ from slurm_resolver.tf.rows.values import (
     numbers,
 )
 
-SOME = "a part of the rows, or some rows together with others"
-
+_DATA = {"T": tf.int32, "Tparams": tf.int32}  # TensorFlow's names for the type of the data
 _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow's operations
 
 
@@ -84,14 +83,13 @@ def array_of(tensor: Any, value: Value, batch: Batch) -> Any:
 def numbers_of(operation: Any, values: Values) -> Found:
     """Returns what is computed of sizes and constants alone; as numbers, if there are few."""
     try:
-        for output in operation.outputs:
-            if output.shape.rank not in (0, 1) or not output.dtype.is_numpy_compatible:
-                raise UnprovenError("a tensor of the number of rows")
+        if any(output.shape.rank not in (0, 1) for output in operation.outputs):
+            raise UnprovenError("a tensor of the number of rows")
         results = []
         for batch in BATCHES:
             inputs = [array_of(*given, batch) for given in zip(operation.inputs, values)]
             results.append(_run(operation, inputs))
-        if np.size(results[0][0]) != np.size(results[-1][0]):
+        if results[0][0].shape != results[-1][0].shape:
             raise UnprovenError("the numbers of the rows")
         return [numbers(of_batches) for of_batches in zip(*results)]
     except UnprovenError:
@@ -109,19 +107,17 @@ def _sizes(tensor: Any, value: Value, batch: Batch) -> list[int]:
     return sizes
 
 
-def sizes_of(tensor: Any, value: Value) -> Value:
-    """Returns the value of a tensor's shape."""
-    return numbers(_sizes(tensor, value, batch) for batch in BATCHES)
-
-
 def shapes_of(operation: Any, values: Values) -> list[Value]:
     """Rule for Shape and ShapeN."""
-    return [sizes_of(tensor, value) for tensor, value in zip(operation.inputs, values)]
+    return [
+        numbers(_sizes(*given, batch) for batch in BATCHES)
+        for given in zip(operation.inputs, values)
+    ]
 
 
 def size_of(operation: Any, values: Values) -> Value:
     """Rule for Size: the number of all entries."""
-    return numbers(map(np.prod, sizes_of(operation.inputs[0], values[0]).numbers))
+    return numbers(map(np.prod, shapes_of(operation, values)[0].numbers))
 
 
 def _labels(tensor: Any, value: Value, place: int) -> Any:
@@ -140,17 +136,15 @@ def _line(array: Any, axis: int, batch: Batch) -> tuple[int, ...]:
     """Returns the rows along an axis, given the row of each entry; () if they are not along it.
 
     They are, if the entries at each place of the axis belong to one row, and every row has as many
-    places as the others. Entries without a row, 0, are constants; each row has them where the
-    others have them.
+    places as the others. Entries without a row, 0, are constants, which all places have alike.
     """
-    others = tuple(other for other in range(array.ndim) if other != axis)
-    line = np.max(array, axis=others, keepdims=True)
-    counts = np.bincount(line.ravel(), minlength=batch.rows + 1)
-    constant = array == 0
-    is_alike = np.all(constant.any(axis) == constant.all(axis))
-    is_along = is_alike and np.all(constant | (array == line))
-    if is_along and not counts[0] and len(set(counts[1:])) == 1:
-        return tuple(line.ravel().tolist())
+    places = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    line = np.max(places, axis=1)
+    constant = places == 0
+    is_along = np.all(constant | (places == line[:, np.newaxis]))
+    counts = set(np.bincount(line, minlength=batch.rows + 1)[1:])
+    if is_along and np.all(constant == constant[0]) and len(counts) == 1 and line.all():
+        return tuple(line.tolist())
     return ()
 
 
@@ -162,49 +156,44 @@ def _read(arrays: Sequence[Any]) -> Value:
         layout = tuple(_line(array, axis, batch) for array, batch in zip(arrays, FOLLOWED))
         if all(layout):
             return Value(Kind.ROWS, axis=axis, layout=layout)
-    raise RefutedError(SOME)
+    raise RefutedError("a part of the rows, or some rows together with others")
 
 
 def moved(operation: Any, values: Values) -> Found:
     """Rule for operations that only move entries, or put constants beside them.
 
-    They move the numbers of the rows instead. Inputs of another type than the rows, such as axes
-    and sizes, must be known.
+    They move the numbers of the rows instead. Other inputs than data, such as axes and sizes, must
+    be known.
     """
-    # TensorFlow's name for the type of each input: "T" is usually that of the data.
-    types = []
-    for argument in operation.op_def.input_arg:
-        count = operation.node_def.attr[argument.number_attr].i if argument.number_attr else 1
-        types += [argument.type_attr] * count
-    of_rows = {name for name, value in zip(types, values) if value.kind is Kind.ROWS}
-    if len(of_rows) != 1:
-        raise UnprovenError("no rule for these inputs")
-    given = list(zip(types, operation.inputs, values))
-    results = []
-    for place, batch in enumerate(FOLLOWED):
-        inputs = [
-            _labels(tensor, value, place) if name in of_rows else array_of(tensor, value, batch)
-            for name, tensor, value in given
-        ]
-        results.append(_run(operation, inputs, **dict.fromkeys(of_rows, tf.int32)))
+    results = [_moved_in(operation, values, place) for place in range(len(FOLLOWED))]
     found = [_read(arrays) for arrays in zip(*results)]
-    if operation.type == "StridedSlice":
-        _check_slice(operation, values, found[0])
+    if operation.type == "StridedSlice" and found[0].layout:
+        # A slice that ends at a large constant has all rows of a small batch, but not if the
+        # constant is small, too.
+        axis = found[0].axis
+        (part,) = _moved_in(operation, values, 0, most=2)
+        if part.shape[axis] != results[0][0].shape[axis]:
+            raise RefutedError("a part of the rows")
     return found
 
 
-def _check_slice(operation: Any, values: Values, found: Value) -> None:
-    """Raises RefutedError if a slice of the rows begins or ends at a constant.
+def _moved_in(operation: Any, values: Values, place: int, most: int = 0) -> list[Any]:
+    """Returns the row of each entry of an operation's results, in one of `FOLLOWED`.
 
-    One that is larger than the followed batches would take all their rows. So constants are
-    replaced by small ones, which take a part of the rows.
+    Args:
+        most: the largest size that does not depend on the batch; 0 for any.
     """
-    bounds = []
-    for given in zip(operation.inputs[1:], values[1:]):
-        few, _, many = (array_of(*given, batch) for batch in BATCHES)
-        is_multiple = few * BATCHES[-1].rows == many * BATCHES[0].rows  # of the number of rows
-        bounds.append(np.where(is_multiple, few, np.clip(few, -2, 2)))
-    labels = _labels(operation.inputs[0], values[0], 0)
-    (part,) = _run(operation, [labels, *bounds], T=tf.int32)
-    if found.kind is Kind.ROWS and part.shape[found.axis] != len(found.layout[0]):
-        raise RefutedError("a part of the rows")
+    is_data: list[bool] = []
+    for argument in operation.op_def.input_arg:
+        count = operation.node_def.attr[argument.number_attr].i if argument.number_attr else 1
+        is_data += [argument.type_attr in _DATA] * count
+    inputs = []
+    for has_rows, tensor, value in zip(is_data, operation.inputs, values):
+        if has_rows:
+            inputs.append(_labels(tensor, value, place))
+        else:
+            array = array_of(tensor, value, FOLLOWED[place])
+            if most and value.degree != 1:
+                array = np.clip(array, -most, most)
+            inputs.append(array)
+    return _run(operation, inputs, **_DATA)

@@ -59,11 +59,19 @@ WINDOWS = names(
 TRANSPOSED_WINDOWS = names(
     "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 )
-# Entries are combined along the last axis, along the last two, or along the axis that the second
-# input names.
+# Entries are combined along the last axis, or along the axis that the second input names.
 ALONG_LAST_AXIS = names("BiasAdd FFT IFFT IRFFT LogSoftmax RFFT Softmax TopKV2")
-ALONG_TWO_AXES = names("Cholesky FFT2D IFFT2D MatrixInverse")
 ALONG_GIVEN_AXIS = names("Cumprod Cumsum CumulativeLogsumexp")
+# Entries of all rows are combined.
+COMBINING = names(
+    """
+    Bincount DenseBincount L2Loss ScatterNd SegmentMax SegmentMean SegmentMin SegmentSum
+    TensorScatterAdd TensorScatterUpdate UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
+    UnsortedSegmentSum
+    """
+)
+# An element of a list is set or added.
+SETTING = names("TensorListPushBack TensorListSetItem")
 # The second input has the keys of a table of entries.
 LOOKING_UP = names("LookupTableFindV2 ResourceGather")
 MATRIX_PRODUCTS = names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")

@@ -12,14 +12,13 @@ from collections.abc import Iterable
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
 
-from slurm_resolver.tf.rows.computed import SOME, array_of, moved, numbers_of, shapes_of, size_of
+from slurm_resolver.tf.rows.computed import array_of, moved, numbers_of, shapes_of, size_of
 from slurm_resolver.tf.rows.operations import (
     ADDING,
     ALONG_GIVEN_AXIS,
     ALONG_LAST_AXIS,
-    ALONG_TWO_AXES,
+    COMBINING,
     DIVIDING,
     ENTRIES,
     FACTORS,
@@ -31,6 +30,7 @@ from slurm_resolver.tf.rows.operations import (
     MOVING,
     OF_SHAPE,
     REDUCING,
+    SETTING,
     TRANSPOSED_WINDOWS,
     WINDOWS,
 )
@@ -46,12 +46,15 @@ from slurm_resolver.tf.rows.values import (
     Value,
     Values,
     rows,
+    unknown,
 )
 
 Rule = Callable[[Any, Values], Found]
 
 _CONSTANT = "a constant with an entry for each row of the batch"
 _MIXED = "a function of the number of rows, or of a sum over rows and of the rows"
+_ALL = range(16)  # axes
+_LATER = _ALL[1:]
 _PLACES = "fedcba9876543210"  # names of axes, which end at the last one
 
 
@@ -74,62 +77,51 @@ def derive(operation: Any, values: Values) -> Found:
 def _of_sum(operation: Any, values: Values) -> Value:
     """Returns the value of a linear function of sums over rows.
 
-    That is a factor times a sum, or sums of the same power that are added or moved.
+    That is a factor times a sum, or sums of the same degree that are added or moved. A constant has
+    the degree of a mean: the mean of a constant is that constant, but its sum is not.
     """
-    if any(value.kind is Kind.ROWS for value in values):
-        raise RefutedError(_MIXED)
-    sums = [value for value in values if value.kind is Kind.SUM]
-    others = [pair for pair in zip(operation.inputs, values) if pair[1].kind is not Kind.SUM]
-    begins = values[0].kind is Kind.SUM  # whether the first input is a sum
-    joins = operation.type in JOINING
-    if operation.type in FACTORS:
-        degrees = [0 if value.is_plain else value.degree for _, value in others]
-        if len(sums) == 1 and None not in degrees and (begins or operation.type not in DIVIDING):
-            sign = -1 if operation.type in DIVIDING else 1
-            return Value(Kind.SUM, sums[0].power + sign * sum(degrees))
-    elif operation.type in LINEAR and (begins or joins) and len(set(sums)) == 1:
-        # The mean of a constant is that constant, but its sum is not.
-        adds = joins and any(np.any(tf.get_static_value(tensor) != 0) for tensor, _ in others)
-        is_plain = all(value.is_plain for _, value in others)
-        types = [operation.inputs[0].dtype, operation.outputs[0].dtype]
-        rounds = [one.is_floating for one in types] == [True, False]
-        if is_plain and (sums[0].is_mean or not adds) and not rounds:
-            return sums[0]
+    degrees = [value.degree for value in values]
+    # Integers may have been rounded.
+    if None not in degrees and operation.outputs[0].dtype.is_floating:
+        first, *others = degrees
+        begins = values[0].kind is Kind.SUM
+        if operation.type in FACTORS and [value.kind for value in values].count(Kind.SUM) == 1:
+            if operation.type not in DIVIDING:
+                return Value(Kind.SUM, sum(degrees))
+            if begins:
+                return Value(Kind.SUM, first - sum(others))
+        if operation.type in JOINING:
+            if len(set(degrees)) == 1:
+                return Value(Kind.SUM, first)
+        elif operation.type in LINEAR and begins and not any(others):
+            return values[0]
     raise RefutedError("a function of a sum or mean over the rows, and not linear in it alone")
 
 
 # --- Axes ----------------------------------------------------------------------------------------
 
 
+def _rank(operation: Any) -> int:
+    return len(operation.inputs[0].shape)
+
+
 def _axes(operation: Any, place: int) -> list[int]:
     """Returns the axes of the first input that another input names, each at least 0."""
     axes = array_of(operation.inputs[place], SAME, BATCHES[0])
-    return [int(axis) % operation.inputs[0].shape.rank for axis in np.ravel(axes)]
+    return [int(axis) % _rank(operation) for axis in np.ravel(axes)]
 
 
-def _combined(values: Values, axes: Iterable[int], place: int = 0) -> Value:
+def _combined(values: Values, axes: Iterable[int]) -> Value:
     """Returns the value of what combines entries along axes, none of which may be the rows'.
 
-    Args:
-        axes: of the input with the rows.
-        place: of this input; others are constants, or have the same rows.
+    The rows are those of the first input; others are constants, or have the same rows.
     """
-    value = values[place]
-    if {other for other in values if other.kind is Kind.ROWS} != {value}:
+    value = values[0]
+    if any(other.layout and other != value for other in values) or not value.layout:
         raise RefutedError("rows with other rows")
     if value.axis in axes:
         raise RefutedError("all rows together")
     return value
-
-
-def _combining(first: int, place: int = 0) -> Rule:
-    """Makes a rule for what combines entries along the axes from `first`, an index, to the last."""
-
-    def rule(operation: Any, values: Values) -> Value:
-        rank = operation.inputs[place].shape.rank
-        return _combined(values, range(rank)[first:], place)
-
-    return rule
 
 
 def _reduction(operation: Any, values: Values) -> Value:
@@ -138,16 +130,11 @@ def _reduction(operation: Any, values: Values) -> Value:
     axes = set(_axes(operation, 1))
     if value.axis in axes:
         if operation.type not in ("Sum", "Mean"):
-            raise RefutedError(SOME)
+            raise RefutedError("all rows together")
         return SUM if operation.type == "Sum" else MEAN
     if operation.node_def.attr["keep_dims"].b:
         return value
     return value.shifted(-sum(axis < value.axis for axis in axes))
-
-
-def _one_hot(operation: Any, values: Values) -> Value:
-    """Rule for OneHot, which adds an axis."""
-    return values[0].shifted(0 <= operation.get_attr("axis") <= values[0].axis)
 
 
 def _contraction(operation: Any, values: Values, equation: str) -> Value:
@@ -157,17 +144,15 @@ def _contraction(operation: Any, values: Values, equation: str) -> Value:
         equation: names the axes, as in `tf.einsum`; "..." counts from the last one.
     """
     labels = []
-    shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
-    for term, shape in zip(re.split(",|->", equation), shapes):
-        hidden = len(shape) - len(term) + len("...")
+    for term, tensor in zip(re.split(",|->", equation), (*operation.inputs, *operation.outputs)):
+        hidden = len(tensor.shape) - len(term) + len("...")
         labels.append(term.replace("...", _PLACES[len(_PLACES) - hidden :]))
-    given = list(zip(labels, values, shapes))
-    found = {(of[value.axis], value.layout) for of, value, _ in given if value.layout}
+    found = {(of[value.axis], value.layout) for of, value in zip(labels, values) if value.layout}
     if len(found) != 1:
         raise RefutedError("rows with other rows")
     label, layout = found.pop()
-    for of, value, shape in given:
-        if not value.layout and label in of and shape[of.index(label)] != 1:
+    for of, value, tensor in zip(labels, values, operation.inputs):
+        if not value.layout and label in of and tensor.shape[of.index(label)] != 1:
             raise RefutedError(_CONSTANT)
     axis = labels[-1].find(label)
     return SUM if axis < 0 else Value(Kind.ROWS, axis=axis, layout=layout)
@@ -195,28 +180,27 @@ def _of_shape(operation: Any, values: Values) -> Found:
 
     The shape is the first input; of BroadcastTo and Tile, it is the second.
     """
-    if values[0].kind is Kind.ROWS:
-        return moved(operation, values)
     of_constant = operation.type in MOVING
+    if of_constant and values[0].kind is Kind.ROWS:
+        return moved(operation, values)
     others = list(values)
     shape = others.pop(of_constant)
-    if shape.kind is Kind.ROWS or not all(value.is_plain for value in others):
+    if shape.layout or not all(value.is_plain for value in others):
         raise RefutedError("other entries for each row")
     if shape.is_plain:
         if of_constant or operation.type == "Fill":
             return SAME
         raise UnprovenError("random numbers that do not depend on the number of rows")
-    sizes = np.array(shape.numbers)
-    of_rows = sizes / [[batch.rows] for batch in BATCHES]
-    counted = np.flatnonzero(sizes[0] != sizes[-1])
-    if len(counted) != 1 or np.ptp(of_rows[:, counted]):
-        raise RefutedError("a different number of entries than rows")
+    counted = np.flatnonzero(np.not_equal(shape.numbers[0], shape.numbers[-1]))
     axis = int(counted[0])
+    counts = {sizes[axis] / batch.rows for sizes, batch in zip(shape.numbers, BATCHES)}
+    if len(counted) != 1 or len(counts) != 1:
+        raise RefutedError("a different number of entries than rows")
     if of_constant:
-        rank = sizes.shape[1]
+        rank = len(shape.numbers[0])
         if ([1] * rank + operation.inputs[0].shape.as_list())[axis - rank] != 1:
             raise RefutedError(_CONSTANT)
-    return rows(axis, int(of_rows[0][axis]))
+    return rows(axis, int(counts.pop()))
 
 
 def _gather(operation: Any, values: Values) -> Found:
@@ -226,63 +210,57 @@ def _gather(operation: Any, values: Values) -> Found:
     batch = operation.get_attr("batch_dims")
     if data == indices and data.axis < batch:
         return data
-    if data.kind is Kind.ROWS:
+    if indices.is_plain:
         return moved(operation, values)
-    if batch:
+    if batch or data.layout:
         raise RefutedError("rows that are picked by their numbers")
     return indices.shifted(axis)
 
 
-# --- TensorLists ---------------------------------------------------------------------------------
+def _list(operation: Any, values: Values) -> Value:
+    """Rule for TensorListFromTensor, which splits the first axis."""
+    if not values[0].axis:
+        raise UnprovenError("a loop over the rows")
+    return values[0]
 
 
-def _set_element(operation: Any, values: Values) -> Value:
-    """Rule for TensorListSetItem and TensorListPushBack."""
-    return join(values[0], values[-1].shifted(1))
-
-
-def join(one: Value, other: Value) -> Value:
+def join(operation: Any, one: Value, other: Value) -> Value:
     """Returns what is known of a tensor that is one of two, such as a variable of a loop."""
     if one == other:
         return one
     if one.is_plain and other.is_plain:
         return SAME
     for value, wanted in ((one, other), (other, one)):
-        joined = wanted.is_mean or wanted.kind is Kind.ROWS
-        if wanted.kind is Kind.UNKNOWN or (value.is_plain and joined):
+        if wanted.reason or (value.is_plain and (wanted.is_mean or wanted.layout)):
             return wanted
-    raise RefutedError("rows on one path, and something else on another")
+    return unknown(operation, RefutedError("rows on one path, and something else on another"))
 
 
 # --- The table -----------------------------------------------------------------------------------
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(KEEPING, lambda _, values: values[0]),
-    **dict.fromkeys(ENTRIES | ADDING | DIVIDING, _entries),
+    **dict.fromkeys(ENTRIES | ADDING | DIVIDING | {"Mul"}, _entries),
     **dict.fromkeys(REDUCING, _reduction),
     **dict.fromkeys(MATRIX_PRODUCTS, _matrix_product),
-    **dict.fromkeys(WINDOWS, _combining(1)),
-    **dict.fromkeys(TRANSPOSED_WINDOWS, _combining(1, place=2)),
-    **dict.fromkeys(ALONG_LAST_AXIS, _combining(-1)),
-    **dict.fromkeys(ALONG_TWO_AXES, _combining(-2)),
+    **dict.fromkeys(WINDOWS, lambda _, values: _combined(values, _LATER)),
+    **dict.fromkeys(TRANSPOSED_WINDOWS, lambda _, values: _combined(values[::-1], _LATER)),
+    **dict.fromkeys(ALONG_LAST_AXIS, lambda one, values: _combined(values, [_rank(one) - 1])),
     **dict.fromkeys(ALONG_GIVEN_AXIS, lambda one, values: _combined(values, _axes(one, 1))),
+    **dict.fromkeys(COMBINING, lambda _, values: _combined(values, _ALL)),
     **dict.fromkeys(MOVING, moved),
     **dict.fromkeys(OF_SHAPE, _of_shape),
     **dict.fromkeys(LOOKING_UP, lambda _, values: values[1]),
     "Bitcast": lambda _, values: values[0],
     "Einsum": lambda one, values: _contraction(one, values, one.get_attr("equation").decode()),
     "GatherV2": _gather,
-    "Mul": _entries,
-    "OneHot": _one_hot,
-    "Rank": lambda *_: SAME,
-    "ReverseSequence": lambda one, values: _combined(values, [one.get_attr("seq_dim")]),
+    "OneHot": lambda one, values: values[0].shifted(0 <= one.get_attr("axis") <= values[0].axis),
     "Shape": shapes_of,
     "ShapeN": shapes_of,
     "Size": size_of,
-    "TensorListFromTensor": lambda _, values: _combined(values, [0]),
+    "TensorListFromTensor": _list,
     "TensorListGetItem": lambda _, values: values[0].shifted(-1),
     "TensorListLength": lambda *_: SAME,
-    "TensorListPushBack": _set_element,
-    "TensorListSetItem": _set_element,
+    **dict.fromkeys(SETTING, lambda one, values: join(one, values[0], values[-1].shifted(1))),
     "TensorListStack": lambda _, values: values[0],
 }

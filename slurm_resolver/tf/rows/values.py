@@ -11,8 +11,8 @@ SUM     a sum over the rows                                the sum of the losses
 UNKNOWN what no rule derives, or what compares rows        the largest prediction of the batch
 ======= =================================================  ========================================
 
-A SUM has a power of the number of rows, by which it has been multiplied: a mean over rows is a sum
-with power -1. A TensorList is known as the tensor of its stacked elements.
+A SUM has a degree, which is a power of the number of rows: a sum over the rows has 1, a mean has 0.
+A TensorList is known as the tensor of its stacked elements.
 
 The analysis follows sizes, and the order of rows, in a few batches of different sizes, `BATCHES`:
 what is true of all of them is no coincidence of sizes.
@@ -59,8 +59,8 @@ class Value(NamedTuple):
 
     Attributes:
         kind: see the table of this module.
-        power: of the number of rows, by which a SUM has been multiplied.
-        axis: of ROWS: where the rows are, at least 0.
+        power: of a SUM: the power of the number of rows to which it is proportional.
+        axis: of ROWS: where the rows are, at least 0. Otherwise, it means nothing.
         layout: of ROWS: which row each entry along the axis belongs to.
         numbers: of NUMBERS: for each of `BATCHES`, as lists.
         variable: of SAME: the id of the handle, for a variable's handle or value.
@@ -76,33 +76,34 @@ class Value(NamedTuple):
     reason: Reason | None = None
 
     @property
+    def degree(self) -> int | None:
+        """The power of the number of rows to which the tensor is proportional; None if to none."""
+        if self.kind is not Kind.NUMBERS:
+            return self.power if self.kind in (Kind.SAME, Kind.SUM) else None
+        few, _, many = map(np.asarray, self.numbers)
+        for power in (0, 1, -1):
+            if np.allclose(few * (BATCHES[-1].rows / BATCHES[0].rows) ** power, many):
+                return power
+        return None
+
+    @property
     def is_plain(self) -> bool:
         """Whether the tensor is the same in all workers, however many rows they have."""
-        return self.kind is Kind.SAME or (self.kind is Kind.NUMBERS and self.degree == 0)
+        return self.kind is not Kind.SUM and self.degree == 0
 
     @property
     def is_mean(self) -> bool:
         """Whether the tensor is a mean over the rows."""
-        return self == MEAN
+        return self.kind is Kind.SUM and not self.power
 
     @property
     def is_sum(self) -> bool:
         """Whether the tensor is a sum over the rows, such as their number."""
-        return self == SUM or (self.kind is Kind.NUMBERS and self.degree == 1)
-
-    @property
-    def degree(self) -> int | None:
-        """The power of the number of rows to which NUMBERS are proportional; None if to none."""
-        few, _, many = map(np.asarray, self.numbers)
-        for power in (0, 1, -1):
-            factor = (BATCHES[-1].rows / BATCHES[0].rows) ** power
-            if np.allclose(few * factor, many):
-                return power
-        return None
+        return self.degree == 1
 
     def shifted(self, places: int) -> Value:
         """Returns the value whose rows, if it has some, are that many axes later."""
-        return self._replace(axis=self.axis + places) if self.kind is Kind.ROWS else self
+        return self._replace(axis=self.axis + places)
 
 
 Values = Sequence[Value]  # what is known of an operation's inputs
@@ -132,16 +133,14 @@ class RefutedError(UnprovenError):
 
 
 SAME = Value(Kind.SAME)
-SUM = Value(Kind.SUM)
-MEAN = Value(Kind.SUM, power=-1)
+SUM = Value(Kind.SUM, power=1)
+MEAN = Value(Kind.SUM)
 
 
 def unknown(operation: Any, error: Exception) -> Value:
     """Returns the value of what an operation computes, given why no rule derives it."""
     text = str(error) if isinstance(error, UnprovenError) else "no rule for its inputs"
-    return Value(
-        Kind.UNKNOWN, reason=Reason(text, isinstance(error, RefutedError), operation)
-    )
+    return Value(Kind.UNKNOWN, reason=Reason(text, isinstance(error, RefutedError), operation))
 
 
 def numbers(of_batches: Iterable[Any]) -> Value:

@@ -20,8 +20,8 @@ TOTAL = tf.Variable(0.0)
 # What changes a variable, and what is known of its new value, or of what is added to it.
 ASSIGNMENTS = """
 TOTAL.assign_add(tf.reduce_sum(x))                                     -> a sum, adds a sum
-TOTAL.assign(tf.reduce_mean(x) + TOTAL)                                -> a mean, adds a mean
-TOTAL.assign(TOTAL - count(x))                                         -> no rule, adds NUMBERS
+TOTAL.assign(TOTAL + tf.reduce_mean(x))                                -> a mean, adds a mean
+TOTAL.assign(TOTAL - count(x))                                         -> no rule, replaced
 TOTAL.assign(1.0 - TOTAL)                                              -> the same, replaced
 TOTAL.assign(2.0 * TOTAL + tf.reduce_sum(x))                           -> refuted, replaced
 tf.cond(TOTAL > 1.0, lambda: TOTAL.assign_add(1.0), lambda: TOTAL)     -> the same, adds the same
@@ -51,9 +51,9 @@ tf.reduce_sum(tf.reduce_max(x / count(x), axis=1))                     -> refute
 tf.reduce_sum(tf.pad(x / count(x), [[0, 0], [0, 1]], constant_values=1)) -> refuted
 tf.reduce_sum(tf.cast(9.0 * x / count(x), tf.int32))                   -> refuted
 tf.reduce_sum(x) + 1.0                                                 -> refuted
-0.0 + tf.reduce_sum(x)                                                 -> a sum
+0.0 + tf.reduce_sum(x)                                                 -> refuted
 tf.reduce_sum(x) + tf.reduce_mean(x)                                   -> refuted
-tf.reduce_mean(x) / count(x)                                           -> a sum, power -2
+tf.reduce_mean(x) / count(x)                                           -> a sum, power -1
 tf.square(tf.reduce_mean(x))                                           -> refuted
 tf.reduce_sum(x) / tf.reduce_sum(x * x)                                -> refuted
 x - tf.reduce_mean(x, axis=0)                                          -> refuted
@@ -251,7 +251,7 @@ def told(value: Value) -> str:
     if value.reason is not None:
         return "refuted" if value.reason.refuted else "no rule"
     if value.kind is Kind.SUM:
-        powers = {0: "a sum", -1: "a mean"}
+        powers = {1: "a sum", 0: "a mean"}
         return powers.get(value.power, f"a sum, power {value.power}")
     if value.kind is Kind.ROWS:
         axis = f", axis {value.axis}" if value.axis else ""
