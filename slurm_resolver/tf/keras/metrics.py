@@ -58,7 +58,7 @@ def _factors(step: Step, metric: Any, update: Method) -> dict[int, Factor] | Non
     graph = private_names.FUNCTION_GRAPH.get()(metric.name)
     with graph.as_default(), step.setting("nested"):
         update()
-    of_handles = {
+    of_handles: dict[int | None, int] = {
         id(component.handle): id(variable)
         for variable in metric.variables
         for component in step.components(variable)

@@ -81,7 +81,8 @@ class Analysis:
                 waiting += [current, *needed]
             else:
                 self._derive(current.op)
-        return self._known(tensor)
+        value: Value = self._known(tensor)
+        return value
 
     def _known(self, tensor: Any) -> Any:
         if not hasattr(tensor, "op"):  # a variable or a constant, made outside of all graphs
@@ -101,7 +102,7 @@ class Analysis:
         self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
 
     def _found(self, operation: Any) -> Found:
-        values = [self._known(one) for one in _sources(operation)]
+        values: list[Value] = [self._known(one) for one in _sources(operation)]
         if operation.type in _CALLS:
             return _CALLS[operation.type](self, operation, values)
         if operation.type == "Placeholder" and not values:
@@ -136,7 +137,6 @@ class Analysis:
         if graph is None:
             raise UnprovenError("a function without a graph")
         inner = Analysis(graph, self._function_of)
-        inner._begin = 0
         inner._declared = self._declared
         inner._values = {one.ref(): value for one, value in zip(graph.inputs, values)}
         called.append(inner)
@@ -181,7 +181,7 @@ class Analysis:
                     self._derive(operation)
                 condition = self._unknown.get(operation, decides)
                 for inner in self._called[operation]:
-                    yield from inner.assigned(decides=condition)
+                    yield from inner.assigned(inner._graph, condition)
                 if not self._called[operation]:
                     yield Assignment(operation, None, condition, None)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:

@@ -77,11 +77,11 @@ LOOKING_UP = names("LookupTableFindV2 ResourceGather")
 MATRIX_PRODUCTS = names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")
 ADDING = names("Add AddN AddV2 Complex Sub")
 DIVIDING = names("Div DivNoNan RealDiv")
-# A sum over rows may be one of the inputs, if the others are the same everywhere.
-FACTORS = DIVIDING | MATRIX_PRODUCTS | names("Einsum Mul")
+# A sum over rows may be one of the inputs, if the others are the same everywhere, or sizes.
+FACTORS = MATRIX_PRODUCTS | names("Einsum Mul")
 # Sums over rows may be added to others.
 JOINING = ADDING | names("ConcatV2 Pack Select SelectV2")
-LINEAR = KEEPING | MOVING | JOINING | names("Cumsum GatherV2 Mean Sum")
+LINEAR = (KEEPING | MOVING | names("Cumsum GatherV2 Mean Sum")) - JOINING
 # Those that compute sizes of constants.
 FOLDED = names(
     """

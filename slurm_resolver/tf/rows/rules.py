@@ -80,20 +80,18 @@ def _of_sum(operation: Any, values: Values) -> Value:
     That is a factor times a sum, or sums of the same degree that are added or moved. A constant has
     the degree of a mean: the mean of a constant is that constant, but its sum is not.
     """
-    degrees = [value.degree for value in values]
+    sums = [value for value in values if value.kind is Kind.SUM]
+    degrees: list[Any] = [value.degree for value in values]
+    first, *others = degrees
     # Integers may have been rounded.
     if None not in degrees and operation.outputs[0].dtype.is_floating:
-        first, *others = degrees
-        begins = values[0].kind is Kind.SUM
-        if operation.type in FACTORS and [value.kind for value in values].count(Kind.SUM) == 1:
-            if operation.type not in DIVIDING:
-                return Value(Kind.SUM, sum(degrees))
-            if begins:
-                return Value(Kind.SUM, first - sum(others))
-        if operation.type in JOINING:
-            if len(set(degrees)) == 1:
-                return Value(Kind.SUM, first)
-        elif operation.type in LINEAR and begins and not any(others):
+        if operation.type in FACTORS and len(sums) == 1:
+            return Value(Kind.SUM, sum(degrees))
+        if operation.type in DIVIDING and sums == values[:1]:
+            return Value(Kind.SUM, first - others[0])
+        if operation.type in JOINING and len(set(degrees)) == 1:
+            return Value(Kind.SUM, first)
+        if operation.type in LINEAR and values[0] in sums and not any(others):
             return values[0]
     raise RefutedError("a function of a sum or mean over the rows, and not linear in it alone")
 
