@@ -25,9 +25,9 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.rows.operations import FOLDED
 from slurm_resolver.tf.rows.values import (
     BATCHES,
-    FOLLOWED,
+    FEW,
+    OTHER_SIZE,
     SAME,
-    Batch,
     Found,
     Kind,
     RefutedError,
@@ -67,13 +67,13 @@ def _run(operation: Any, inputs: Sequence[Any], **types: Any) -> list[Any]:
         raise kind("sizes that fit only some batches") from None
 
 
-def array_of(tensor: Any, value: Value, batch: Batch) -> Any:
+def array_of(tensor: Any, value: Value, batch: int = FEW) -> Any:
     """Returns what a tensor of numbers is in a batch."""
-    if value.kind is Kind.NUMBERS:
+    if value.numbers:
         return np.array(value.numbers[BATCHES.index(batch)], tensor.dtype.as_numpy_dtype)
     found = tf.get_static_value(tensor)
     if found is None and tensor.op.type in FOLDED:
-        inputs = [array_of(one, SAME, batch) for one in tensor.op.inputs]
+        inputs = [array_of(one, SAME) for one in tensor.op.inputs]
         found = _run(tensor.op, inputs)[tensor.value_index]
     if found is None:
         raise UnprovenError("a size that is not known")
@@ -98,12 +98,11 @@ def numbers_of(operation: Any, values: Values) -> Found:
         raise
 
 
-def _sizes(tensor: Any, value: Value, batch: Batch) -> list[int]:
+def _sizes(tensor: Any, value: Value, batch: int = FEW) -> list[int]:
     """Returns the shape of a tensor in a batch."""
-    sizes = [batch.others if size is None else size for size in tensor.shape.as_list()]
-    for followed, line in zip(FOLLOWED, value.layout):
-        if followed.others == batch.others:
-            sizes[value.axis] = len(line) // followed.rows * batch.rows
+    sizes = [OTHER_SIZE if size is None else size for size in tensor.shape.as_list()]
+    if value.layout:
+        sizes[value.axis] = len(value.layout) // FEW * batch
     return sizes
 
 
@@ -120,80 +119,64 @@ def size_of(operation: Any, values: Values) -> Value:
     return numbers(map(np.prod, shapes_of(operation, values)[0].numbers))
 
 
-def _labels(tensor: Any, value: Value, place: int) -> Any:
-    """Returns an array of a tensor's shape in one of `FOLLOWED`, with each entry's row."""
-    sizes = _sizes(tensor, value, FOLLOWED[place])
-    if value.kind is not Kind.ROWS:
-        return np.zeros(sizes, np.int32)
-    if np.prod(sizes) > _MOST:
-        raise UnprovenError("more entries than are followed")
-    line = np.array(value.layout[place], np.int32)
-    later = len(sizes) - value.axis - 1  # the axes after that of the rows
-    return np.broadcast_to(line.reshape([-1] + [1] * later), sizes)
-
-
-def _line(array: Any, axis: int, batch: Batch) -> tuple[int, ...]:
-    """Returns the rows along an axis, given the row of each entry; () if they are not along it.
-
-    They are, if the entries at each place of the axis belong to one row, and every row has as many
-    places as the others. Entries without a row, 0, are constants, which all places have alike.
-    """
-    places = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    line = np.max(places, axis=1)
-    constant = places == 0
-    is_along = np.all(constant | (places == line[:, np.newaxis]))
-    counts = set(np.bincount(line, minlength=batch.rows + 1)[1:])
-    if is_along and np.all(constant == constant[0]) and len(counts) == 1 and line.all():
-        return tuple(line.tolist())
-    return ()
-
-
-def _read(arrays: Sequence[Any]) -> Value:
-    """Returns the value of a tensor, given its entries' rows for each of `FOLLOWED`."""
-    if not any(map(np.any, arrays)):
-        return SAME
-    for axis in range(arrays[0].ndim):
-        layout = tuple(_line(array, axis, batch) for array, batch in zip(arrays, FOLLOWED))
-        if all(layout):
-            return Value(Kind.ROWS, axis=axis, layout=layout)
-    raise RefutedError("a part of the rows, or some rows together with others")
-
-
 def moved(operation: Any, values: Values) -> Found:
     """Rule for operations that only move entries, or put constants beside them.
 
     They move the numbers of the rows instead. Other inputs than data, such as axes and sizes, must
     be known.
     """
-    results = [_moved_in(operation, values, place) for place in range(len(FOLLOWED))]
-    found = [_read(arrays) for arrays in zip(*results)]
-    if operation.type == "StridedSlice" and found[0].layout:
-        # A slice that ends at a large constant has all rows of a small batch, but not if the
-        # constant is small, too.
-        axis = found[0].axis
-        (part,) = _moved_in(operation, values, 0, most=2)
-        if part.shape[axis] != results[0][0].shape[axis]:
-            raise RefutedError("a part of the rows")
-    return found
-
-
-def _moved_in(operation: Any, values: Values, place: int, most: int = 0) -> list[Any]:
-    """Returns the row of each entry of an operation's results, in one of `FOLLOWED`.
-
-    Args:
-        most: the largest size that does not depend on the batch; 0 for any.
-    """
     is_data: list[bool] = []
     for argument in operation.op_def.input_arg:
         count = operation.node_def.attr[argument.number_attr].i if argument.number_attr else 1
         is_data += [argument.type_attr in _DATA] * count
-    inputs = []
-    for has_rows, tensor, value in zip(is_data, operation.inputs, values):
-        if has_rows:
-            inputs.append(_labels(tensor, value, place))
-        else:
-            array = array_of(tensor, value, FOLLOWED[place])
-            if most and value.degree != 1:
-                array = np.clip(array, -most, most)
-            inputs.append(array)
-    return _run(operation, inputs, **_DATA)
+    given = list(zip(is_data, operation.inputs, values))
+    few = [_labels(one, value) if moves else array_of(one, value) for moves, one, value in given]
+    found = [_read(array) for array in _run(operation, few, **_DATA)]
+    # Of the large batch, only the shapes are computed.
+    many = [
+        _sizes(one, value, BATCHES[1]) if moves else array_of(one, value, BATCHES[1])
+        for moves, one, value in given
+    ]
+    with tf.Graph().as_default() as graph:
+        inputs = [
+            tf.compat.v1.placeholder(one.dtype, size) if moves else tf.constant(size)
+            for size, (moves, one, _) in zip(many, given)
+        ]
+        attributes = dict(operation.node_def.attr)
+        large = graph.create_op(operation.type, inputs, attrs=attributes, op_def=operation.op_def)
+    for one, value in zip(large.outputs, found):
+        if value.layout and one.shape != _sizes(one, value, BATCHES[1]):
+            raise RefutedError("a part of the rows")
+    return found
+
+
+def _labels(tensor: Any, value: Value) -> Any:
+    """Returns an array of a tensor's shape with the row of each entry; 0 for constants."""
+    sizes = _sizes(tensor, value)
+    if not value.layout:
+        return np.zeros(sizes, np.int32)
+    if np.prod(sizes) > _MOST:
+        raise UnprovenError("more entries than are followed")
+    line = np.array(value.layout, np.int32)
+    later = len(sizes) - value.axis - 1  # the axes after that of the rows
+    return np.broadcast_to(line.reshape([-1] + [1] * later), sizes)
+
+
+def _read(array: Any) -> Value:
+    """Returns the value of a tensor, given the row of each entry.
+
+    The rows are along an axis if the entries at each place of that axis belong to one row, and
+    every row has as many places as the others. Constants are at the same entries of all places.
+    """
+    if not np.any(array):
+        return SAME
+    constant = array == 0
+    for axis in range(array.ndim):
+        others = tuple(other for other in range(array.ndim) if other != axis)
+        line = np.max(array, axis=others, keepdims=True)
+        is_along = np.all(constant | (array == line))
+        is_alike = np.all(constant.any(axis) == constant.all(axis))
+        counts = set(np.bincount(line.ravel(), minlength=FEW + 1)[1:])
+        if is_along and is_alike and len(counts) == 1:
+            return Value(Kind.ROWS, axis=axis, layout=tuple(line.ravel().tolist()))
+    raise RefutedError("a part of the rows, or some rows together with others")

@@ -11,8 +11,8 @@ def names(text: str) -> set[str]:
 # Each entry of the result is an entry of an input, or a constant.
 MOVING = names(
     """
-    BatchToSpaceND BroadcastTo ConcatV2 DepthToSpace ExpandDims MatrixBandPart MatrixDiagPartV3
-    MirrorPad Pack Pad PadV2 Reshape ReverseV2 Roll Slice SpaceToBatchND SpaceToDepth Split SplitV
+    BatchToSpaceND BroadcastTo ConcatV2 DepthToSpace ExpandDims MatrixDiagPartV3
+    MirrorPad Pack Pad PadV2 Reshape ReverseV2 Slice SpaceToBatchND SpaceToDepth Split SplitV
     Squeeze StridedSlice Tile Transpose Unpack
     """
 )

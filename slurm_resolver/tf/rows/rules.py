@@ -69,7 +69,7 @@ def derive(operation: Any, values: Values) -> Found:
     if Kind.SUM in kinds:
         return _of_sum(operation, values)
     takes_sizes = operation.type in MOVING | OF_SHAPE | TRANSPOSED_WINDOWS
-    if not takes_sizes and not all(value.is_plain or value.kind is Kind.ROWS for value in values):
+    if not takes_sizes and not all(value.is_plain or value.layout for value in values):
         raise RefutedError(_MIXED)
     return rule(operation, values)
 
@@ -105,7 +105,7 @@ def _rank(operation: Any) -> int:
 
 def _axes(operation: Any, place: int) -> list[int]:
     """Returns the axes of the first input that another input names, each at least 0."""
-    axes = array_of(operation.inputs[place], SAME, BATCHES[0])
+    axes = array_of(operation.inputs[place], SAME)
     return [int(axis) % _rank(operation) for axis in np.ravel(axes)]
 
 
@@ -179,7 +179,7 @@ def _of_shape(operation: Any, values: Values) -> Found:
     The shape is the first input; of BroadcastTo and Tile, it is the second.
     """
     of_constant = operation.type in MOVING
-    if of_constant and values[0].kind is Kind.ROWS:
+    if of_constant and values[0].layout:
         return moved(operation, values)
     others = list(values)
     shape = others.pop(of_constant)
@@ -189,9 +189,9 @@ def _of_shape(operation: Any, values: Values) -> Found:
         if of_constant or operation.type == "Fill":
             return SAME
         raise UnprovenError("random numbers that do not depend on the number of rows")
-    counted = np.flatnonzero(np.not_equal(shape.numbers[0], shape.numbers[-1]))
+    counted = np.flatnonzero(np.not_equal(*shape.numbers))
     axis = int(counted[0])
-    counts = {sizes[axis] / batch.rows for sizes, batch in zip(shape.numbers, BATCHES)}
+    counts = {sizes[axis] / batch for sizes, batch in zip(shape.numbers, BATCHES)}
     if len(counted) != 1 or len(counts) != 1:
         raise RefutedError("a different number of entries than rows")
     if of_constant:
@@ -252,6 +252,7 @@ RULES: dict[str, Rule] = {
     "Bitcast": lambda _, values: values[0],
     "Einsum": lambda one, values: _contraction(one, values, one.get_attr("equation").decode()),
     "GatherV2": _gather,
+    "Roll": lambda one, values: _combined(values, _axes(one, 2)),
     "OneHot": lambda one, values: values[0].shifted(0 <= one.get_attr("axis") <= values[0].axis),
     "Shape": shapes_of,
     "ShapeN": shapes_of,

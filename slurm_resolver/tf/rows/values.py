@@ -14,8 +14,8 @@ UNKNOWN what no rule derives, or what compares rows        the largest predictio
 A SUM has a degree, which is a power of the number of rows: a sum over the rows has 1, a mean has 0.
 A TensorList is known as the tensor of its stacked elements.
 
-The analysis follows sizes, and the order of rows, in a few batches of different sizes, `BATCHES`:
-what is true of all of them is no coincidence of sizes.
+The analysis follows sizes in two batches, `BATCHES`, and the order of rows in the smaller one: what
+is true of both is no coincidence of sizes.
 """
 
 from __future__ import annotations
@@ -26,22 +26,12 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-
-class Batch(NamedTuple):
-    """A batch that stands for all others: the number of its rows, and all other unknown sizes."""
-
-    rows: int
-    others: int
-
-
-# The row of each entry along an axis is followed in these two, which differ in both sizes.
-FOLLOWED = (Batch(3, 5), Batch(4, 7))
-# The last one is larger than any constant in a program, by a prime: what is computed of the number
-# of rows, such as whether it is odd, is not the same as in the first one by chance.
-BATCHES = (*FOLLOWED, Batch(3 + 1_000_003, 5))
-
-# For each of `FOLLOWED`, the row of each entry along an axis, from 1.
-RowsAlongAxis = tuple[tuple[int, ...], ...]
+# The numbers of rows of two batches that stand for all others. The second one is larger than any
+# constant in a program, by a prime: what is computed of the number of rows, such as whether it is
+# odd, is not the same in both by chance.
+FEW = 3
+BATCHES = (FEW, FEW + 100_003)
+OTHER_SIZE = 101  # any other unknown size, such as a number of tokens
 
 
 class Kind(enum.Enum):
@@ -61,7 +51,7 @@ class Value(NamedTuple):
         kind: see the table of this module.
         power: of a SUM: the power of the number of rows to which it is proportional.
         axis: of ROWS: where the rows are, at least 0. Otherwise, it means nothing.
-        layout: of ROWS: which row each entry along the axis belongs to.
+        layout: of ROWS: the row of each entry along the axis, from 1, in a batch of `FEW` rows.
         numbers: of NUMBERS: for each of `BATCHES`, as lists.
         variable: of SAME: the id of the handle, for a variable's handle or value.
         reason: of UNKNOWN: why.
@@ -70,7 +60,7 @@ class Value(NamedTuple):
     kind: Kind
     power: int = 0
     axis: int = 0
-    layout: RowsAlongAxis = ()
+    layout: tuple[int, ...] = ()
     numbers: tuple[Any, ...] = ()
     variable: int | None = None
     reason: Reason | None = None
@@ -80,9 +70,9 @@ class Value(NamedTuple):
         """The power of the number of rows to which the tensor is proportional; None if to none."""
         if self.kind is not Kind.NUMBERS:
             return self.power if self.kind in (Kind.SAME, Kind.SUM) else None
-        few, _, many = map(np.asarray, self.numbers)
+        few, many = map(np.asarray, self.numbers)
         for power in (0, 1, -1):
-            if np.allclose(few * (BATCHES[-1].rows / BATCHES[0].rows) ** power, many):
+            if np.allclose(few * (BATCHES[1] / FEW) ** power, many):
                 return power
         return None
 
@@ -150,10 +140,8 @@ def numbers(of_batches: Iterable[Any]) -> Value:
 
 def rows(axis: int = 0, count: int = 1) -> Value:
     """Returns the value of a tensor with that many entries for each row, one row after another."""
-    layout = tuple(
-        tuple(np.repeat(np.arange(1, batch.rows + 1), count).tolist()) for batch in FOLLOWED
-    )
-    return Value(Kind.ROWS, axis=axis, layout=layout)
+    layout = np.repeat(np.arange(1, FEW + 1), count).tolist()
+    return Value(Kind.ROWS, axis=axis, layout=tuple(layout))
 
 
-COUNT = numbers(batch.rows for batch in BATCHES)
+COUNT = numbers(BATCHES)
