@@ -62,9 +62,14 @@ def _run(operation: Any, inputs: Sequence[Any], **types: Any) -> list[Any]:
             )
             return [one.numpy() for one in results]
     except (tf.errors.OpError, ValueError, TypeError):
-        is_unknown = any(one.shape.as_list().count(None) > 1 for one in operation.inputs)
-        kind = UnprovenError if is_unknown else RefutedError
-        raise kind("sizes that fit only some batches") from None
+        raise _misfit(operation) from None
+
+
+def _misfit(operation: Any) -> UnprovenError:
+    """Returns the error for an operation that other sizes do not fit."""
+    is_unknown = any(one.shape.as_list().count(None) > 1 for one in operation.inputs)
+    kind = UnprovenError if is_unknown else RefutedError
+    return kind("sizes that fit only some batches")
 
 
 def array_of(tensor: Any, value: Value, batch: int = FEW) -> Any:
@@ -143,7 +148,10 @@ def moved(operation: Any, values: Values) -> Found:
             for size, (moves, one, _) in zip(many, given)
         ]
         attributes = dict(operation.node_def.attr)
-        large = graph.create_op(operation.type, inputs, attrs=attributes, op_def=operation.op_def)
+        try:
+            large = graph.create_op(operation.type, inputs, attrs=attributes)
+        except ValueError:
+            raise _misfit(operation) from None
     for one, value in zip(large.outputs, found):
         if value.layout and one.shape != _sizes(one, value, BATCHES[1]):
             raise RefutedError("a part of the rows")

@@ -253,6 +253,7 @@ RULES: dict[str, Rule] = {
     "Einsum": lambda one, values: _contraction(one, values, one.get_attr("equation").decode()),
     "GatherV2": _gather,
     "Roll": lambda one, values: _combined(values, _axes(one, 2)),
+    "MatrixBandPart": lambda one, values: _combined(values, _ALL[_rank(one) - 2 :]),
     "OneHot": lambda one, values: values[0].shifted(0 <= one.get_attr("axis") <= values[0].axis),
     "Shape": shapes_of,
     "ShapeN": shapes_of,

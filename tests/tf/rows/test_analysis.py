@@ -46,10 +46,6 @@ tf.reduce_sum(x / count(x))                                            -> refute
 tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32)                     -> a mean
 tf.math.divide_no_nan(tf.reduce_sum(x), tf.maximum(count(x), 1.0))     -> a mean
 3.0 * tf.reduce_mean(x) + tf.reduce_sum(TABLE)                         -> a mean
-tf.reduce_sum(tf.reduce_prod(x / count(x), axis=1))                    -> refuted
-tf.reduce_sum(tf.reduce_max(x / count(x), axis=1))                     -> refuted
-tf.reduce_sum(tf.pad(x / count(x), [[0, 0], [0, 1]], constant_values=1)) -> refuted
-tf.reduce_sum(tf.cast(9.0 * x / count(x), tf.int32))                   -> refuted
 tf.reduce_sum(x) + 1.0                                                 -> refuted
 0.0 + tf.reduce_sum(x)                                                 -> refuted
 tf.reduce_sum(x) + tf.reduce_mean(x)                                   -> refuted
@@ -83,12 +79,16 @@ x[::2]                                                                 -> refute
 x[0]                                                                   -> refuted
 x[:, 1:4]                                                              -> by row
 x + x[::-1]                                                            -> refuted
+tf.roll(x, 12, axis=0)                                                 -> refuted
+tf.linalg.diag_part(x)                                                 -> refuted
+tf.linalg.band_part(x, 5, 5)                                           -> refuted
+tf.reshape(x, [-1, 3, 6])                                              -> refuted
+x[-100:]                                                               -> refuted
 tf.split(doubled(x), 2)[1]                                             -> by row
 doubled(x)[:tf.shape(x)[0]]                                            -> by row
 tf.reduce_mean(doubled(x))                                             -> a mean
 tf.broadcast_to(tf.reduce_mean(x) * count(x), [])                      -> a sum
 tf.reduce_mean(x) * tf.broadcast_to(count(x), [])                      -> refuted
-tf.reduce_sum(x) / tf.reduce_sum(tf.broadcast_to(count(x), [2]))       -> refuted
 tf.reduce_sum(x) / tf.fill([], count(x))                               -> refuted
 tf.broadcast_to(1.0, tf.cast(x[:, 0], tf.int32))                       -> refuted
 tf.concat([tf.tile(TABLE[:1, None], [tf.shape(x)[0], 1, 3]), x[:, None]], 1) -> by row
