@@ -18,18 +18,7 @@ from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Factor, Step
 from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.values import (
-    COUNT,
-    MEAN,
-    SAME,
-    Kind,
-    UnprovenError,
-    Value,
-    rows,
-    unknown,
-)
-
-_COMPONENT = "a part of a sparse or ragged tensor"
+from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, Kind, Value, rows
 
 # What a tensor is that cannot be put together, by its kind.
 _MEANINGS = {
@@ -37,6 +26,7 @@ _MEANINGS = {
     Kind.NUMBERS: "computed from the number of rows",
     Kind.ROWS: "not one entry for each row",
     Kind.SUM: "a sum over the rows, multiplied or divided by their number",
+    Kind.COMPONENT: "a part of a sparse or ragged tensor",
 }
 
 
@@ -148,7 +138,7 @@ def analysis_of(part: Any) -> Analysis:
             analysis.declare(value, rows() if value.shape.rank != 0 else SAME)
             continue
         for component in tf.nest.flatten(value, expand_composites=True):
-            analysis.declare(component, unknown(component.op, UnprovenError(_COMPONENT)))
+            analysis.declare(component, COMPONENT)
     return analysis
 
 

@@ -36,6 +36,7 @@ from slurm_resolver.tf.rows.operations import (
 )
 from slurm_resolver.tf.rows.values import (
     BATCHES,
+    COMPONENT,
     MEAN,
     SAME,
     SUM,
@@ -64,7 +65,7 @@ def derive(operation: Any, values: Values) -> Found:
     if kinds <= {Kind.SAME, Kind.NUMBERS} and operation.type not in OF_SHAPE:
         return numbers_of(operation, values)
     rule = RULES.get(operation.type)
-    if rule is None:
+    if rule is None or (Kind.COMPONENT in kinds and rule is not _dense):
         raise UnprovenError("no rule")
     if Kind.SUM in kinds:
         return _of_sum(operation, values)
@@ -215,6 +216,14 @@ def _gather(operation: Any, values: Values) -> Found:
     return indices.shifted(axis)
 
 
+def _dense(operation: Any, values: Values) -> Value:
+    """Rule for what makes dense rows of a sparse tensor, whose parts are the first three inputs."""
+    turns = operation.node_def.attr["adjoint_a"].b
+    if turns or values[:3] != [COMPONENT] * 3 or not values[3].is_plain:
+        raise UnprovenError("no rule")
+    return rows()
+
+
 def _list(operation: Any, values: Values) -> Value:
     """Rule for TensorListFromTensor, which splits the first axis."""
     if not values[0].axis:
@@ -258,6 +267,8 @@ RULES: dict[str, Rule] = {
     "Shape": shapes_of,
     "ShapeN": shapes_of,
     "Size": size_of,
+    "SparseTensorDenseMatMul": _dense,
+    "SparseToDense": _dense,
     "TensorListFromTensor": _list,
     "TensorListGetItem": lambda _, values: values[0].shifted(-1),
     "TensorListLength": lambda *_: SAME,

@@ -1,15 +1,16 @@
 """What is known of a tensor in a step of which each worker computes some rows of the batch.
 
-======= =================================================  ========================================
-kind    what it is                                         examples
-======= =================================================  ========================================
-SAME    the same in all workers                            a constant, a variable
-NUMBERS sizes, and what is computed of them                `tf.shape(x)`, its first entry
-ROWS    by row along an axis: an entry for a row depends   an input, a prediction, a loss for each
-        on that row alone                                  row
-SUM     a sum over the rows                                the sum of the losses
-UNKNOWN what no rule derives, or what compares rows        the largest prediction of the batch
-======= =================================================  ========================================
+========= ================================================= ======================================
+kind      what it is                                        examples
+========= ================================================= ======================================
+SAME      the same in all workers                           a constant, a variable
+NUMBERS   sizes, and what is computed of them               `tf.shape(x)`, its first entry
+ROWS      by row along an axis: an entry for a row depends  an input, a prediction, a loss for
+          on that row alone                                 each row
+SUM       a sum over the rows                               the sum of the losses
+COMPONENT a part of a sparse or ragged tensor               `sparse.values`
+UNKNOWN   what no rule derives, or what compares rows       the largest prediction of the batch
+========= ================================================= ======================================
 
 A SUM has a degree, which is a power of the number of rows: a sum over the rows has 1, a mean has 0.
 A TensorList is known as the tensor of its stacked elements.
@@ -41,7 +42,8 @@ class Kind(enum.Enum):
     NUMBERS = 2
     ROWS = 3
     SUM = 4
-    UNKNOWN = 5
+    COMPONENT = 5
+    UNKNOWN = 6
 
 
 class Value(NamedTuple):
@@ -123,6 +125,7 @@ class RefutedError(UnprovenError):
 
 
 SAME = Value(Kind.SAME)
+COMPONENT = Value(Kind.COMPONENT)
 SUM = Value(Kind.SUM, power=1)
 MEAN = Value(Kind.SUM)
 
