@@ -70,7 +70,7 @@ def derive(operation: Any, values: Values) -> Found:
     if Kind.SUM in kinds:
         return _of_sum(operation, values)
     takes_sizes = operation.type in MOVING | OF_SHAPE | TRANSPOSED_WINDOWS
-    if not takes_sizes and not all(value.is_plain or value.layout for value in values):
+    if not takes_sizes and any(value.numbers and not value.is_plain for value in values):
         raise RefutedError(_MIXED)
     return rule(operation, values)
 
