@@ -206,6 +206,7 @@ SET_MASK = keras.src.backend.common.masking:set_keras_mask(x, mask)
 # The graph of a step is analysed, and the functions that it calls.
 FUNCTION_GRAPH = tensorflow.python.framework.func_graph:FuncGraph
 FUNCTION_OF_GRAPH = tensorflow:Graph._get_function(self, name)
+EXECUTE = tensorflow.python.eager.execute:execute(op_name, num_outputs, inputs, attrs, ctx)
 BATCH_NORMALIZATION = keras:layers.BatchNormalization.call(self, inputs)
 
 # A metric's variables are the same in all workers. The first two metrics only contain others, and

@@ -17,7 +17,7 @@ from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.splitting import check_may_assume, refuse, value_of
 from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.rows.values import COUNT, SAME, Kind, Value, rows
+from slurm_resolver.tf.rows.values import COUNT, SAME, Value, rows
 
 
 def gradient_in_step(
@@ -135,7 +135,7 @@ def _value_of_source(step: Step, source: Any) -> Value:
     if step.whole:
         return rows()  # the gradient is the whole batch's already
     value = value_of(step, tf.convert_to_tensor(source), "the source of a gradient")
-    if value.is_plain or value.is_by_row:
+    if value.is_plain or value.layout:
         return value
     raise refuse("the source of a gradient")
 
@@ -148,6 +148,6 @@ def _output_gradient(step: Step, target: Any, given: Any) -> Any:
     if value.is_mean or value.is_plain:
         # Divided by the replica's rows, it is the same in all workers.
         return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)
-    if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
-        raise refuse("the target of a gradient")
-    return output
+    if value.is_sum or value.layout:
+        return output
+    raise refuse("the target of a gradient")

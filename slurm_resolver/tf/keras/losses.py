@@ -14,7 +14,7 @@ import tensorflow as tf
 from slurm_resolver.tf.keras.splitting import ComputeWholeError, put_together, value_of
 from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.rows.values import MEAN, Kind
+from slurm_resolver.tf.rows.values import MEAN
 
 
 def loss_in_step(
@@ -49,7 +49,7 @@ def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
     if step.whole:
         return loss
     value = value_of(step, loss, what, certain=certain)
-    if value.kind is not Kind.SUM or value.power:
+    if not value.is_sum:
         return loss
     return step.declare(loss * tf.cast(step.inverse_weight, loss.dtype), MEAN)
 

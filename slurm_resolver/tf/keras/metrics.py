@@ -62,15 +62,15 @@ def _kinds(step: Step, metric: Any, update: Method) -> dict[int, Value] | None:
     graph = private_names.FUNCTION_GRAPH.get()(metric.name)
     with graph.as_default(), step.setting("nested"):
         update()
-    of_handles = {
+    of_handles: dict[int | None, int] = {
         id(component.handle): id(variable)
         for variable in metric.variables
         for component in step.components(variable)
     }
     kinds: dict[int, Value] = {}
     for assignment in step.analysis.assigned(graph):
-        kind = summed_as(assignment.added)
-        variable = of_handles.get(id(assignment.handle))
+        kind = summed_as(assignment.added) if assignment.added else None
+        variable = of_handles.get(assignment.variable)
         if kind is None or variable is None or kinds.setdefault(variable, kind) != kind:
             return None
     return kinds

@@ -18,7 +18,6 @@ from slurm_resolver.tf.keras.program_lines import line_of_program
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.computed import sizes_of
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Value, rows
 
 
@@ -128,8 +127,6 @@ def analysis_of(part: Any) -> Analysis:
             continue
         for component in tf.nest.flatten(value, expand_composites=True):
             analysis.declare(component, COMPONENT)
-        if isinstance(value, tf.SparseTensor):
-            analysis.declare(value.dense_shape, sizes_of(value, rows()))
     return analysis
 
 
@@ -148,5 +145,5 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     }
     for assignment in step.analysis.assigned():
         value = assignment.value
-        if not value.is_plain and id(assignment.handle) not in exempt:
+        if not value.is_plain and assignment.variable not in exempt:
             check_may_assume(step, "a new value of a variable", value, assignment.operation)

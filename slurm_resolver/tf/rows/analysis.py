@@ -8,22 +8,22 @@ What changes variables is found as well, in the same functions.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.rows.operations import FOLDED, STATEFUL
+from slurm_resolver.tf.rows.operations import OF_SHAPE, STATEFUL
 from slurm_resolver.tf.rows.rules import derive, join
 from slurm_resolver.tf.rows.values import (
     SAME,
+    Found,
     Kind,
-    Reason,
     RefutedError,
     UnprovenError,
     Value,
     Values,
+    unknown,
 )
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
@@ -35,15 +35,15 @@ class Assignment(NamedTuple):
 
     Attributes:
         operation: of TensorFlow.
-        handle: of the variable, outside of all graphs.
+        variable: the id of the variable's handle outside of all graphs; None if it has none.
         value: what is known of the variable's new value, or of what decides about the change.
-        added: what is known of what is added to the variable; the kind UNKNOWN if it is replaced.
+        added: what is known of what is added to the variable; None if it is replaced.
     """
 
     operation: Any
-    handle: Any
+    variable: int | None
     value: Value
-    added: Value
+    added: Value | None
 
 
 class Analysis:
@@ -58,13 +58,12 @@ class Analysis:
         self._graph = graph
         self._function_of = function_of
         self._begin = len(graph.get_operations())
-        # By the reference of a tensor: what is declared, what is derived, and for an argument that
-        # stands for a variable its handle.
+        # By the reference of a tensor: what is declared, and what is derived.
         self._declared: dict[Any, Value] = {}
         self._values: dict[Any, Value] = {}
-        self._handles: dict[Any, Any] = {}
         self._called: dict[Any, list[Analysis]] = {}  # the functions that an operation calls
-        self._decides: dict[Any, Value] = {}  # a condition or loop that depends on the batch
+        # Why nothing is known of what an operation calls, such as of a condition on the batch.
+        self._unknown: dict[Any, Value] = {}
 
     def declare(self, tensor: Any, value: Value) -> None:
         """Notes what is known of a tensor from elsewhere, whatever its operation is."""
@@ -77,104 +76,91 @@ class Analysis:
             current = waiting.pop()
             if self._known(current):
                 continue
-            needed = [one for one in _sources(current) if not self._known(one)]
+            needed = [one for one in _sources(current.op) if not self._known(one)]
             if needed:
                 waiting += [current, *needed]
             else:
-                self._derive(current)
-        value = self._known(tensor)
-        assert value is not None
+                self._derive(current.op)
+        value: Value = self._known(tensor)
         return value
 
-    def _known(self, tensor: Any) -> Value | None:
+    def _known(self, tensor: Any) -> Any:
+        if not hasattr(tensor, "op"):  # a variable or a constant, made outside of all graphs
+            return Value(Kind.SAME, variable=id(tensor))
         reference = tensor.ref()
         return self._declared.get(reference) or self._values.get(reference)
 
-    def _derive(self, tensor: Any) -> None:
-        operation = tensor.op
-        values: list[Any] = [self._known(one) for one in _sources(tensor)]
+    def _derive(self, operation: Any) -> None:
         try:
-            found = self._results(operation, values)
-        except UnprovenError as error:
-            found = _unknown(operation, error)
+            found = self._found(operation)
         except (ValueError, TypeError, LookupError) as error:  # such as for an unknown rank
-            found = _unknown(operation, UnprovenError(f"no rule for its inputs: {error}"))
-        if not isinstance(found, list):
+            found = unknown(operation, error)
+        if isinstance(found, Value):
+            if found.reason:
+                self._unknown[operation] = found
             found = [found] * len(operation.outputs)
         self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
 
-    def _results(self, operation: Any, values: Values) -> Any:
-        if operation.type == "Placeholder":
-            return values or _argument(operation.outputs[0])
+    def _found(self, operation: Any) -> Found:
+        values: list[Value] = [self._known(one) for one in _sources(operation)]
         if operation.type in _CALLS:
             return _CALLS[operation.type](self, operation, values)
-        if operation.type != "IdentityN":
-            for value in values:
-                if value.kind is Kind.UNKNOWN:
-                    return value
-        if all(value == SAME for value in values) and not _is_of_constants(operation):
-            if operation.type in STATEFUL or not operation.op_def.is_stateful:
-                return SAME
+        if operation.type == "Placeholder" and not values:
+            if operation.outputs[0].dtype != tf.resource:
+                raise UnprovenError("an argument of a function or loop that is being traced")
+        elif operation.type in ("Placeholder", "IdentityN"):
+            return values
+        for value in values:
+            if value.reason:
+                return value
+        is_same = all(value.kind is Kind.SAME for value in values)
+        is_harmless = operation.type in STATEFUL or (operation.type in OF_SHAPE and not is_same)
+        if operation.op_def.is_stateful and not is_harmless:
             raise UnprovenError("it may differ from worker to worker")
+        if is_same:
+            reads = operation.type in ("Identity", "ReadVariableOp")
+            return values[0] if reads else SAME
         return derive(operation, values)
 
     # --- Functions -------------------------------------------------------------------------------
 
-    def call(self, operation: Any, values: Values, name: str = "f", first: int = 0) -> Values:
+    def call(self, operation: Any, values: Values, name: str = "f") -> Values:
         """Derives what the results of a function are.
 
         Args:
             operation: calls the function.
-            values: what is known of the operation's inputs.
+            values: what is known of the function's arguments.
             name: the operation's attribute that names the function.
-            first: the number of the input that is the function's first argument.
         """
-        function = operation.get_attr(name).name
-        graph = self._function_of(operation.graph, function)
+        called = self._called.setdefault(operation, [])
+        graph = self._function_of(operation.graph, operation.get_attr(name).name)
         if graph is None:
             raise UnprovenError("a function without a graph")
-        handles = [self._handle_of(one) for one in operation.inputs[first:]]
-        references = [one.ref() for one in graph.inputs]
         inner = Analysis(graph, self._function_of)
-        inner._begin = 0
         inner._declared = self._declared
-        inner._values = dict(zip(references, values[first:]))
-        inner._handles = dict(zip(references, handles))
-        self._called.setdefault(operation, []).append(inner)
+        inner._values = {one.ref(): value for one, value in zip(graph.inputs, values)}
+        called.append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
-    def condition(self, operation: Any, values: Values) -> Values:
+    def condition(self, operation: Any, values: Values) -> Found:
         """Derives what a condition returns: what both branches do, unless the data decides."""
         branches = [
-            self.call(operation, values, name, first=1) for name in ("then_branch", "else_branch")
+            self.call(operation, values[1:], name) for name in ("then_branch", "else_branch")
         ]
-        if not values[0].is_plain:
-            return self._depend(operation, values[0], "a condition")
-        return [_joined(operation, *pair) for pair in zip(*branches)]
+        joined = [join(operation, *pair) for pair in zip(*branches)]
+        return _unless_batch_decides(values[0], joined)
 
-    def loop(self, operation: Any, values: Values) -> Values:
+    def loop(self, operation: Any, values: Values) -> Found:
         """Derives what the variables of a loop are in any round, and whether the data ends it."""
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
             after = self.call(operation, values, "body")
-            joined = [_joined(operation, *pair) for pair in zip(values, after)]
+            joined = [join(operation, *pair) for pair in zip(values, after)]
             if joined == values:
-                break
+                (goes_on,) = self.call(operation, values, "cond")
+                return _unless_batch_decides(goes_on, values)
             values = joined
-        else:
-            raise UnprovenError("a loop with another value in each round")
-        ends = self.call(operation, values, "cond")[0]
-        if not ends.is_plain:
-            return self._depend(operation, ends, "the end of a loop")
-        return values
-
-    def _depend(self, operation: Any, condition: Value, what: str) -> Values:
-        """Returns the values of what depends on a condition that differs between the workers."""
-        if condition.kind is not Kind.UNKNOWN:
-            error = RefutedError(f"{what} that depends on the batch")
-            condition = _unknown(operation, error)
-        self._decides[operation] = condition
-        return [condition] * len(operation.outputs)
+        raise UnprovenError("a loop with another value in each round")
 
     # --- Variables -------------------------------------------------------------------------------
 
@@ -187,46 +173,33 @@ class Analysis:
         """
         begin = 0 if graph else self._begin
         for operation in (graph or self._graph).get_operations()[begin:]:
-            if operation.type in _CALLS and operation.op_def.is_stateful:
-                yield from self._assigned_in_call(operation, decides)
+            if not operation.op_def.is_stateful:
+                continue
+            values = [self.value_of(one) for one in operation.inputs]
+            if operation.type in _CALLS:
+                if operation not in self._called:
+                    self._derive(operation)
+                condition = self._unknown.get(operation, decides)
+                for inner in self._called[operation]:
+                    yield from inner.assigned(inner._graph, condition)
+                if not self._called[operation]:
+                    yield Assignment(operation, None, condition, None)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
-                values = [self.value_of(one) for one in operation.inputs[1:]]
                 value = next((one for one in (decides, *values) if not one.is_plain), SAME)
-                added = _added(operation)
-                yield Assignment(
-                    operation,
-                    self._handle_of(operation.inputs[0]),
-                    value,
-                    added=_REPLACED if added is None or decides != SAME else self.value_of(added),
-                )
+                added = None if decides.reason else self._added(operation, *values[:2])
+                yield Assignment(operation, values[0].variable, value, added)
 
-    def _assigned_in_call(self, operation: Any, decides: Value) -> Iterator[Assignment]:
-        values = [self.value_of(one) for one in operation.inputs]
-        try:
-            if operation not in self._called:
-                _CALLS[operation.type](self, operation, values)
-        except UnprovenError as error:
-            yield Assignment(operation, None, _unknown(operation, error), added=_REPLACED)
-            return
-        for inner in self._called[operation]:
-            yield from inner.assigned(decides=self._decides.get(operation, decides))
-
-    def _handle_of(self, tensor: Any) -> Any:
-        """Returns the handle outside of all graphs that a tensor stands for, if it is one."""
-        while tensor.dtype == tf.resource and hasattr(tensor, "op"):
-            outer = _captured(tensor)
-            if tensor.ref() in self._handles:
-                return self._handles[tensor.ref()]
-            if not outer:
-                break
-            (tensor,) = outer
-        return tensor
+    def _added(self, operation: Any, variable: Value, value: Value) -> Value | None:
+        """Returns what an operation adds to a variable; None if it does something else."""
+        total = operation.inputs[1].op
+        if operation.type == "AssignVariableOp" and total.type == "AddV2":
+            before, added = map(self.value_of, total.inputs)
+            is_same = before.variable is not None and before.variable == variable.variable
+            return added if is_same else None
+        return value if operation.type == "AssignAddVariableOp" else None
 
 
-# What is known of what is added to a variable that gets another value.
-_REPLACED = Value(Kind.UNKNOWN, reason=Reason("a new value", refuted=True))
-
-_CALLS: dict[str, Callable[[Analysis, Any, Values], Values]] = {
+_CALLS: dict[str, Callable[[Analysis, Any, Values], Found]] = {
     "PartitionedCall": Analysis.call,
     "StatefulPartitionedCall": Analysis.call,
     "If": Analysis.condition,
@@ -236,59 +209,18 @@ _CALLS: dict[str, Callable[[Analysis, Any, Values], Values]] = {
 }
 
 
-def _sources(tensor: Any) -> list[Any]:
-    """Returns what a tensor is computed of: inputs, or the outer tensor that was captured."""
-    if tensor.op.type != "Placeholder":
-        return list(tensor.op.inputs)
-    return [outer for outer in _captured(tensor) if hasattr(outer, "op")]
+def _sources(operation: Any) -> list[Any]:
+    """Returns the inputs of an operation, or the outer tensor that it stands for."""
+    if operation.type != "Placeholder":
+        return list(operation.inputs)
+    captures = getattr(operation.graph, "captures", ())
+    return [outer for outer, inner in captures if inner is operation.outputs[0]]
 
 
-def _captured(tensor: Any) -> list[Any]:
-    """Returns the outer tensor, or one made outside of all graphs, that a tensor stands for."""
-    captures = getattr(tensor.graph, "captures", ())
-    return [outer for outer, inner in captures if inner is tensor]
-
-
-def _argument(placeholder: Any) -> Value:
-    """Returns the value of a placeholder that stands for no tensor of an outer graph."""
-    if placeholder.dtype == tf.resource or _captured(placeholder):
-        return SAME  # a variable, or a constant made outside of all graphs
-    raise UnprovenError("an argument of a function or loop that is being traced")
-
-
-def _is_of_constants(operation: Any) -> bool:
-    """Whether sizes may be computed of what an operation computes from constants."""
-    return (
-        operation.type in FOLDED
-        and operation.outputs[0].dtype.is_integer
-        and all(tensor.op.type == "Const" for tensor in operation.inputs)
-    )
-
-
-def _added(operation: Any) -> Any:
-    """Returns the tensor that an operation adds to a variable; None if it does something else."""
-    handle, value = operation.inputs[:2]
-    if operation.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
-        return value
-    if operation.type != "AssignVariableOp" or value.op.type not in ("AddV2", "Sub"):
-        return None
-    for one, other in itertools.permutations(value.op.inputs):
-        while one.op.type == "Identity":
-            (one,) = one.op.inputs
-        if one.op.type == "ReadVariableOp" and one.op.inputs[0] is handle:
-            return other
-        if value.op.type == "Sub":
-            break  # only the first one is kept
-    return None
-
-
-def _unknown(operation: Any, error: UnprovenError) -> Value:
-    reason = Reason(str(error), isinstance(error, RefutedError), operation)
-    return Value(Kind.UNKNOWN, reason=reason)
-
-
-def _joined(operation: Any, one: Value, other: Value) -> Value:
-    try:
-        return join(one, other)
-    except UnprovenError as error:
-        return _unknown(operation, error)
+def _unless_batch_decides(decides: Value, values: Values) -> Found:
+    """Returns values, unless what decides about them differs between the workers."""
+    if decides.reason:
+        return decides
+    if not decides.is_plain:
+        raise RefutedError("a condition, or the end of a loop, that depends on the batch")
+    return values

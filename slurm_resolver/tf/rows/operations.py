@@ -11,8 +11,8 @@ def names(text: str) -> set[str]:
 # Each entry of the result is an entry of an input, or a constant.
 MOVING = names(
     """
-    BatchToSpaceND BroadcastTo ConcatV2 DepthToSpace ExpandDims MatrixBandPart MatrixDiagPartV3
-    MirrorPad Pack Pad PadV2 Reshape ReverseV2 Roll Slice SpaceToBatchND SpaceToDepth Split SplitV
+    BatchToSpaceND BroadcastTo ConcatV2 DepthToSpace ExpandDims MatrixDiagPartV3
+    MirrorPad Pack Pad PadV2 Reshape ReverseV2 Slice SpaceToBatchND SpaceToDepth Split SplitV
     Squeeze StridedSlice Tile Transpose Unpack
     """
 )
@@ -59,25 +59,36 @@ WINDOWS = names(
 TRANSPOSED_WINDOWS = names(
     "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
 )
-# Entries are combined along the last axis, along the last two, or along the axis that the second
-# input names.
+# Entries are combined along the last axis, or along the axis that the second input names.
 ALONG_LAST_AXIS = names("BiasAdd FFT IFFT IRFFT LogSoftmax RFFT Softmax TopKV2")
-ALONG_TWO_AXES = names("Cholesky FFT2D IFFT2D MatrixInverse")
 ALONG_GIVEN_AXIS = names("Cumprod Cumsum CumulativeLogsumexp")
+# Entries of all rows are combined.
+COMBINING = names(
+    """
+    Bincount DenseBincount L2Loss ScatterNd SegmentMax SegmentMean SegmentMin SegmentSum
+    TensorScatterAdd TensorScatterUpdate UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
+    UnsortedSegmentSum
+    """
+)
+# An element of a list is set or added.
+SETTING = names("TensorListPushBack TensorListSetItem")
 # The second input has the keys of a table of entries.
 LOOKING_UP = names("LookupTableFindV2 ResourceGather")
 MATRIX_PRODUCTS = names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")
 ADDING = names("Add AddN AddV2 Complex Sub")
 DIVIDING = names("Div DivNoNan RealDiv")
-# A sum over rows may be one of the inputs, if the others are the same everywhere.
-FACTORS = DIVIDING | MATRIX_PRODUCTS | names("Einsum Mul")
+# A sum over rows may be one of the inputs, if the others are the same everywhere, or sizes.
+FACTORS = MATRIX_PRODUCTS | names("Einsum Mul")
 # Sums over rows may be added to others.
 JOINING = ADDING | names("ConcatV2 Pack Select SelectV2")
-LINEAR = KEEPING | MOVING | JOINING | names("Cumsum Fill GatherV2 Mean Sum")
-# Those that compute sizes of constants, which are followed too.
-FOLDED = names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
-# A factor of all rows, such as a power of their number, is a factor of the result.
-SCALED = LINEAR | FACTORS | names("Max Min")
+LINEAR = (KEEPING | MOVING | names("Cumsum GatherV2 Mean Sum")) - JOINING
+# Those that compute sizes of constants.
+FOLDED = names(
+    """
+    Add AddV2 Cast ConcatV2 ExpandDims Fill FloorDiv FloorMod GatherV2 Identity Maximum Minimum Mul
+    Neg Pack Prod Range Reshape Squeeze StridedSlice Sub Sum Unpack
+    """
+)
 # Stateful ones whose result is the same in all workers if their inputs are: those that read
 # variables and tables, and that count the random numbers which have been drawn.
 STATEFUL = names(

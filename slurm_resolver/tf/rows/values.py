@@ -1,23 +1,22 @@
 """What is known of a tensor in a step of which each worker computes some rows of the batch.
 
-========= =================================================  ======================================
-kind      what it is                                         examples
-========= =================================================  ======================================
-SAME      the same in all workers                            a constant, a variable
-NUMBERS   sizes, and what is computed of them                `tf.shape(x)`, its first entry
-ROWS      by row along an axis: an entry for a row depends   an input, a prediction, a loss for
-          on that row alone                                  each row
-SUM       a sum over the rows                                the sum of the losses
-COMPONENT a part of a sparse or ragged tensor by row         `sparse.values`
-LIST      a TensorList, whose elements are of one kind       the outputs of a recurrent layer
-UNKNOWN   what no rule derives, or what compares rows        the largest prediction of the batch
-========= =================================================  ======================================
+========= ================================================= ======================================
+kind      what it is                                        examples
+========= ================================================= ======================================
+SAME      the same in all workers                           a constant, a variable
+NUMBERS   sizes, and what is computed of them               `tf.shape(x)`, its first entry
+ROWS      by row along an axis: an entry for a row depends  an input, a prediction, a loss for
+          on that row alone                                 each row
+SUM       a sum over the rows                               the sum of the losses
+COMPONENT a part of a sparse or ragged tensor               `sparse.values`
+UNKNOWN   what no rule derives, or what compares rows       the largest prediction of the batch
+========= ================================================= ======================================
 
-ROWS and SUM have a power of the number of rows, by which the tensor has been multiplied: a mean
-over rows is a sum with power -1. So a mean may be computed in any order.
+A SUM has a degree, which is a power of the number of rows: a sum over the rows has 1, a mean has 0.
+A TensorList is known as the tensor of its stacked elements.
 
-The analysis follows sizes, and the order of rows, in a few batches of different sizes, `BATCHES`:
-what is true of all of them is no coincidence of sizes.
+The analysis follows sizes in two batches, `BATCHES`, and the order of rows in the smaller one: what
+is true of both is no coincidence of sizes.
 """
 
 from __future__ import annotations
@@ -28,21 +27,12 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-
-class Batch(NamedTuple):
-    """A batch that stands for all others: the number of its rows, and all other unknown sizes."""
-
-    rows: int
-    others: int
-
-
-# The last one is larger than any constant in a program.
-BATCHES = (Batch(3, 5), Batch(4, 5), Batch(4, 7), Batch(1_000_003, 5))
-# The row of each entry along an axis is followed in these two, which differ in both sizes.
-FOLLOWED = (BATCHES[0], BATCHES[2])
-
-# For each of `FOLLOWED`, the row of each entry along an axis, from 1: bytes of int32.
-RowsAlongAxis = tuple[bytes, ...]
+# The numbers of rows of two batches that stand for all others. The second one is larger than any
+# constant in a program, by a prime: what is computed of the number of rows, such as whether it is
+# odd, is not the same in both by chance.
+FEW = 3
+BATCHES = (FEW, FEW + 100_003)
+OTHER_SIZE = 101  # any other unknown size, such as a number of tokens
 
 
 class Kind(enum.Enum):
@@ -53,8 +43,7 @@ class Kind(enum.Enum):
     ROWS = 3
     SUM = 4
     COMPONENT = 5
-    LIST = 6
-    UNKNOWN = 7
+    UNKNOWN = 6
 
 
 class Value(NamedTuple):
@@ -62,62 +51,55 @@ class Value(NamedTuple):
 
     Attributes:
         kind: see the table of this module.
-        power: of the number of rows, by which ROWS and SUM have been multiplied.
-        axis: of ROWS: where the rows are, at least 0.
-        layout: of ROWS: which row each entry along the axis belongs to.
-        entries: of NUMBERS: for each of `BATCHES` the numbers. Of LIST: what is known of an
-            element. A list without elements is SAME.
+        power: of a SUM: the power of the number of rows to which it is proportional.
+        axis: of ROWS: where the rows are, at least 0. Otherwise, it means nothing.
+        layout: of ROWS: the row of each entry along the axis, from 1, in a batch of `FEW` rows.
+        numbers: of NUMBERS: for each of `BATCHES`, as lists.
+        variable: of SAME: the id of the handle, for a variable's handle or value.
         reason: of UNKNOWN: why.
     """
 
     kind: Kind
     power: int = 0
     axis: int = 0
-    layout: RowsAlongAxis = ()
-    entries: tuple[Any, ...] = ()
+    layout: tuple[int, ...] = ()
+    numbers: tuple[Any, ...] = ()
+    variable: int | None = None
     reason: Reason | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the tensor is the same in all workers, however many rows they have."""
-        return self == SAME or (self.kind is Kind.NUMBERS and self.degree == 0)
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the tensor is a mean over the rows."""
-        return self == MEAN
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether the tensor is a sum over the rows, such as their number."""
-        return self == SUM or (self.kind is Kind.NUMBERS and self.degree == 1)
-
-    @property
-    def is_by_row(self) -> bool:
-        """Whether each entry depends on one row, and not on their number."""
-        return self.kind is Kind.ROWS and not self.power
 
     @property
     def degree(self) -> int | None:
         """The power of the number of rows to which the tensor is proportional; None if to none."""
         if self.kind is not Kind.NUMBERS:
-            return self.power
+            return self.power if self.kind in (Kind.SAME, Kind.SUM) else None
+        few, many = map(np.asarray, self.numbers)
         for power in (0, 1, -1):
-            few, more, _, many = (
-                np.asarray(numbers) / float(batch.rows) ** power
-                for batch, numbers in zip(BATCHES, self.entries)
-            )
-            if np.allclose(few, more) and np.allclose(few, many):
+            if np.allclose(few * (BATCHES[1] / FEW) ** power, many):
                 return power
         return None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tensor is the same in all workers, however many rows they have."""
+        return self.kind is not Kind.SUM and self.degree == 0
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the tensor is a mean over the rows."""
+        return self.kind is Kind.SUM and not self.power
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the tensor is a sum over the rows, such as their number."""
+        return self.degree == 1
+
     def shifted(self, places: int) -> Value:
-        """Returns the value whose rows are that many axes later."""
+        """Returns the value whose rows, if it has some, are that many axes later."""
         return self._replace(axis=self.axis + places)
 
 
 Values = Sequence[Value]  # what is known of an operation's inputs
-Found = Union[Value, list[Value]]  # of all its results together, or of each
+Found = Union[Value, Values]  # of all its results together, or of each
 
 
 class Reason(NamedTuple):
@@ -131,10 +113,10 @@ class Reason(NamedTuple):
 
     text: str
     refuted: bool
-    operation: Any = None
+    operation: Any
 
 
-class UnprovenError(Exception):
+class UnprovenError(ValueError):
     """Raised by a rule that does not know its result."""
 
 
@@ -143,32 +125,26 @@ class RefutedError(UnprovenError):
 
 
 SAME = Value(Kind.SAME)
-SUM = Value(Kind.SUM)
-MEAN = Value(Kind.SUM, power=-1)
 COMPONENT = Value(Kind.COMPONENT)
+SUM = Value(Kind.SUM, power=1)
+MEAN = Value(Kind.SUM)
+
+
+def unknown(operation: Any, error: Exception) -> Value:
+    """Returns the value of what an operation computes, given why no rule derives it."""
+    text = str(error) if isinstance(error, UnprovenError) else "no rule for its inputs"
+    return Value(Kind.UNKNOWN, reason=Reason(text, isinstance(error, RefutedError), operation))
 
 
 def numbers(of_batches: Iterable[Any]) -> Value:
     """Returns the value of a tensor of numbers, given its numbers for each of `BATCHES`."""
-    return Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in of_batches))
+    return Value(Kind.NUMBERS, numbers=tuple(np.asarray(one).tolist() for one in of_batches))
 
 
-def rows(axis: int = 0, layout: RowsAlongAxis = (), power: int = 0) -> Value:
-    """Returns the value of a tensor by row along an axis, by default with one entry for each."""
-    return Value(Kind.ROWS, power, axis, layout or repeated(1))
+def rows(axis: int = 0, count: int = 1) -> Value:
+    """Returns the value of a tensor with that many entries for each row, one row after another."""
+    layout = np.repeat(np.arange(1, FEW + 1), count).tolist()
+    return Value(Kind.ROWS, axis=axis, layout=tuple(layout))
 
 
-COUNT = numbers(batch.rows for batch in BATCHES)
-
-
-def repeated(count: int) -> RowsAlongAxis:
-    """Returns the layout with a number of entries for each row, one row after another."""
-    return tuple(
-        np.repeat(np.arange(1, batch.rows + 1, dtype=np.int32), count).tobytes()
-        for batch in FOLLOWED
-    )
-
-
-def list_of(element: Value) -> Value:
-    """Returns the value of a TensorList with equal elements."""
-    return Value(Kind.LIST, entries=(element,))
+COUNT = numbers(BATCHES)
