@@ -11,15 +11,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Callable
 
 from slurm_resolver import signals
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import Fields, JobRef
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.supervision.step import say
+from slurm_resolver.supervision.step import SignalRelay, say
 
 _OPTIONS = (
     "--overlap",  # shares all that the node has with the training
@@ -37,36 +39,81 @@ _KEPT_VARIABLES = (
     "SLURM_JWT",
     "SLURM_CLUSTERS",
 )
+_RETRY_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def watched(
     step: SlurmStep,
     job_ref: JobRef,
-    nodes: Sequence[str],
+    healthy: Callable[[], Sequence[str]],
     requeue: bool,
     every: float,
+    relay: SignalRelay,
 ) -> Iterator[None]:
-    """Has the last of the nodes watch that of the batch file, every `every` seconds, 0 for never.
+    """Has a node watch that of the batch file, every `every` seconds, 0 for never.
 
-    It should be one of the training's: when it fails, the training starts again, and so does this.
+    The last of the `healthy` nodes does it, as it may be a spare one. If its step ends, another one
+    starts. This step gets what is sent to all steps of the job, also while the training is paused:
+    `relay` records it. If `every` is 0, the step starts at the first pause.
     """
-    others = [name for name in nodes if name != step.node_name]
-    if not (every and step.node_name and others):
+    closed = threading.Event()
+    process: subprocess.Popen[str] | None = None
+    words = ""
+
+    def watch() -> None:
+        nonlocal process, words
+        failed = 0
+        if not every:
+            relay.paused.wait()
+        while not closed.is_set():
+            nodes = healthy()
+            others = [name for name in nodes if name != step.node_name]
+            candidates = others or nodes or [""]  # srun refuses the last one
+            # The node itself may be why the last step has ended.
+            node = candidates[-1 - failed % len(candidates)]
+            watches = every if others and step.node_name else 0
+            process = _start(node, watches, job_ref, requeue)
+            if closed.is_set():
+                process.terminate()
+            words = process.communicate()[1].strip()
+            number = process.returncode - 128  # as srun reports a task that a signal has ended
+            if number not in signals.PASSED_ON:
+                failed += 1
+                closed.wait(_RETRY_SECONDS)
+            elif relay.paused.is_set():
+                relay.announced = signal.Signals(number)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
         yield
-        return
-    end = ["scontrol", "requeue"] if requeue else ["scancel"]
-    process = subprocess.Popen(
+    finally:
+        ended = process and process.poll() is not None
+        closed.set()
+        relay.paused.set()  # ends a wait
+        if process:
+            process.terminate()
+        thread.join(10.0)
+        if process:
+            process.kill()
+        if ended and words and not relay.final_signal:
+            say(f"the step that watches this node has ended: {words}")
+
+
+def _start(node: str, every: float, job_ref: JobRef, requeue: bool) -> subprocess.Popen[str]:
+    """Starts `main` as a step on this node."""
+    return subprocess.Popen(
         [
             "srun",
             *_OPTIONS,
-            f"--nodelist={others[-1]}",
+            f"--nodelist={node}",
             sys.executable,
             "-m",
             __name__,
             f"{every:g}",
             job_ref,
-            *end,
+            *(["scontrol", "requeue"] if requeue else ["scancel"]),
         ],
         env={
             name: value
@@ -75,25 +122,16 @@ def watched(
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,  # srun reports each end, also the one below
+        stderr=subprocess.PIPE,  # srun reports each end, also the one of `watched`
         text=True,
         errors="replace",
     )
-    try:
-        yield
-    finally:
-        refused = process.poll() == 1  # else a signal to all steps of the job has ended it
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            _, words = process.communicate(timeout=10.0)
-            if refused and "Node failure" not in words:  # the training ends as well
-                say(f"no other node has watched this one: {words.strip()}")
-        process.kill()
 
 
 def main(every: float, job_ref: JobRef, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
-    signals.handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)  # they are for the training
+    while not every:  # this step is there for signals only
+        signal.pause()
     slurm_job: Fields = {}
     while not _is_lost(slurm_job):
         time.sleep(every)

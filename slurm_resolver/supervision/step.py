@@ -58,14 +58,18 @@ class SignalRelay:
     srun gives SIGUSR1 and SIGUSR2 to all tasks, and kills them on SIGTERM.
 
     Attributes:
-        received: the first signal that has come, after which the step is not started again.
+        received: the first signal that has come.
+        announced: one that all steps of the job got while the training was `paused`.
+        paused: whether the training does not run: its step has failed, or the nodes are checked.
         srun: the process that gets them.
     """
 
     received: signal.Signals | None = None
+    announced: signal.Signals | None = None
     srun: subprocess.Popen[bytes] | None = None
 
     def __init__(self) -> None:
+        self.paused = threading.Event()
         signals.handle(signals.PASSED_ON, self._pass_on)
 
     def _pass_on(self, number: int, frame: object) -> None:
@@ -74,10 +78,15 @@ class SignalRelay:
         if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
+    @property
+    def final_signal(self) -> signal.Signals | None:
+        """A signal after which the step is not started again."""
+        return self.received or self.announced
+
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while not self.received and time.monotonic() < until:
+        while not self.final_signal and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
 
@@ -261,6 +270,7 @@ def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> Ste
             output.feed(data)
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
+                relay.paused.set()
     ended.set()
     output.status = signals.shell_status(process.returncode)
     return output

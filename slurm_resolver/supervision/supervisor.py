@@ -101,7 +101,16 @@ class Supervisor:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
         try:
-            self._run_until_success()
+            self._update_states()
+            with watched(
+                self._step,
+                self._job_ref,
+                lambda: healthy_nodes(self._states),
+                self._options.requeue,
+                self._options.watch,
+                self._relay,
+            ):
+                self._run_until_success()
             if failures:
                 say(f"ended with status 0, after {counted(len(failures), 'restart')}")
             return 0
@@ -125,7 +134,6 @@ class Supervisor:
         """
         options = self._options
         failures = self._failures
-        self._update_states()
         wanted = options.nodes or len(self._states)
         least = options.min_nodes or wanted or 1
         to_check = options.check
@@ -141,6 +149,7 @@ class Supervisor:
                 )
             if to_check:
                 known = len(self._suspects)
+                self._relay.paused.set()
                 output = self._run_on(chosen, [options.command[0], *_CHECK])
                 if output.status and not output.bad:
                     say(f"the check of the nodes has failed: {output.failure().text}")
@@ -156,11 +165,11 @@ class Supervisor:
                     )
                 elif self._suspects:
                     say(now)
-                watchers = [*healthy, *chosen]
-                with watched(self._step, self._job_ref, watchers, options.requeue, options.watch):
-                    output = self._run_on(chosen, options.command)
+                self._relay.paused.clear()
+                output = self._run_on(chosen, options.command)
                 if output.status == 0:
                     return
+                self._relay.paused.set()
                 failures.append(output.failure())
                 self._suspects.update(output.bad)
                 self._check_failure(spare=len(self._states) > len(chosen))
@@ -220,12 +229,17 @@ class Supervisor:
                         self._options.least_time,
                         time.time(),
                     )
+                if relay.announced:  # the last checkpoint is all that a requeue needs
+                    raise NoRestartError(f"received {relay.announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
                 self._states = {
                     **dict.fromkeys(self._states, LOST),
                     **states,
                     **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
                 }
+                own = self._step.node_name or ""
+                if self._states.get(own) == LOST:
+                    raise NoRestartError(f"the job has lost {own}, this node", requeue=True)
                 return
             except OSError as error:
                 if time.monotonic() > until or "Invalid job id" in str(error):
@@ -240,7 +254,7 @@ class Supervisor:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
         until = time.monotonic() + _HELD_SECONDS
-        while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
+        while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)
                 self._sharing = ["--overlap"]

@@ -122,16 +122,33 @@ def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
     assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
 
 
-def test_each_start_is_watched_from_another_of_its_nodes(folder: Path) -> None:
+def test_the_step_that_watches_comes_back(folder: Path) -> None:
     (folder / "srun.do").write_text(
-        'case "$*" in *batch-host*) echo refused >&2; exit 1 ;; esac\n'
-        "sleep 1; [ $(grep -c batch-host srun.calls) = 2 ] || exit 3\n"
+        "number=$(grep -c batch-host srun.calls)\n"
+        'case "$*" in *batch-host*) [ $number = 1 ] && exit 138; exec sleep 600 ;; esac\n'
+        "until [ $(grep -c batch-host srun.calls) = 2 ]; do sleep 0.1; done\n"
     )
-    status, said = supervise(folder, "--watch 9")
-    assert status == 0
-    assert said.count("no other node has watched this one: refused") == 2
-    watched = [line for line in read(folder / "srun.calls").splitlines() if "batch-host" in line]
-    assert all("--nodelist=n2 " in line for line in watched)
+    assert supervise(folder, "--watch 9") == (0, [])
+
+
+@pytest.mark.parametrize("watch", ["--watch 0", "--watch 9"])
+def test_a_signal_to_all_steps_in_the_pause_is_the_last(folder: Path, watch: str) -> None:
+    (folder / "srun.do").write_text(
+        'case "$*" in *batch-host*) until [ -e paused ]; do sleep 0.1; done; exit 138 ;; esac\n'
+        "echo 'srun: error: n2: task 1: Killed' >&2; sleep 0.5; touch paused; exit 137\n"
+    )
+    status, said = supervise(folder, f"--requeue --pause 600 {watch}")
+    assert (status, len(calls(folder))) == (75, 1)
+    assert said[0].startswith("not started again: received SIGUSR1; exit status 75 asks")
+
+
+def test_the_step_is_not_started_again_by_a_node_that_the_job_has_lost(folder: Path) -> None:
+    (folder / "srun.do").write_text(
+        f"{LOOKS}sed -i 's/NodeList=.*/NodeList=n[2-3]/' job; sed -i 1,2d node; exit 3\n"
+    )
+    status, said = supervise(folder, "--requeue")
+    assert (status, len(calls(folder))) == (75, 1)
+    assert said[0].startswith("not started again: the job has lost n1, this node; exit status 75")
 
 
 def test_restarts_are_used_up(folder: Path) -> None:
@@ -212,7 +229,6 @@ def test_a_job_that_has_lost_its_batch_file(
         (folder / "job").write_text((folder / "job").read_text().replace("n[1-3]", "n[2-3]"))
 
     monkeypatch.setattr("time.sleep", lose)
-    monkeypatch.setattr("slurm_resolver.signals.handle", lambda numbers, handler: None)
     batch_host.main(1, JobRef("7"), *end)
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1, the node of the batch file, has failed: the job is {done}\n"
