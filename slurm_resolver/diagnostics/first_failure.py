@@ -62,9 +62,12 @@ _TASK_END = re.compile(
     r"(.+?)(?:; ending|$)"
 )
 # Neither another task nor srun causes these ends; SIGKILL may come from srun or a user.
-_CRASHED = re.compile("Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV")
+# A shell, and exec with parameter servers, end with 128 and the number of their program's signal.
+_CRASHED = re.compile(
+    "Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV|Exited with exit code 13[59]"
+)
 _KILLED = re.compile(f"Killed|SIGKILL|{_CRASHED.pattern}")
-_EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|143)")
+_EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|13[59]|143)")
 _MOST_RANKS = 256  # of those that one line names: more are those of several nodes
 # A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
@@ -230,9 +233,7 @@ class FailureReader(MessageReader):
                 del ends[rank]
         failures = [self.node] if self.node else []
         for rank, report in {**ends, **self._gone}.items():
-            error = errors.get(rank)
-            # A task that has been cut off reports that the others are gone.
-            if not error or (error.follows and rank in self._gone):
+            if rank not in errors:
                 end = ends.get(rank, report)  # the launcher knows how, but may report later
                 failures.append(
                     end._replace(
@@ -242,6 +243,9 @@ class FailureReader(MessageReader):
                         follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
                     )
                 )
+            elif errors[rank].follows and rank in self._gone:
+                # A task that has been cut off reports that the others are gone.
+                failures.append(report)
         for (id, name), (number, line) in self.found.items():
             if id == "check-failed":
                 what = f"{name}: {line.partition('failed   ')[2]}"

@@ -24,6 +24,22 @@ RULES = {
         [GONE[3:], traceback_of("FitError: " + GONE[3:])],
         ("rank 1 on n2", "its process has ended", False),
     ),
+    "a silent task, after which another one is cut off and reported": (
+        [
+            "0: worker 1 (rank 1 on n2) is gone: UnavailableError: Socket closed",
+            traceback_of(CALL, "1: "),
+            EXIT.format(2, 1, "Exited with exit code 1"),
+            "0: worker 2 (rank 2 on n3) is lost: no message for 30 s",
+        ],
+        ("rank 2 on n3", "no message for 30 s", False),
+    ),
+    "a crash that a shell, or exec with parameter servers, has reported to srun": (
+        [
+            EXIT.format(1, 0, "Exited with exit code 1"),
+            EXIT.format(2, 1, "Exited with exit code 139"),
+        ],
+        ("rank 1 on n2", "Exited with exit code 139", False),
+    ),
     "a task of slurm-resolver run": (
         [
             "slurm-resolver run: task 1 was ended by SIGKILL; ending the other tasks",
