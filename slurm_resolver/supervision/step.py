@@ -160,7 +160,7 @@ class StepOutput(FailureReader):
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        left = {self.node.node or ""} if self.node else set(nodes)
+        left = {self.node.node or ""} if self.node else set(nodes if self.status else ())
         return left - self.ended_on
 
     def failure(self) -> StepFailure:

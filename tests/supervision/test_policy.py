@@ -250,6 +250,16 @@ def test_what_is_the_same_again(first: str, second: str, seconds: float, same: b
     assert not same_again(failures[:1])
 
 
+def test_where_tasks_may_not_have_ended() -> None:
+    output = StepOutput()
+    assert output.left_on(["n1", "n2"]) == set()  # after a check that finds nothing
+    output.status = 1
+    output.feed(b"srun: error: n2: task 1: Exited with exit code 1\n")
+    assert output.left_on(["n1", "n2", "n3"]) == {"n1", "n3"}
+    output.feed(b"srun: error: Node failure on n3\n")
+    assert output.left_on(["n1", "n2", "n3"]) == {"n3"}
+
+
 RUNNING = {
     "JobState": "RUNNING",
     "Restarts": "1",
