@@ -50,7 +50,10 @@ async def run_job(options: RunOptions) -> int:
         await step.run(
             step_environment(options, started, requeues, steps), elapsed=time.time() - started
         )
-        if step.requeue_reason and options.requeue:
+        if step.requeue_reason:
+            if not options.requeue:
+                print_line("not started again: --requeue is not given")
+                return step.status
             reason = step.requeue_reason
             count = requeues
             most = MAX_REQUEUES

@@ -117,7 +117,7 @@ TOLD = ["0: told", "1: told"]
             "trap 'echo told; exit 1' TERM",
             143,
             TOLD,
-            "preempted: ending all tasks\n",
+            "preempted: ending all tasks\nnot started again: --requeue is not given\n",
         ),
     ],
 )
