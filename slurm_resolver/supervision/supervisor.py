@@ -148,13 +148,12 @@ class Supervisor:
                     requeue=True,
                 )
             if to_check:
-                known = len(self._suspects)
                 self._relay.paused.set()
                 output = self._run_on(chosen, [options.command[0], *_CHECK])
                 if output.status and not output.bad:
                     say(f"the check of the nodes has failed: {output.failure().text}")
-                self._suspects.update(output.bad)
-                to_check = FAILED in output.bad.values() and len(self._suspects) > known
+                is_known = output.bad.keys() <= self._suspects.keys()
+                to_check = FAILED in output.bad.values() and not is_known
             else:
                 now = f"now on {compress_hostlist(chosen)}{self._without(chosen)}"
                 if failures:
@@ -171,10 +170,10 @@ class Supervisor:
                     return
                 self._relay.paused.set()
                 failures.append(output.failure())
-                self._suspects.update(output.bad)
                 self._check_failure(spare=len(self._states) > len(chosen))
                 self._relay.wait(options.pause)
                 to_check = options.check
+            self._suspects.update(output.bad)
             self._update_states(output.left_on(chosen))
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
@@ -241,6 +240,10 @@ class Supervisor:
                 if self._states.get(own) == LOST:
                     raise NoRestartError(f"the job has lost {own}, this node", requeue=True)
                 return
+            except NoRestartError as stop:
+                if stop.requeue or not relay.announced or time.monotonic() > until:
+                    raise
+                time.sleep(_POLL_SECONDS)  # the signal that ends the job comes here later
             except OSError as error:
                 if time.monotonic() > until or "Invalid job id" in str(error):
                     raise NoRestartError(
