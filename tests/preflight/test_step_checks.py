@@ -76,7 +76,7 @@ WORKSTATION = "env CUDA_VISIBLE_DEVICES=0"
 WARNINGS = {
     "cpus": (
         "-n2 -c2 taskset -c 0",
-        "2 tasks on n8 may use 1 CPU of its .* SLURM_CPUS_ON_NODE.* unset SLURM_CPU_BIND",
+        "2 tasks on n8 may use 1 CPU of its .* promises .* unset SLURM_CPU_BIND",
     ),
     "memlock": (
         f"-n1 unshare --mount bash -c '{ADAPTER}; exec \"$@\"' -",
