@@ -65,6 +65,12 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
 FOUND = {
     "port_base": ("-w n9,n10 -N2 -n3 {program}", "port_base=9000", "", "--port 9002"),
     "heterogeneous": ("-n2 -w n11 {program} : -n3 -w n9,n10 {program}", "", "--het-group 1", ""),
+    "arbitrary": (
+        "-n3 -m arbitrary -w n10,n9,n9 {program} : -n2 -w n11 {program}",
+        "",
+        "--het-group 1",
+        "",
+    ),
 }
 
 
