@@ -52,15 +52,19 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
             per_task=8,
             granted=2,
         ),
-        "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
-        "promises 16: if srun has --cpus-per-task, another binding is in force: unset "
-        "SLURM_CPU_BIND, which an outer step leaves, and start without taskset; else srun "
-        "--cpus-per-task=8",
+        (
+            "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
+            "promises 16: if srun has --cpus-per-task, another binding is in force: unset "
+            "SLURM_CPU_BIND, which an outer step leaves, and start without taskset; else srun "
+            "--cpus-per-task=8"
+        ),
     ),
     "fewer than the step has": (
         tasks(1, 2, granted=64),
-        "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
-        "promises 64: srun --cpus-per-task=32, or export",
+        (
+            "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
+            "promises 64: srun --cpus-per-task=32, or export"
+        ),
     ),
     "one CPU for a GPU": (
         tasks(
