@@ -109,6 +109,16 @@ def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     assert "node_address" not in done.stderr
 
 
+def test_a_job_that_does_not_run_says_why(real_slurm: SlurmCluster) -> None:
+    job_id = real_slurm.run("sbatch --parsable --hold -o /dev/null --wrap true").stdout.strip()
+    held = real_slurm.run(f"{STATUS} {job_id}", status=1).stderr
+    real_slurm.run(f"scancel {job_id}")
+    cancelled = real_slurm.run(f"{STATUS} {job_id}", status=1).stderr
+    held_is = f"job {job_id} is PENDING (JobHeldUser): it is held; scontrol release {job_id} lets"
+    assert held_is in held
+    assert f"job {job_id} is CANCELLED: it has ended, with exit status 0:0" in cancelled
+
+
 def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """In the first start, worker 1 hangs and ends. In the second start, it does not hang."""
     (tmp_path / "program.sh").write_text(
