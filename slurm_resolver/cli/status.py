@@ -43,7 +43,7 @@ exit status: 0; 1 if no coordination service answers; 2 if usage or environment 
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
-  watch srun --jobid 42 --overlap -n 1 slurm-resolver status 42
+  watch -n 10 srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
 Worker = dict[str, Any]  # a `Report`, with rank and name
