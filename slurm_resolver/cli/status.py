@@ -110,20 +110,20 @@ def main(args: Namespace) -> int:
         addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id or own.job_label}: {error}") from None
-    reasons = []
+    reasons: dict[str, None] = {}  # in their order, each once
     for address in addresses:
         try:
             workers = _ask(address)
         except (OSError, RendezvousError) as error:
-            reasons.append(f"{address.host}:{address.port}: {error}")
+            reasons[str(error)] = None
         else:
             _print(workers, args.json)
             return 0
+    why = shorten([*reasons], _MOST_REASONS) or "srun has started nothing"
     text = describe_job(slurm_job) or (
-        f"no coordination service answers in a step of job {ref_of(slurm_job)} "
-        f"({shorten(reasons, _MOST_REASONS) or 'srun has started nothing'}): the program has not "
-        "created a strategy of slurm_resolver, trains alone, or has ended. If it sets port_base, "
-        "add --port with port_base plus the largest task count on any node."
+        f"no coordination service answers in a step of job {ref_of(slurm_job)} ({why}): the "
+        "program has not created a strategy of slurm_resolver, trains alone, or has ended. If it "
+        "sets port_base, add --port with port_base plus the largest task count on any node."
     )
     print_line(text, "slurm-resolver status")
     return 1

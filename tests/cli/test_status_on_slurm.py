@@ -107,6 +107,7 @@ def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     assert "has not created a strategy of slurm_resolver, trains alone, or has ended" in done.stderr
     assert "If it sets port_base, add --port" in done.stderr
     assert "node_address" not in done.stderr
+    assert done.stderr.count("Connection refused") == 1  # at three ports
 
 
 def test_a_job_that_does_not_run_says_why(real_slurm: SlurmCluster) -> None:
