@@ -268,7 +268,8 @@ def package(session: nox.Session) -> None:
     write_conda_recipe(session, archive)
     with bare_environment(session, str(wheel)) as run:
         run("python", "-c", WITHOUT_TENSORFLOW)
-        run("slurm-resolver", "show", "--nodelist", "n[1-2]", "--jobs", "ps=1,worker=-1")
+        show = ("slurm-resolver", "show", "--jobs", "ps=1,worker=-1")
+        run("slurm-resolver", "run", "-n", "2", "--", *show)
     # The build for GPUs is twice as large and trains no better here, so it only needs to exist.
     session.run("python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[tensorflow]")
     with bare_environment(session, f"{wheel}[tensorflow-cpu]") as run:

@@ -23,7 +23,7 @@ COMMANDS = {
     "--version": [*MODULE, "--version"],
     "--help": [*MODULE, "--help"],
     "exec -- true": [*MODULE, "exec", "--", "true"],
-    "show --nodelist n[1-4]": [*MODULE, "show", "--nodelist", "n[1-4]"],
+    "show --json": [*MODULE, "show", "--json"],
     "sbatch -- python": [*MODULE, "sbatch", "--", "python"],
     **{f"{name} --help": [*MODULE, name, "--help"] for name in ("run", "check", "explain")},
 }

@@ -21,7 +21,6 @@ from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
-    UNSET,
     Fields,
     JobRef,
     own_job,
@@ -44,7 +43,7 @@ exit status: 0; 1 if no coordination service answers; 2 if usage or environment 
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
-  watch srun --jobid 42 --overlap -n 1 slurm-resolver status 42
+  watch -n 10 srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
 Worker = dict[str, Any]  # a `Report`, with rank and name
@@ -66,13 +65,22 @@ _NUMBERS = (1, 2, 5, 6, 7, 8)  # the columns that are aligned right
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
 _MOST_REASONS = 3  # why no service answers
-# What Slurm may know of a job that no service answers for.
-_FIELDS = (
-    "Reason",
-    "StartTime",
-    "NodeList",
-    "ExitCode",
-)
+_MOST_NAMES = 20  # tasks of a job array that a message names
+
+# What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
+# other fields are those of `scontrol show job`.
+_STATES = {
+    "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
+    "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
+    "CONFIGURING": "Slurm is preparing its nodes",
+    "COMPLETING": "it has ended, and Slurm is waiting for its last processes on {NodeList}",
+    "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
+    "JobHeldUser": "it is held; scontrol release {0} lets it start",
+    "JobHeldAdmin": "an administrator holds it: ask the site",
+    "Dependency": "it is waiting for another job; squeue -o %E -j {0} shows which",
+    "DependencyNeverSatisfied": "it can never start: its dependency can no longer be satisfied",
+    "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
+}
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -102,22 +110,21 @@ def main(args: Namespace) -> int:
         addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id or own.job_label}: {error}") from None
-    reasons = []
+    reasons: dict[str, None] = {}  # in their order, each once
     for address in addresses:
         try:
             workers = _ask(address)
         except (OSError, RendezvousError) as error:
-            reasons.append(f"{address.host}:{address.port}: {error}")
+            reasons[str(error)] = None
         else:
             _print(workers, args.json)
             return 0
-    text = describe_job(slurm_job)
-    if slurm_job["JobState"] in RUNNING_STATES:
-        text += (
-            f" ({shorten(reasons, _MOST_REASONS) or 'srun has started nothing'}): the program has "
-            "not created a strategy of slurm_resolver, trains alone, or has ended. If "
-            "it sets port_base, add --port with port_base plus the largest task count on any node."
-        )
+    why = shorten([*reasons], _MOST_REASONS) or "srun has started nothing"
+    text = describe_job(slurm_job) or (
+        f"no coordination service answers in a step of job {ref_of(slurm_job)} ({why}): the "
+        "program has not created a strategy of slurm_resolver, trains alone, or has ended. If it "
+        "sets port_base, add --port with port_base plus the largest task count on any node."
+    )
     print_line(text, "slurm-resolver status")
     return 1
 
@@ -135,23 +142,32 @@ def choose_job(jobs: list[Fields]) -> Fields:
     running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
     if not array or len(jobs) == 1:
         return jobs[0]
-    if len(running) != 1:
-        raise LaunchError(
-            f"job {array} is an array, and {len(running)} of its tasks are running: give one of "
-            f"them, such as {array}_1 (squeue -j {array} lists them)"
-        )
-    return running[0]
+    if len(running) == 1:
+        return running[0]
+    # Slurm shows the newest task first, and those that wait together as one: 3-9%2.
+    tasks = [f"{array}_{job['ArrayTaskId']} is {job['JobState']}" for job in reversed(jobs)]
+    raise LaunchError(
+        f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
+    )
 
 
 def describe_job(slurm_job: Fields) -> str:
-    """Returns the state of a job (`show_job`) that no service answers for, in Slurm's words."""
-    known = [
-        f"{name}={slurm_job[name]}" for name in _FIELDS if slurm_job.get(name, "") not in UNSET
-    ]
-    return (
-        f"no coordination service answers in a step of job {ref_of(slurm_job)}, which is "
-        f"{slurm_job['JobState']}, {', '.join(known)}"
-    )
+    """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
+    job_id = ref_of(slurm_job)
+    state = slurm_job["JobState"]
+    if state == "PENDING":
+        reason = slurm_job.get("Reason", "None")
+        state = f"PENDING ({reason})"
+        known = ""
+        if slurm_job.get("StartTime", "Unknown") != "Unknown":
+            known = "Slurm expects it to start at {StartTime}"
+        meaning = _STATES.get(reason, known)
+    elif state in RUNNING_STATES and state not in _STATES:
+        return ""
+    else:
+        meaning = _STATES.get(state, "it has ended, with exit status {ExitCode}")
+    meaning = meaning.format(job_id, **slurm_job)
+    return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 
 def _addresses(
@@ -180,9 +196,9 @@ def _addresses(
             node = expand_hostlist(fields["NodeList"])[0]
             host = show_nodes("NodeAddr", node).get(node, node)
             # By default the last reserved port is left over; the layout, which decides, is not
-            # known here.
+            # known here. The first one is always a task's.
             reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
-            ports = [*reversed(reserved), derive_service_port(step)]
+            ports = [*reversed(reserved[1:]), derive_service_port(step)]
             for port in [given_port] if given_port else ports:
                 yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 

@@ -52,14 +52,24 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     first = tasks[0]
     usable = {cpu for task in tasks for cpu in task.cpus}
     granted = max(first.granted, first.per_task * len(tasks))
-    enough = min(max(granted // 2 + 1, len(tasks)), granted, first.machine)
-    feeds_gpu = [len(task.cpus) for task in tasks if task.uses_gpus]
-    if len(usable) >= enough and min(feeds_gpu, default=2) > 1:
-        return ""
-    return (
-        f"{counted(len(tasks), 'task')} on {node} may use {counted(len(usable), 'CPU')} of its "
-        f"{first.machine}; SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK promise {granted}: give "
-        "sbatch and srun --cpus-per-task=N, or export SRUN_CPUS_PER_TASK before srun. If srun has "
-        "that option, another binding is in force: unset SLURM_CPU_BIND, which an outer step "
-        "leaves, and start without taskset"
-    )
+    who = f"{counted(len(tasks), 'task')} on {node}"
+    if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
+        remedy = (
+            f"srun --cpus-per-task={max(1, granted // len(tasks))}, or export SRUN_CPUS_PER_TASK "
+            "before srun"
+        )
+        if first.per_task:
+            remedy = (
+                "if srun has --cpus-per-task, another binding is in force: unset SLURM_CPU_BIND, "
+                f"which an outer step leaves, and start without taskset; else {remedy}"
+            )
+        return (
+            f"{who} may use {counted(len(usable), 'CPU')} of its {first.machine}, but "
+            f"SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises {granted}: {remedy}"
+        )
+    if first.machine > 1 and any(task.uses_gpus and len(task.cpus) == 1 for task in tasks):
+        return (
+            f"{who} may use 1 CPU each of its {first.machine}, too few to feed a GPU: ask for "
+            "more, sbatch --cpus-per-task=N"
+        )
+    return ""

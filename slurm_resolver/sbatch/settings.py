@@ -16,6 +16,8 @@ DEFAULT_TIME = "01:00:00"
 
 _MISREAD = re.compile(r"^:\Z|[\r\ud800-\udfff]")  # a word of a command
 
+# The signals that a batch file and a program can catch, and that have no other meaning.
+_CAUGHT = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
 SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
 
 
@@ -48,6 +50,11 @@ class BatchSettings(NamedTuple):
 
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
+    if settings.signal and parse_signal(settings.signal)[0].name[3:] not in _CAUGHT:
+        raise LaunchError(
+            f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
+            f"{', '.join(_CAUGHT)}, such as {DEFAULT_SIGNAL}."
+        )
     limit = parse_time(settings.time)
     earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if settings.signal and limit is not None and limit <= earliest:

@@ -49,17 +49,20 @@ class Reporter:
     whole = False
     _steps = 0  # of this epoch
     _in_graphs = 0.0  # seconds that graphs had waited for data by then
+    # The steps of the last whole epoch, and what its seconds were spent with.
+    _last_epoch: tuple[int, dict[str, float]] = 0, {}
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._durations: deque[float] = deque(maxlen=101)
-        self._spent: dict[str, float] = defaultdict(
-            float
-        )  # seconds of this epoch, or this call of `evaluate`
+        # seconds of this epoch, or this call of `evaluate`
+        self._spent: dict[str, float] = defaultdict(float)
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
         self.enter(phases.START, self.stage)
+        if self._steps:
+            self._last_epoch = self._steps, dict(self._spent)
         self._steps = 0
         self._spent.clear()
         self.epoch = epoch
@@ -74,6 +77,7 @@ class Reporter:
             self._move_to_data(self._spent, waited)
             self._in_graphs = waited
             if not self.stage:
+                self._steps = 0
                 self._spent.clear()
             self.stage = stage
             self._began = 0.0
@@ -138,6 +142,7 @@ class Reporter:
             waited += now - since if mark > 0 else 0.0
         self._move_to_data(spent, waited)
         total = max(sum(spent.values()), 0.001)
+        steps, seconds = self._last_epoch
         return phases.Report(
             stage=self.stage,
             epoch=self.epoch,
@@ -148,8 +153,8 @@ class Reporter:
             ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
             waiting=round(spent["data"] / total, 3),
             outside=round(spent["callbacks"] / total, 3),
-            steps=self._steps,
-            seconds=spent,
+            steps=steps,
+            seconds=seconds,
             whole=self.whole,
         )
 

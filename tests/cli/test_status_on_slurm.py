@@ -65,6 +65,12 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
 FOUND = {
     "port_base": ("-w n9,n10 -N2 -n3 {program}", "port_base=9000", "", "--port 9002"),
     "heterogeneous": ("-n2 -w n11 {program} : -n3 -w n9,n10 {program}", "", "--het-group 1", ""),
+    "arbitrary": (
+        "-n3 -m arbitrary -w n10,n9,n9 {program} : -n2 -w n11 {program}",
+        "",
+        "--het-group 1",
+        "",
+    ),
 }
 
 
@@ -101,6 +107,17 @@ def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     assert "has not created a strategy of slurm_resolver, trains alone, or has ended" in done.stderr
     assert "If it sets port_base, add --port" in done.stderr
     assert "node_address" not in done.stderr
+    assert done.stderr.count("Connection refused") == 1  # at three ports
+
+
+def test_a_job_that_does_not_run_says_why(real_slurm: SlurmCluster) -> None:
+    job_id = real_slurm.run("sbatch --parsable --hold -o /dev/null --wrap true").stdout.strip()
+    held = real_slurm.run(f"{STATUS} {job_id}", status=1).stderr
+    real_slurm.run(f"scancel {job_id}")
+    cancelled = real_slurm.run(f"{STATUS} {job_id}", status=1).stderr
+    held_is = f"job {job_id} is PENDING (JobHeldUser): it is held; scontrol release {job_id} lets"
+    assert held_is in held
+    assert f"job {job_id} is CANCELLED: it has ended, with exit status 0:0" in cancelled
 
 
 def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:

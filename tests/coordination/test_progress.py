@@ -230,7 +230,7 @@ def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
         for rank in (0, 1)
     ]
     assert describe_epoch(workers[0]) == (
-        "this epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
+        "last epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
     )
     assert describe_epoch(shown(0)) == ""
     assert "wait for it 30% of the time: end the dataset with prefetch" in advise(workers)
@@ -247,27 +247,34 @@ def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
     assert advise([*workers, shown(2, waiting=0.1)]) == ""
 
 
-def test_a_job_without_a_service() -> None:
-    told = describe_job(
-        {
-            "JobId": "4",
-            "JobState": "PENDING",
-            "Reason": "JobHeldUser",
-            "StartTime": "NOON",
-            "NodeList": "(null)",
-        }
-    )
-    assert told == (
-        "no coordination service answers in a step of job 4, which is PENDING, "
-        "Reason=JobHeldUser, StartTime=NOON"
-    )
+JOBS = {
+    "PENDING JobHeldUser": " (JobHeldUser): it is held; scontrol release 4 lets it start",
+    "PENDING Resources": " (Resources): Slurm expects it to start at NOON",
+    "COMPLETING JobHeldUser": ": it has ended, and Slurm is waiting for its last processes on n1",
+    "CANCELLED None": ": it has ended, with exit status 0:15",
+    "RUNNING None": None,
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_without_a_service(job: str) -> None:
+    state, reason = job.split()
+    fields = {
+        "JobId": "4",
+        "JobState": state,
+        "Reason": reason,
+        "StartTime": "NOON",
+        "NodeList": "n1",
+    }
+    told = describe_job({**fields, "ExitCode": "0:15"})
+    assert told == (f"job 4 is {state}{JOBS[job]}" if JOBS[job] else "")
 
 
 ARRAY = {
     "PENDING": "PENDING",
     "CANCELLED RUNNING": "RUNNING",
-    "COMPLETED RUNNING RUNNING": "job 4 is an array, and 2 of its tasks are running",
-    "PENDING FAILED": "job 4 is an array, and 0 of its tasks are running",
+    "COMPLETED RUNNING RUNNING": "4_1 is RUNNING, 4_2 is RUNNING, 4_3 is COMPLETED",
+    "PENDING FAILED": "4_1 is FAILED, 4_2 is PENDING",
 }
 
 
@@ -281,7 +288,7 @@ def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
     try:
         told = choose_job(jobs)["JobState"]
     except LaunchError as error:
-        told = str(error).partition(":")[0]
+        told = str(error).rpartition(": ")[2]
     assert told == ARRAY[states]
 
 

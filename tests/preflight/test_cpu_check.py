@@ -52,16 +52,36 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
             per_task=8,
             granted=2,
         ),
-        "2 tasks on n1 may use 2 CPUs of its 64; SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK ",
+        (
+            "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
+            "promises 16: if srun has --cpus-per-task, another binding is in force: unset "
+            "SLURM_CPU_BIND, which an outer step leaves, and start without taskset; else srun "
+            "--cpus-per-task=8"
+        ),
     ),
-    "fewer than the step has": (tasks(1, 2, granted=64), "2 tasks on n1 may use 2 CPUs of its 64;"),
+    "fewer than the step has": (
+        tasks(1, 2, granted=64),
+        (
+            "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
+            "promises 64: srun --cpus-per-task=32, or export"
+        ),
+    ),
     "one CPU for a GPU": (
         tasks(
             128,
             uses_gpus=True,
             granted=1,
         ),
-        "1 task on n1 may use 1 CPU of its 64;",
+        "1 task on n1 may use 1 CPU each of its 64, too few to feed a GPU: ask for more",
+    ),
+    "one CPU for a GPU, as the node has one": (
+        tasks(
+            1,
+            machine=1,
+            uses_gpus=True,
+            granted=1,
+        ),
+        "",
     ),
 }
 

@@ -76,7 +76,7 @@ WORKSTATION = "env CUDA_VISIBLE_DEVICES=0"
 WARNINGS = {
     "cpus": (
         "-n2 -c2 taskset -c 0",
-        "2 tasks on n8 may use 1 CPU of its .* SLURM_CPUS_ON_NODE.* unset SLURM_CPU_BIND",
+        "2 tasks on n8 may use 1 CPU of its .* promises .* unset SLURM_CPU_BIND",
     ),
     "memlock": (
         f"-n1 unshare --mount bash -c '{ADAPTER}; exec \"$@\"' -",
@@ -86,7 +86,7 @@ WARNINGS = {
     "gpus ": (f"-n4 --gpus-per-task=1 {WORKSTATION}", ".* SLURM_STEP_GPUS has 0 and 1: something"),
     "gpus  ": (
         "-n2 --gpus-per-node=4 env -u CUDA_VISIBLE_DEVICES",
-        ".* but CUDA_VISIBLE_DEVICES is not set: .* SLURM_STEP_GPUS=0,1,2,3",
+        ".* SLURM_STEP_GPUS=0,1,2,3, but CUDA_VISIBLE_DEVICES is not set: this task does not know",
     ),
 }
 
@@ -130,7 +130,7 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
 
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
 # Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
-USED = "used by 3 tasks; gradients use NCCL"
+ALONE = "6, each used by one task; gradients use NCCL"
 
 
 @pytest.mark.newest
@@ -145,7 +145,7 @@ def test_a_gpu_that_is_lost(real_slurm: SlurmCluster, on_n9: int) -> None:
         },
     )["gpus"]
     if on_n9 == 2:
-        assert (gpus["status"], gpus["detail"]) == ("ok", USED)
+        assert (gpus["status"], gpus["detail"]) == ("ok", ALONE)
     else:
         lost = "worker 1 (rank 1 on n9): the driver does not know 1 of the GPUs that Slurm shows: "
         assert (gpus["status"], gpus["detail"][: len(lost)]) == ("warning", lost)

@@ -230,7 +230,7 @@ def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -
 def test_the_command_that_exports_a_secret_works(tmp_path: Path) -> None:
     (command,) = of_kind("export", False)
     program = "from slurm_resolver.coordination.secret import find_means as f; print(f())"
-    assert run(f'{command}; python -c "{program}"', tmp_path) == "variable\n"
+    assert run(f'{command}; python -c "{program}"', tmp_path) == "SLURM_RESOLVER_SECRET\n"
 
 
 @pytest.mark.nightly

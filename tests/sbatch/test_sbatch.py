@@ -145,6 +145,8 @@ def test_tensorflows_notes_are_removed_from_standard_error(
 REFUSED = {
     "--nodes 0": "argument -N/--nodes: '0': expected a number from 1 to 1000000",
     "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected SIGNAL[@SECONDS]",
+    "--requeue --signal CONT@60": "expected one of USR1, USR2, TERM",
+    "--signal KILL@60": "--signal KILL@60: a training cannot save at this signal",
     "--requeue --time 3": "the signal up to 60 s early",
     "--time soon": "--time 'soon': expected minutes",
     "--partition gpu": "unrecognized arguments: --partition",
@@ -161,7 +163,7 @@ REFUSED = {
 @pytest.mark.parametrize("options", REFUSED)
 def test_what_is_refused(options: str, capsys: Captured) -> None:
     errors = refused(capsys, "sbatch", *shlex.split(options), "--", "python", "train.py")
-    assert errors.startswith(("slurm-resolver sbatch: ", "slurm-resolver: unrecognized arguments"))
+    assert errors.startswith("slurm-resolver sbatch: ")
     assert REFUSED[options] in errors
 
 

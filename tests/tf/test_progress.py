@@ -15,6 +15,9 @@ from kinds import Strings
 from local_run import in_step
 from slurm_jobs import read, wait_for
 
+from slurm_resolver.coordination import progress
+from slurm_resolver.tf.progress import Reporter
+
 PROGRAM = HELPERS / "stuck_training.py"
 LIMIT = 3
 TRAINED = ["0: trained", "1: trained"]
@@ -99,3 +102,22 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     with job:
         assert found
         assert "0: trained\n" in list(job.stdout)
+
+
+def test_the_last_whole_epoch_is_reported_during_the_next_one() -> None:
+    reporter = Reporter()
+    reporter.enter(progress.START, progress.TRAINING)
+    for epoch in (1, 2):
+        reporter.begin_epoch(epoch)
+        assert reporter.report().steps == (3 if epoch == 2 else 0)
+        for _ in range(3):
+            reporter.begin_step()
+            reporter.end_step()
+        reporter.enter(progress.STEP, progress.VALIDATION)
+        reporter.enter(progress.CALLBACK, progress.TRAINING)
+    seconds = reporter.report().seconds
+    assert {"steps", "callbacks", "validation"} <= seconds.keys()
+    reporter.enter(progress.IDLE, "")
+    reporter.enter(progress.START, progress.TRAINING)
+    reporter.begin_epoch(1)  # of another `fit`, before which there was no whole epoch
+    assert reporter.report().seconds == seconds
