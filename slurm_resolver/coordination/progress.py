@@ -58,7 +58,7 @@ class Report(NamedTuple):
     waiting: float = 0.0  # the share of this epoch spent waiting for data
     outside: float = 0.0  # the share of this epoch spent between steps
     silent: float = 0.0  # seconds since the report came; `age` includes them
-    # This epoch so far: how many steps have begun, and how many seconds by what was done in them.
+    # The last whole epoch: how many steps it had, and how many seconds by what was done in them.
     steps: int = 0
     seconds: Mapping[str, float] = {}
     whole: bool = False  # whether this worker produces all rows of the data, not only its own

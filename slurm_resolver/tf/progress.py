@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurm_resolver.coordination import progress as phases
@@ -49,21 +49,26 @@ class Reporter:
     whole = False
     _steps = 0  # of this epoch
     _in_graphs = 0.0  # seconds that graphs had waited for data by then
+    _last_epoch: tuple[int, Mapping[str, float]] = 0, {}  # its steps, and what it was spent with
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._durations: deque[float] = deque(maxlen=101)
-        self._spent: dict[str, float] = defaultdict(
-            float
-        )  # seconds of this epoch, or this call of `evaluate`
+        # seconds of this epoch, or this call of `evaluate`
+        self._spent: dict[str, float] = defaultdict(float)
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
         self.enter(phases.START, self.stage)
-        self._steps = 0
-        self._spent.clear()
+        self._end_epoch()
         self.epoch = epoch
         self.step = 0
+
+    def _end_epoch(self) -> None:
+        if self._steps:
+            self._last_epoch = self._steps, dict(self._spent)
+        self._steps = 0
+        self._spent.clear()
 
     def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
@@ -73,8 +78,8 @@ class Reporter:
             _, waited = data_waits.read()
             self._move_to_data(self._spent, waited)
             self._in_graphs = waited
-            if not self.stage:
-                self._spent.clear()
+            if not stage or not self.stage:
+                self._end_epoch()
             self.stage = stage
             self._began = 0.0
         self.phase = phase
@@ -138,6 +143,7 @@ class Reporter:
             waited += now - since if mark > 0 else 0.0
         self._move_to_data(spent, waited)
         total = max(sum(spent.values()), 0.001)
+        steps, seconds = self._last_epoch
         return phases.Report(
             stage=self.stage,
             epoch=self.epoch,
@@ -148,8 +154,8 @@ class Reporter:
             ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
             waiting=round(spent["data"] / total, 3),
             outside=round(spent["callbacks"] / total, 3),
-            steps=self._steps,
-            seconds=spent,
+            steps=steps,
+            seconds=seconds,
             whole=self.whole,
         )
 

@@ -230,7 +230,7 @@ def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
         for rank in (0, 1)
     ]
     assert describe_epoch(workers[0]) == (
-        "this epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
+        "last epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
     )
     assert describe_epoch(shown(0)) == ""
     assert "wait for it 30% of the time: end the dataset with prefetch" in advise(workers)
