@@ -37,6 +37,7 @@ _LISTED = 4  # workers that an error names
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
 _FAILED = "has failed"
+_UNMADE = "cannot make a variable"
 # TensorFlow's words if workers send or receive other shapes or types.
 _MISMATCHES = "mismatch in the collective|expected type"
 
@@ -54,6 +55,7 @@ class Workers(Peers):
     """The workers of a strategy, which compare what they do; all make it at the same point."""
 
     _failed = False  # whether this worker alone has failed in its last call
+    _is_unmade = False  # whether another worker cannot make the current variable
     _begins = _STEP  # what this worker has begun with the others, as messages say it
     # How many exchanges and steps this worker has begun, and those of one that waits for it.
     _exchanges = 0
@@ -151,17 +153,24 @@ class Workers(Peers):
         """
         if not tf.distribute.in_cross_replica_context():
             return create(*args, **kwargs)  # in a step, which all workers take
-        name = repr(kwargs.get("name"))
-        try:
-            with self.step(f"makes the variable {name} in strategy.scope()"):
-                return create(*args, **kwargs)
-        except tf.errors.OpError as error:
-            if not re.search(_MISMATCHES, str(error)):
-                raise
-            raise FitError(
-                f"the workers make different variables; in {self.name}, {name}: {cause_of(error)}. "
-                "Build and compile the same model in every worker"
-            ) from error
+        if not self._is_unmade:
+            try:
+                with self.step(f"makes the variable {kwargs.get('name')!r} in strategy.scope()"):
+                    return create(*args, **kwargs)
+            except (tf.errors.OpError, FitError) as error:
+                differ = self._is_unmade or re.search(_MISMATCHES, str(error))
+                # Another worker's failure has its own message.
+                if not self.client or self.loss or not differ:
+                    raise
+        value = kwargs["initial_value"]
+        value = tf.convert_to_tensor(value() if callable(value) else value)
+        own = f"{kwargs.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
+        told = self.exchange(_UNMADE, own)
+        self._is_unmade = False
+        raise FitError(
+            f"the workers make different variables: {self.holders(told)}. Build and compile the "
+            "same model in every worker"
+        )
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
@@ -178,7 +187,12 @@ class Workers(Peers):
             return
         given = _Given(*json.loads(message["value"]))
         self._awaited = (exchanges, given.steps)
-        if self._failed and not self.call and given.within:
+        if given.call == _UNMADE and exchanges > self._exchanges:
+            # This worker may wait in the same variable, or have made its own already.
+            self._is_unmade = True
+            if self.is_in_step:
+                abort_collectives(f"{self.name} makes another variable")
+        elif self._failed and not self.call and given.within:
             self._answer_after_failure()
         elif self._is_awaited(self._steps):
             self.client.offer(_CALL, self._give(self._begins))

@@ -5,6 +5,7 @@ The reference is tensorflow/python/distribute/cluster_resolver/slurm_cluster_res
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Union
@@ -54,21 +55,38 @@ class ResolverHooks:
 
     def _resolve_task_configuration(self) -> dict[str, int]:
         """Returns the number of tasks on each node, by name, in node order. May be overridden."""
-        hosts = self._resolve_hostlist()
         counts = self._step.require(SlurmStep.tasks_per_node)
+        return dict(zip(self._names(len(counts), "counts in SLURM_STEP_TASKS_PER_NODE"), counts))
+
+    def _names(self, expected: int, what: str) -> list[str]:
+        hosts = self._resolve_hostlist()
         nodes = self._step.nodes or ()
         if set(hosts) == set(nodes):  # the order may be that of a set
             hosts = list(nodes)
-        if len(set(hosts)) != len(counts):
+        if len(set(hosts)) != expected:
             raise LayoutError(
                 f"the number of nodes from _resolve_hostlist() is {len(set(hosts))}, but that of "
-                f"counts in SLURM_STEP_TASKS_PER_NODE is {len(counts)}; expected one name for each "
-                "node, in the same order, or override _resolve_task_configuration() as well."
+                f"{what} is {expected}; expected one name for each node, in the same order, or "
+                "override _resolve_task_configuration() as well."
             )
-        return dict(zip(hosts, counts))
+        return hosts
 
     def _layout_by_hooks(self, step: SlurmStep, options: ClusterOptions) -> StepAndLayout:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
+        by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
+        if by_counts or step.where != "step":
+            step, layout = self._layout_by_counts(step, options)
+        else:  # each task is where Slurm says, on a node with another name
+            layout = find_layout(step, options)
+            nodes = step.nodes or layout.nodes
+            name_of = dict(zip(nodes, self._names(len(nodes), "nodes in SLURM_STEP_NODELIST")))
+            layout = layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
+            step = step.replace(node_name=None)  # Slurm's names may not resolve
+        if self._hooks and options.jobs is None:
+            job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
+        return step, layout
+
+    def _layout_by_counts(self, step: SlurmStep, options: ClusterOptions) -> StepAndLayout:
         hooks = self._hooks
         counts = self._counts_by_node()
         nodes = tuple(counts)
@@ -78,7 +96,7 @@ class ResolverHooks:
         elif hooks:
             step = step.replace(components=())
             if _COUNTS in hooks:
-                nodes = tuple(sorted(nodes))  # as in TensorFlow
+                nodes = tuple(sorted(nodes, key=_by_numbers))
         step = step.replace(
             nodes=nodes,
             num_nodes=len(nodes),
@@ -106,8 +124,6 @@ class ResolverHooks:
         host = short_name(socket.gethostname())
         here = [node for node in nodes if short_name(node) == host]
         verify_layout(layout, step.replace(node_name=here[0] if here else None))
-        if options.jobs is None:
-            job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
         return step, layout
 
     def _counts_by_node(self) -> Mapping[str, int]:
@@ -122,3 +138,8 @@ class ResolverHooks:
                 "for each, from tasks_per_node or _resolve_task_configuration()."
             )
         return counts
+
+
+def _by_numbers(name: str) -> tuple[str, str]:
+    """Sorts names as Slurm does: n9 before n10."""
+    return re.sub("[0-9]+", lambda number: number[0].zfill(9), name), name

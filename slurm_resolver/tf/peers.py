@@ -109,6 +109,9 @@ class Peers:
             cause = _CAUSE.search(message["why"])
             name = self.client.name_of(message["gone"])
             reason = cause[0] if cause else _describe_loss(name, message["why"])
+            own = self.client.name_of(self.client.address.rank)
+            if reason.startswith(own):
+                reason = f"{own} was stopped or cut off, and the others have ended without it"
             if not (cause and self.loss):
                 warn("%s", reason)
             self.loss = self.loss or reason

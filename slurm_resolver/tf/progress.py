@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurm_resolver.coordination import progress as phases
@@ -49,8 +49,7 @@ class Reporter:
     whole = False
     _steps = 0  # of this epoch
     _in_graphs = 0.0  # seconds that graphs had waited for data by then
-    # The steps of the last whole epoch, and what its seconds were spent with.
-    _last_epoch: tuple[int, dict[str, float]] = 0, {}
+    _last_epoch: tuple[int, Mapping[str, float]] = 0, {}  # its steps, and what it was spent with
 
     def __init__(self) -> None:
         self._since = time.monotonic()
@@ -61,12 +60,15 @@ class Reporter:
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
         self.enter(phases.START, self.stage)
+        self._end_epoch()
+        self.epoch = epoch
+        self.step = 0
+
+    def _end_epoch(self) -> None:
         if self._steps:
             self._last_epoch = self._steps, dict(self._spent)
         self._steps = 0
         self._spent.clear()
-        self.epoch = epoch
-        self.step = 0
 
     def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
@@ -76,9 +78,8 @@ class Reporter:
             _, waited = data_waits.read()
             self._move_to_data(self._spent, waited)
             self._in_graphs = waited
-            if not self.stage:
-                self._steps = 0
-                self._spent.clear()
+            if not stage or not self.stage:
+                self._end_epoch()
             self.stage = stage
             self._began = 0.0
         self.phase = phase

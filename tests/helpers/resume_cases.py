@@ -44,14 +44,21 @@ def case(function: Action) -> Action:
     return function
 
 
-def perceptron(*layers: Any, **compiled: Any) -> Any:
+class Silent(keras.Model):  # type: ignore[misc]
+    """Its step returns only some of its metrics."""
+
+    def train_step(self, data: Any) -> Fields:
+        return {"loss": super().train_step(data)["loss"]}
+
+
+def perceptron(*layers: Any, kind: Any = keras.Model, **compiled: Any) -> Any:
     keras.utils.set_random_seed(3)
     with strategy.scope():
         inputs = keras.Input((COLUMNS,))
         hidden = keras.layers.Dense(8, activation="relu")(inputs)
         for layer in layers:
             hidden = layer()(hidden)
-        model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(hidden))
+        model = kind(inputs, keras.layers.Dense(1, dtype="float32")(hidden))
         model.compile(
             **{
                 "optimizer": keras.optimizers.Adam(0.01),
@@ -185,6 +192,27 @@ def learning_rate_scheduler() -> Fields:
 
 
 @case
+def step_of_its_own() -> Fields:
+    """It resumes before the last steps of an epoch."""
+    return {"model": perceptron(kind=Silent), "x": dataset(rows=54)}
+
+
+@case
+def stop_at_the_beginning() -> Fields:
+    """Keras trains one step of an epoch that a callback stops as it begins."""
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    return {
+        "model": perceptron(),
+        "x": dataset(),
+        "callbacks": [Stops()],
+    }
+
+
+@case
 def not_built() -> Fields:
     keras.utils.set_random_seed(3)
     with strategy.scope():
@@ -234,6 +262,7 @@ def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
         "weights": digest,
         "history": history.history,
         "epochs": history.epoch,
+        "iterations": int(model.optimizer.iterations),
     }
 
 

@@ -267,7 +267,7 @@ class TestHooks:
                 return {"b": 2, "a": 1}
 
         resolver = Elsewhere()
-        # in the order of the names, as in TensorFlow, and not in the order of the dict
+        # in the order of the names, and not in that of the dict
         assert as_dict(resolver) == {"worker": ["a:8888", "b:8888", "b:8889"]}
         assert resolver.get_task_info() == ("worker", 2)
         assert resolver.cluster.to_dict()["layout_source"] == (
@@ -283,6 +283,29 @@ class TestHooks:
         assert as_dict(Fast()) == {
             "worker": ["t02n13-ib0:8888", "t02n41-ib0:8888", "t02n43-ib0:8888", "t02n13-ib0:8889"]
         }
+
+    def test_other_names_keep_the_layout_that_the_tasks_exchange(
+        self, slurm: Any, monkeypatch: Patch
+    ) -> None:
+        class Fast(SlurmClusterResolver):
+            def _resolve_hostlist(self) -> Strings:
+                return [f"{host}-ib0" for host in super()._resolve_hostlist()]
+
+        slurm(1, "2,1,1", 4, SLURM_DISTRIBUTION="cyclic")
+        exchanged = SlurmClusterResolver().cluster.layout
+        monkeypatch.setattr("slurm_resolver.tf.hooks.find_layout", lambda step, options: exchanged)
+        monkeypatch.setenv("SLURM_DISTRIBUTION", "arbitrary")
+        assert as_dict(Fast()) == {
+            "worker": ["t02n13-ib0:8888", "t02n41-ib0:8888", "t02n43-ib0:8888", "t02n13-ib0:8889"]
+        }
+
+    def test_names_with_numbers_are_in_the_order_of_slurm(self, slurm: Any) -> None:
+        class Fast(SlurmClusterResolver):
+            def _resolve_task_configuration(self) -> Counts:
+                return {"n10-ib0": 2, "n9-ib0": 1}
+
+        slurm(0, "1,2", 3, SLURM_STEP_NODELIST="n[9-10]")
+        assert as_dict(Fast()) == {"worker": ["n9-ib0:8888", "n10-ib0:8888", "n10-ib0:8889"]}
 
     def test_tasks_meet_as_the_rank_that_they_resolved_to(self, slurm: Any) -> None:
         class NodeByNode(SlurmClusterResolver):

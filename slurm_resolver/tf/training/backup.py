@@ -202,9 +202,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 self._backup.drawn = 0
             self._iterator = iterator
             self._iterators = self._made
-            if self.model.stop_training:  # in one of the steps that were trained before
+            if self._until and self.model.stop_training:  # in a step that was trained before
                 return
             if step[0] + self.model.steps_per_execution > self._until:
+                self._logs = {}
                 yield step
 
     def _catch_up(self, iterator: Any) -> None:

@@ -13,8 +13,8 @@ It stays in the folder, and the next older one is used.
 A file in the folder names the training that it belongs to. A new job with the same model continues
 the training. Another task of a job array must not, and two jobs must not save at the same time.
 
-Others may write to the folder, too. A symbolic link where a save writes is removed: nothing outside
-the folder changes.
+Others may write to the folder, too. A symbolic link where a save writes is an error: nothing
+outside the folder changes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import re
 import shutil
 import socket
 import tempfile
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,6 +39,7 @@ _OWNER = "slurm_resolver.owner"
 _LISTED = 4  # ranks that a message names
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the reader of a pipe
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
 _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
@@ -50,6 +52,7 @@ class CheckpointFolder:
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
         self.directory = directory
+        self._is_local = "://" not in directory  # else TensorFlow has a file system for it
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
@@ -71,50 +74,60 @@ class CheckpointFolder:
         path = self._restore_first(self._find_names(), complete)
         self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
         if self._ranks.leads:
-            self._remove(f"{_OWNER}|{_UNFINISHED}")
-            with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
+            with self._open_owner("w") as file:
                 file.write(self._owner)
+            self._remove(_UNFINISHED)
         return path
 
     def _find_names(self) -> list[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
-        if self._ranks.leads:
-            self._check_owner()
+        problem = self._find_problem() if self._ranks.leads else ""
         indices = self._list(r"ckpt-\d+\.index")
         own = sorted((name.removesuffix(".index") for name in indices), key=_number, reverse=True)
-        told = self._ranks.compare("the restore", own)
-        found = [set(names) for names in told.values()]
+        told = self._ranks.compare("the restore", [problem, own])
+        problem, newest = next(iter(told.values()))  # the leader's
+        if problem:
+            raise ResumeError(problem)
+        found = [set(names) for _, names in told.values()]
         if any(found) and not set.intersection(*found):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in told.items()
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, (_, names) in told.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        return list(next(iter(told.values())))  # the leader's
+        return list(newest)
 
-    def _check_owner(self) -> None:
-        """Raises ResumeError if this training cannot use the folder.
-
-        The other ranks learn of it as of any error of the leader.
-        """
+    def _find_problem(self) -> str:
+        """Returns why this training cannot use the folder; "" if it can."""
+        link = self._find_link(f"{_OWNER}|{_UNFINISHED}")
+        if link:
+            return link
         try:
             tf.io.gfile.makedirs(self.directory)
+            with self._open_owner("a") as file:
+                file.write("")
         except _CANNOT_WRITE as error:
-            raise ResumeError(
+            return (
                 f"{self.directory!r}: {cause_of(error)}; expected a folder to write checkpoints to."
-            ) from error
-        found = self._read_owner()
-        task = re.match(r"job \w+_(\d+),", found)
-        if task and self._ranks.step.array_task_id not in (None, task[1]):
-            raise ResumeError(
-                f"the checkpoints in {self.directory!r} are those of {found}, and this is "
-                f"{self._owner}: one would end with the other's weights. Give each task its own "
-                f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to "
-                "start from the beginning."
             )
+        found = self._read_owner()
+        expected = re.match(r"job \w+_(\d+),|job |a training |$", found)
+        if not expected:  # it may be a hard link
+            return (
+                f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
+                "written. Remove it."
+            )
+        if not expected[1] or self._ranks.step.array_task_id in (None, expected[1]):
+            return ""
+        return (
+            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
+            f"{self._owner}: one would end with the other's weights. Give each task its own "
+            f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
+            "from the beginning."
+        )
 
     def _restore_first(self, names: list[str], complete: bool) -> str | None:
         """Restores the first of these checkpoints that all ranks can read; returns its path."""
@@ -194,13 +207,19 @@ class CheckpointFolder:
                 "folder."
             )
         number = int(self._checkpoint.save_counter.numpy()) + 1
-        self._remove(rf"ckpt-{number}(_temp|\..*)")
+        written = rf"ckpt-{number}(_temp|\..*)"
+        link = self._find_link(written)
+        if link:
+            raise ResumeError(link)
+        self._remove(written)
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
         logger = tf.get_logger()
         before = logger.disabled
         logger.disabled = True
         try:
+            if self._is_local:
+                os.mkdir(self._path(f"ckpt-{number}_temp"), 0o700)  # which TensorFlow fills
             return str(self._manager.save())
         except Exception:
             self._remove(_UNFINISHED)
@@ -218,15 +237,22 @@ class CheckpointFolder:
             for one in variables
         )
 
+    def _find_link(self, pattern: str) -> str:
+        """Returns why nothing can be written to these names: one is a symbolic link; else ''."""
+        for path in map(self._path, self._list(pattern)):
+            if os.path.islink(path):
+                return f"{path} is a symbolic link, through which a save would write: remove it."
+        return ""
+
     def _remove(self, pattern: str) -> None:
         """Removes files, folders and links, and nothing behind a link."""
+        # TensorFlow's function would follow a link.
+        remove_folder = shutil.rmtree if self._is_local else tf.io.gfile.rmtree
         for path in map(self._path, self._list(pattern)):
-            if os.path.islink(path) or not tf.io.gfile.isdir(path):
-                tf.io.gfile.remove(path)
-            elif os.path.isdir(path):
-                shutil.rmtree(path)  # TensorFlow's function would follow a link
+            if tf.io.gfile.isdir(path) and not os.path.islink(path):
+                remove_folder(path)
             else:
-                tf.io.gfile.rmtree(path)
+                tf.io.gfile.remove(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -235,10 +261,20 @@ class CheckpointFolder:
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:
-        path = self._path(_OWNER)
-        with contextlib.suppress(*_CANNOT_WRITE), tf.io.gfile.GFile(path, "rb") as file:
-            return str(file.read(1000), errors="replace")
+        with contextlib.suppress(*_CANNOT_WRITE), self._open_owner("r") as file:
+            return str(file.read(1000))
         return ""
+
+    def _open_owner(self, mode: str) -> Any:
+        path = self._path(_OWNER)
+        if self._is_local:
+            return open(
+                path,
+                mode,
+                errors="replace",
+                opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666),
+            )
+        return tf.io.gfile.GFile(path, mode)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)

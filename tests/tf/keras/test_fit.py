@@ -31,10 +31,10 @@ from local_run import captured, in_step
 pytestmark = KERAS_3
 
 
-def run(command: Strings, folder: Path) -> str:
-    """Runs a command in two workers on CPUs in a folder, and returns what they print."""
+def run(command: Strings, folder: Path, workers: int = 2) -> str:
+    """Runs a command in workers on CPUs in a folder, and returns what they print."""
     return captured(
-        in_step("-n 2 --no-label", *command),
+        in_step(f"-n {workers} --no-label", *command),
         status=0,
         cwd=folder,
         env={
@@ -119,6 +119,26 @@ def test_reading_and_saving_need_no_other_worker(tmp_path: Path) -> None:
     assert told(READING, tmp_path) == ["told ['auc', 'loss', 'mae']"] * 2
 
 
+# With three workers, the error shows which one deviates.
+DEVIATING = """
+import keras, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+try:
+    with strategy.scope():
+        keras.layers.Dense(4 + (strategy.cluster_resolver.task_id == 1)).build((None, 3))
+except sr.FitError as error:
+    print("told", error)
+"""
+
+
+def test_every_worker_says_which_one_makes_another_variable(tmp_path: Path) -> None:
+    expected = (
+        "told the workers make different variables: kernel (float32 (3, 4)) in worker 0, worker 2, "
+        "kernel (float32 (3, 5)) in worker 1. Build and compile the same model in every worker"
+    )
+    assert told(DEVIATING, tmp_path, workers=3) == [expected] * 3
+
+
 # TensorFlow then refuses what may differ from run to run, such as `tf.timestamp`.
 DETERMINISTIC = """
 import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
@@ -159,9 +179,9 @@ def test_words_are_compared_though_tensorflow_does_not_send_them(tmp_path: Path)
     assert told(WORDS, tmp_path) == [f"told {rows}"] * 2
 
 
-def told(script: str, folder: Path) -> Strings:
-    """Returns what both workers say in a line that starts with "told"."""
-    lines = run([sys.executable, "-W", "ignore", "-c", script], folder).splitlines()
+def told(script: str, folder: Path, workers: int = 2) -> Strings:
+    """Returns what all workers say in a line that starts with "told"."""
+    lines = run([sys.executable, "-W", "ignore", "-c", script], folder, workers).splitlines()
     return sorted(line for line in lines if line.startswith("told"))
 
 

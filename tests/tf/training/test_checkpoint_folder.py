@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import resource
 import shutil
@@ -283,10 +284,40 @@ def test_nothing_behind_a_link_changes(folder: Path, name: str, tmp_path: Path) 
     outside = tmp_path / "outside"
     (outside / "kept").mkdir(parents=True)
     (folder / name).symlink_to(outside)
-    assert train(folder) == (0, 3, 6.0)
+    with pytest.raises(ResumeError, match=f"{name} is a symbolic link"):
+        train(folder)
     assert files(outside) == ["kept"]
-    assert not (folder / name).is_symlink()
-    assert train(folder) == END
+
+
+def test_a_link_that_comes_during_a_save_is_not_followed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = open_folder(tmp_path / "folder", tf.train.Checkpoint(x=tf.Variable(1)))
+    folder.restore_newest()
+    planted = tmp_path / "folder" / "ckpt-1_temp"
+    monkeypatch.setattr(folder, "_find_link", lambda pattern: planted.symlink_to(outside))
+    monkeypatch.setattr(folder, "_remove", lambda pattern: None)  # it comes after that
+    with pytest.raises(FileExistsError, match="ckpt-1_temp"):
+        folder.save()
+    assert files(outside) == []
+
+
+def test_an_owner_file_that_is_a_hard_link_is_not_overwritten(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("something else")
+    (tmp_path / "folder").mkdir()
+    os.link(outside, tmp_path / "folder" / "slurm_resolver.owner")
+    with pytest.raises(ResumeError, match="owner begins with 'something else': expected what"):
+        train(tmp_path / "folder")
+    assert outside.read_text() == "something else"
+
+
+def test_an_owner_file_that_cannot_be_written_is_found_before_the_training(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slurm_resolver.owner")
+    with pytest.raises(ResumeError, match=r"owner.*; expected a folder to write checkpoints to"):
+        train(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut])
@@ -325,7 +356,7 @@ def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFol
 
 
 def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) -> None:
-    others = iter([["ckpt-4", "ckpt-3"], "its disk is broken", ""])
+    others = iter([["", ["ckpt-4", "ckpt-3"]], "its disk is broken", ""])
 
     def compare(purpose: str, own: Any) -> Fields:
         return {"worker 0": own, "worker 1": next(others)}
@@ -335,6 +366,15 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
         == f"{folder}/ckpt-3"
     )
     assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1)" in caplog.text
+
+
+def test_what_is_wrong_with_the_folder_all_ranks_raise(folder: Path) -> None:
+    ranks = {
+        "leads": False,
+        "compare": lambda purpose, own: {"worker 0": ["it is full", []], "worker 1": own},
+    }
+    with pytest.raises(ResumeError, match="it is full"):
+        open_folder(folder, tf.train.Checkpoint(), **ranks).restore_newest()
 
 
 def files(folder: Path) -> Strings:

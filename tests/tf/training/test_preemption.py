@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from folders import helper, quiet_helper
 from keras_marks import KERAS_3
-from kinds import Completed, Counts, Strings
+from kinds import Completed, Counts, Fields, Strings
 from local_run import captured, in_step
 
 from slurm_resolver.tf.training.fit_state import unpack
@@ -70,6 +70,21 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     assert f"nothing is left to train: {folder}/ckpt-4 was saved after epoch 8" in said[4]
 
 
+def cases_outcomes(*options: str) -> Fields:
+    """Returns how trainings end that are left alone, and that are broken off and resumed."""
+    done = captured([*quiet_helper("resume_cases.py"), *options], status=0)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_step_that_returns_some_metrics_and_a_stop_before_a_step_are_those_of_keras() -> None:
+    outcomes = cases_outcomes("step_of_its_own", "stop_at_the_beginning")
+    for ended in outcomes.values():
+        assert ended["resumed"] == ended["whole"]
+    assert [*outcomes["step_of_its_own"]["whole"]["history"]] == ["loss"]
+    stopped = outcomes["stop_at_the_beginning"]["whole"]
+    assert (stopped["epochs"], stopped["iterations"]) == ([0, 1], 11)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "cases"),
@@ -81,9 +96,7 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
 def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
     strategy: str, cases: Strings
 ) -> None:
-    command = [*quiet_helper("resume_cases.py"), "--strategy", strategy, *cases]
-    outcomes = json.loads(captured(command, status=0).stdout.splitlines()[-1])
-    for name, ended in outcomes.items():
+    for name, ended in cases_outcomes("--strategy", strategy, *cases).items():
         assert "error" not in ended["whole"], (name, ended)
         assert ended["resumed"] == ended["whole"], name
 
