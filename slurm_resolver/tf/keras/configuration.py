@@ -62,8 +62,10 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
             restoring[kind] = state.read_text() if state.exists() else nothing
         elif getattr(callback, "restores_all_workers", False):
             restoring[kind] = ""
-    parts = {**_plain(arguments), "callbacks that restore a training": restoring}
-    return _describe(name, parts)
+    parts = {
+        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
+    }
+    return _describe(name, {**parts, "callbacks that restore a training": restoring})
 
 
 def describe_model(model: Any) -> Iterator[Entry]:
@@ -85,8 +87,8 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
     elif isinstance(value, (*_PLAIN, list, tuple)):
         text = repr(value)
     elif isinstance(value, dict):
-        text = ", ".join(map(str, value)) or "none"
-        parts = value
+        text = ", ".join(sorted(map(str, value))) or "none"
+        parts = {key: value[key] for key in sorted(value, key=str)}
     elif isinstance(value, (np.ndarray, np.generic)):
         text = f"numbers {zlib.crc32(value.tobytes())}"
     else:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import metrics_in_run
-from slurm_resolver.tf.keras.splitting import put_together, summed_as
+from slurm_resolver.tf.keras.splitting import ComputeWholeError, put_together, summed_as
 from slurm_resolver.tf.keras.step import Step, is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.private_names import Method
@@ -35,6 +35,10 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     kinds = _kinds(step, metric, functools.partial(original, metric, *args, **kwargs))
     if kinds is None:
         what = f"an argument of the metric {metric.name!r}"
+        if step.has_noted(metric):  # such as what only this replica has added
+            if step.is_inside():
+                raise ComputeWholeError(f"{what} in a condition or loop is not added up")
+            step.add_changes()
         args, kwargs = tf.nest.map_structure(
             lambda value: put_together(step, value, what), (args, kwargs)
         )

@@ -73,6 +73,10 @@ class Additions:
                     value = tf.zeros(one.shape, one.dtype) if zeros else one.value
                     self._before[id(one)] = one, tf.convert_to_tensor(value)
 
+    def has_noted(self, metric: Any) -> bool:
+        """Whether something may have been added to a metric that is not yet added up."""
+        return any(id(one) in self._before for one in metric.variables)
+
     def reset(self, original: Method, metric: Any) -> None:
         """Resets a metric, in all replicas alike."""
         for one in metric.variables:

@@ -184,11 +184,11 @@ def _of_shape(operation: Any, values: Values) -> Found:
         return moved(operation, values)
     others = list(values)
     shape = others.pop(of_constant)
+    if shape.is_plain and (of_constant or operation.type == "Fill"):
+        return numbers_of(operation, values)
     if shape.layout or not all(value.is_plain for value in others):
         raise RefutedError("other entries for each row")
     if shape.is_plain:
-        if of_constant or operation.type == "Fill":
-            return SAME
         raise UnprovenError("random numbers that do not depend on the number of rows")
     counted = np.flatnonzero(np.not_equal(*shape.numbers))
     axis = int(counted[0])

@@ -74,6 +74,11 @@ def other_momentum() -> None:
 
 
 @way
+def class_weight_in_one() -> None:
+    fit(class_weight={0: 1.0, 1: 2.0} if WORKER else None)
+
+
+@way
 def restored_in_one() -> None:
     fit(callbacks=[sr.BackupAndResume("unused")] if WORKER else [])
 

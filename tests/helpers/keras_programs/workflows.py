@@ -86,17 +86,34 @@ def _of(strategy: Any, entry: Fields) -> Outcome:
 add_each("metric", _of, METRICS)
 
 
+class SumAndLargest(km.Metric):
+    """Adds up values, or the largest one of the batch, which is no sum over its rows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sum_and_largest")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, values: Any, largest: bool = False) -> None:
+        self.total.assign_add(ops.max(values) if largest else ops.sum(values))
+
+    def result(self) -> Any:
+        return ops.copy(self.total)
+
+
 class Watching(keras.layers.Layer):
-    """Tracks a mean and a sum of its inputs."""
+    """Tracks a mean and sums of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mean = km.Mean(name="watched_mean")
         self.sum = km.Sum(name="watched_sum")
+        self.both = SumAndLargest()
 
     def call(self, inputs: Any) -> Any:
         self.mean.update_state(inputs)
         self.sum.update_state(inputs)
+        self.both.update_state(inputs)
+        self.both.update_state(inputs, largest=True)
         return inputs
 
 

@@ -36,6 +36,7 @@ IN_BOTH = {
     "other_weights": "the workers differ after epoch 1, in sequential_",
     "other_weights_before": "/bias: norm 0, projection 0 in worker 0, norm 5, projection ",
     "other_momentum": "in model.optimizer (SGD).momentum: 0.0 in worker 0, 0.9 in worker 1",
+    "class_weight_in_one": "in fit.class_weight: None in worker 0, 'given' in worker 1",
     "restored_in_one": "in fit.callbacks that restore a training: none in worker 0, BackupAndResum",
     "other_order_in_predict": "the workers differ in step 1 of predict, in the digest of x: ",
     "other_order_of_python": "the batches of the workers differ in x, y, which Python makes, and",

@@ -9,7 +9,7 @@ import pytest
 from keras_3 import keras
 from kinds import Fields, Strings
 
-from slurm_resolver.tf.keras.configuration import describe_model
+from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 
 
 def loss_of(delta: float) -> Callable[..., Any]:
@@ -115,6 +115,15 @@ def test_names_and_seeds_of_layers_may_differ() -> None:
         )
         == []
     )
+
+
+def test_the_order_of_the_keys_may_differ() -> None:
+    """Such as of a dictionary that is made from a set."""
+    described = [
+        list(describe_call("fit", {"x": {}, "callbacks": [], **arguments}))
+        for arguments in ({"epochs": 1, "verbose": 0}, {"verbose": 0, "epochs": 1})
+    ]
+    assert described[0] == described[1]
 
 
 def test_a_model_that_is_not_compiled_can_be_described() -> None:

@@ -88,8 +88,9 @@ tf.split(doubled(x), 2)[1]                                             -> by row
 doubled(x)[:tf.shape(x)[0]]                                            -> by row
 tf.reduce_mean(doubled(x))                                             -> a mean
 tf.broadcast_to(tf.reduce_mean(x) * count(x), [])                      -> a sum
-tf.reduce_mean(x) * tf.broadcast_to(count(x), [])                      -> refuted
-tf.reduce_sum(x) / tf.fill([], count(x))                               -> refuted
+tf.reduce_mean(x) * tf.broadcast_to(count(x), [])                      -> a sum
+tf.reduce_sum(x) / tf.reduce_sum(tf.broadcast_to(count(x), [2]))       -> a mean
+tf.reduce_sum(x) / tf.fill([], count(x))                               -> a mean
 tf.broadcast_to(1.0, tf.cast(x[:, 0], tf.int32))                       -> refuted
 tf.concat([tf.tile(TABLE[:1, None], [tf.shape(x)[0], 1, 3]), x[:, None]], 1) -> by row
 x + tf.random.normal(tf.shape(x))                                      -> by row
