@@ -144,7 +144,14 @@ def _output_gradient(step: Step, target: Any, given: Any) -> Any:
     """Returns where backpropagation from a target begins: the gradient by the target itself."""
     tensor = tf.convert_to_tensor(target)
     value = value_of(step, tensor, "the target of a gradient")
-    output = tf.ones_like(tensor) if given is None else given
+    output = tf.ones_like(tensor)
+    if given is not None:
+        what = "the output gradient"
+        output = tf.convert_to_tensor(given, tensor.dtype)
+        of_given = value_of(step, output, what)
+        # Each row has its own; a mean or a sum has one that is the same in all workers.
+        if of_given != value if value.layout else not of_given.is_plain:
+            raise refuse(what)
     if value.is_mean or value.is_plain:
         # Divided by the replica's rows, it is the same in all workers.
         return output * step.declare(tf.cast(step.weight, tensor.dtype), COUNT)

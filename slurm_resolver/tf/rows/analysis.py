@@ -8,6 +8,7 @@ What changes variables is found as well, in the same functions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
@@ -23,6 +24,7 @@ from slurm_resolver.tf.rows.values import (
     UnprovenError,
     Value,
     Values,
+    first_unknown,
     unknown,
 )
 
@@ -93,7 +95,12 @@ class Analysis:
     def _derive(self, operation: Any) -> None:
         try:
             found = self._found(operation)
-        except (ValueError, TypeError, LookupError) as error:  # such as for an unknown rank
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            OverflowError,
+        ) as error:  # for an unknown rank
             found = unknown(operation, error)
         if isinstance(found, Value):
             if found.reason:
@@ -110,9 +117,9 @@ class Analysis:
                 raise UnprovenError("an argument of a function or loop that is being traced")
         elif operation.type in ("Placeholder", "IdentityN"):
             return values
-        for value in values:
-            if value.reason:
-                return value
+        not_known = first_unknown(values)
+        if not_known:
+            return not_known
         is_same = all(value.kind is Kind.SAME for value in values)
         is_harmless = operation.type in STATEFUL or (operation.type in OF_SHAPE and not is_same)
         if operation.op_def.is_stateful and not is_harmless:
@@ -124,16 +131,17 @@ class Analysis:
 
     # --- Functions -------------------------------------------------------------------------------
 
-    def call(self, operation: Any, values: Values, name: str = "f") -> Values:
+    def call(self, operation: Any, values: Values, function: Any = None) -> Values:
         """Derives what the results of a function are.
 
         Args:
             operation: calls the function.
             values: what is known of the function's arguments.
-            name: the operation's attribute that names the function.
+            function: the attribute that names the function; by default, the operation's "f".
         """
         called = self._called.setdefault(operation, [])
-        graph = self._function_of(operation.graph, operation.get_attr(name).name)
+        function = function or operation.get_attr("f")
+        graph = self._function_of(operation.graph, function.name)
         if graph is None:
             raise UnprovenError("a function without a graph")
         inner = Analysis(graph, self._function_of)
@@ -143,21 +151,26 @@ class Analysis:
         return [inner.value_of(output) for output in graph.outputs]
 
     def condition(self, operation: Any, values: Values) -> Found:
-        """Derives what a condition returns: what both branches do, unless the data decides."""
-        branches = [
-            self.call(operation, values[1:], name) for name in ("then_branch", "else_branch")
+        """Derives what a condition returns: what all branches do, unless the data decides."""
+        if operation.type in ("Case", "StatelessCase"):
+            functions = operation.get_attr("branches")
+        else:
+            functions = map(operation.get_attr, ("then_branch", "else_branch"))
+        branches = [self.call(operation, values[1:], function) for function in functions]
+        joined = [
+            functools.reduce(functools.partial(join, output), each)
+            for output, each in zip(operation.outputs, zip(*branches))
         ]
-        joined = [join(operation, *pair) for pair in zip(*branches)]
         return _unless_batch_decides(values[0], joined)
 
     def loop(self, operation: Any, values: Values) -> Found:
         """Derives what the variables of a loop are in any round, and whether the data ends it."""
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
-            after = self.call(operation, values, "body")
-            joined = [join(operation, *pair) for pair in zip(values, after)]
+            after = self.call(operation, values, operation.get_attr("body"))
+            joined = [join(*each) for each in zip(operation.outputs, values, after)]
             if joined == values:
-                (goes_on,) = self.call(operation, values, "cond")
+                (goes_on,) = self.call(operation, values, operation.get_attr("cond"))
                 return _unless_batch_decides(goes_on, values)
             values = joined
         raise UnprovenError("a loop with another value in each round")
@@ -185,9 +198,11 @@ class Analysis:
                 if not self._called[operation]:
                     yield Assignment(operation, None, condition, None)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
-                value = next((one for one in (decides, *values) if not one.is_plain), SAME)
-                added = None if decides.reason else self._added(operation, *values[:2])
-                yield Assignment(operation, values[0].variable, value, added)
+                values = [decides, *values]
+                changing = next((one for one in values if not one.is_plain), SAME)
+                value = first_unknown(values) or changing
+                added = None if decides.reason else self._added(operation, *values[1:3])
+                yield Assignment(operation, values[1].variable, value, added)
 
     def _added(self, operation: Any, variable: Value, value: Value) -> Value | None:
         """Returns what an operation adds to a variable; None if it does something else."""
@@ -202,7 +217,9 @@ class Analysis:
 _CALLS: dict[str, Callable[[Analysis, Any, Values], Found]] = {
     "PartitionedCall": Analysis.call,
     "StatefulPartitionedCall": Analysis.call,
+    "Case": Analysis.condition,
     "If": Analysis.condition,
+    "StatelessCase": Analysis.condition,
     "StatelessIf": Analysis.condition,
     "While": Analysis.loop,
     "StatelessWhile": Analysis.loop,

@@ -1,16 +1,17 @@
 """What TensorFlow itself computes of sizes, and of the numbers of rows.
 
-Operations that only move entries need no rules of their own: TensorFlow moves the number of each
-entry's row instead. `tf.transpose`, for a batch of 3 rows along axis 0, shows that its result has
-them along axis 1::
+Operations that only move entries need no rules of their own: TensorFlow moves labels instead, which
+say of which row an entry is. `tf.transpose`, for a batch of 3 rows along axis 0, shows that its
+result has them along axis 1::
 
     1 1 1 1        1 2 3
     2 2 2 2   ->   1 2 3
     3 3 3 3        1 2 3
                    1 2 3
 
-A constant that is put beside rows has the number 0. Operations that compute with sizes do so for
-each of `BATCHES`.
+If a row has several entries along the axis, their labels differ by `FEW`: another block of rows has
+the labels 4, 5 and 6. A constant that is put beside rows has the label 0. Operations that compute
+with sizes do so for each of `BATCHES`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.rows.operations import FOLDED
+from slurm_resolver.tf.rows.operations import COMPARING, FOLDED, MOVING
 from slurm_resolver.tf.rows.values import (
     BATCHES,
     FEW,
+    MANY,
     OTHER_SIZE,
     SAME,
     Found,
@@ -87,20 +89,44 @@ def array_of(tensor: Any, value: Value, batch: int = FEW) -> Any:
 
 def numbers_of(operation: Any, values: Values) -> Found:
     """Returns what is computed of sizes and constants alone; as numbers, if there are few."""
+    is_plain = all(value.is_plain for value in values)
     try:
         if any(output.shape.rank not in (0, 1) for output in operation.outputs):
             raise UnprovenError("a tensor of the number of rows")
-        results = []
-        for batch in BATCHES:
-            inputs = [array_of(*given, batch) for given in zip(operation.inputs, values)]
-            results.append(_run(operation, inputs))
-        if results[0][0].shape != results[-1][0].shape:
+        if operation.type == "Range" and not is_plain:  # which may be too long
             raise UnprovenError("the numbers of the rows")
-        return [numbers(of_batches) for of_batches in zip(*results)]
+        inputs = [
+            [array_of(*given, batch) for given in zip(operation.inputs, values)]
+            for batch in BATCHES
+        ]
+        results = [_run(operation, of_batch) for of_batch in inputs]
+        if len({result[0].shape for result in results}) > 1:
+            raise UnprovenError("the numbers of the rows")
+        found = [numbers(of_batches) for of_batches in zip(*results)]
+        is_constant = not is_plain and any(value.is_plain for value in found)
+        if is_constant and not _is_certain(operation, values, inputs):
+            raise RefutedError("whether the batch has some number of rows")
+        return found
     except UnprovenError:
-        if all(value.is_plain for value in values):
+        if is_plain:
             return SAME
         raise
+
+
+def _is_certain(operation: Any, values: Values, inputs: Sequence[Sequence[Any]]) -> bool:
+    """Whether what is computed of numbers, and is the same for `BATCHES`, is so for all batches.
+
+    Of numbers that grow or fall with the number of rows, it is, unless they are compared with a
+    number that they reach: whether there are 16 rows is false for all of `BATCHES`.
+
+    Args:
+        inputs: the numbers for each of `BATCHES`.
+    """
+    is_monotonic = all(value.degree is not None for value in values)
+    if operation.type in COMPARING:
+        order = {np.sign(float(one) - float(other)) for one, other in inputs}
+        return order == {0} or (is_monotonic and len(order) == 1)
+    return is_monotonic or operation.type in MOVING | {"GatherV2"}
 
 
 def _sizes(tensor: Any, value: Value, batch: int = FEW) -> list[int]:
@@ -127,19 +153,22 @@ def size_of(operation: Any, values: Values) -> Value:
 def moved(operation: Any, values: Values) -> Found:
     """Rule for operations that only move entries, or put constants beside them.
 
-    They move the numbers of the rows instead. Other inputs than data, such as axes and sizes, must
-    be known.
+    They move the labels of the entries instead. Other inputs than data, such as axes and sizes,
+    must be known.
     """
     is_data: list[bool] = []
     for argument in operation.op_def.input_arg:
         count = operation.node_def.attr[argument.number_attr].i if argument.number_attr else 1
         is_data += [argument.type_attr in _DATA] * count
     given = list(zip(is_data, operation.inputs, values))
+    if any(moves and not value.is_plain and not value.layout for moves, _, value in given):
+        raise RefutedError("the number of rows beside the rows")
     few = [_labels(one, value) if moves else array_of(one, value) for moves, one, value in given]
-    found = [_read(array) for array in _run(operation, few, **_DATA)]
+    labels = _run(operation, few, **_DATA)
+    found = [_read(array) for array in labels]
     # Of the large batch, only the shapes are computed.
     many = [
-        _sizes(one, value, BATCHES[1]) if moves else array_of(one, value, BATCHES[1])
+        _sizes(one, value, MANY) if moves else array_of(one, value, MANY)
         for moves, one, value in given
     ]
     with tf.Graph().as_default() as graph:
@@ -152,39 +181,47 @@ def moved(operation: Any, values: Values) -> Found:
             large = graph.create_op(operation.type, inputs, attrs=attributes)
         except ValueError:
             raise _misfit(operation) from None
-    for one, value in zip(large.outputs, found):
-        if value.layout and one.shape != _sizes(one, value, BATCHES[1]):
+    for one, array, value in zip(large.outputs, labels, found):
+        sizes = list(array.shape)
+        if value.layout:
+            sizes[value.axis] = len(value.layout) // FEW * MANY
+        if one.shape != sizes:
             raise RefutedError("a part of the rows")
     return found
 
 
 def _labels(tensor: Any, value: Value) -> Any:
-    """Returns an array of a tensor's shape with the row of each entry; 0 for constants."""
+    """Returns an array of a tensor's shape with the label of each entry; 0 for constants."""
     sizes = _sizes(tensor, value)
     if not value.layout:
         return np.zeros(sizes, np.int32)
     if np.prod(sizes) > _MOST:
         raise UnprovenError("more entries than are followed")
-    line = np.array(value.layout, np.int32)
+    rows = np.array(value.layout, np.int32)
+    line = rows + 0
+    for row in range(1, FEW + 1):
+        line[rows == row] += FEW * np.arange(len(rows) // FEW, dtype=np.int32)
     later = len(sizes) - value.axis - 1  # the axes after that of the rows
     return np.broadcast_to(line.reshape([-1] + [1] * later), sizes)
 
 
 def _read(array: Any) -> Value:
-    """Returns the value of a tensor, given the row of each entry.
+    """Returns the value of a tensor, given the label of each entry.
 
-    The rows are along an axis if the entries at each place of that axis belong to one row, and
-    every row has as many places as the others. Constants are at the same entries of all places.
+    The rows are along an axis if the entries at each place of that axis belong to one row, and the
+    places of each row have the same entries, and the same constants, as those of the others.
     """
     if not np.any(array):
         return SAME
     constant = array == 0
+    block, row = np.divmod(array - 1, FEW)  # of constants, the block is -1
+    row = np.where(constant, 0, row + 1)
     for axis in range(array.ndim):
         others = tuple(other for other in range(array.ndim) if other != axis)
-        line = np.max(array, axis=others, keepdims=True)
-        is_along = np.all(constant | (array == line))
-        is_alike = np.all(constant.any(axis) == constant.all(axis))
-        counts = set(np.bincount(line.ravel(), minlength=FEW + 1)[1:])
-        if is_along and is_alike and len(counts) == 1:
-            return Value(Kind.ROWS, axis=axis, layout=tuple(line.ravel().tolist()))
+        line = np.max(row, axis=others)
+        is_along = np.all(constant | (row == np.expand_dims(line, others)))
+        first, *blocks = [block.compress(line == one, axis) for one in range(1, FEW + 1)]
+        is_alike = all(np.array_equal(first, other) for other in blocks)
+        if is_along and is_alike and line.all():
+            return Value(Kind.ROWS, axis=axis, layout=tuple(line.tolist()))
     raise RefutedError("a part of the rows, or some rows together with others")

@@ -46,13 +46,21 @@ ENTRIES = names(
     TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
     """
 )
+# Two inputs are compared, entry by entry.
+COMPARING = names("Equal Greater GreaterEqual Less LessEqual NotEqual")
 REDUCING = names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
 # Entries are combined along all axes but the first, which is that of the rows.
 WINDOWS = names(
     """
-    AvgPool AvgPool3D Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ImageProjectiveTransformV3
-    InTopKV2 LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear
-    ResizeNearestNeighbor SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    AvgPool AvgPool3D Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D LRN MaxPool MaxPool3D
+    MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor
+    """
+)
+# The same; the second input has an entry for each row as well.
+PAIRED_WINDOWS = names(
+    """
+    ImageProjectiveTransformV3 InTopKV2 SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits
     """
 )
 # The same; the rows are in the third input.
@@ -79,8 +87,8 @@ ADDING = names("Add AddN AddV2 Complex Sub")
 DIVIDING = names("Div DivNoNan RealDiv")
 # A sum over rows may be one of the inputs, if the others are the same everywhere, or sizes.
 FACTORS = MATRIX_PRODUCTS | names("Einsum Mul")
-# Sums over rows may be added to others.
-JOINING = ADDING | names("ConcatV2 Pack Select SelectV2")
+# Sums over rows may be added to others, or put beside them.
+JOINING = ADDING | names("ConcatV2 MatrixDiagPartV3 Pack PadV2 Select SelectV2")
 LINEAR = (KEEPING | MOVING | names("Cumsum GatherV2 Mean Sum")) - JOINING
 # Those that compute sizes of constants.
 FOLDED = names(

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Callable
 
 import numpy as np
+import tensorflow as tf
 
 from slurm_resolver.tf.rows.computed import array_of, moved, numbers_of, shapes_of, size_of
 from slurm_resolver.tf.rows.operations import (
@@ -29,6 +30,7 @@ from slurm_resolver.tf.rows.operations import (
     MATRIX_PRODUCTS,
     MOVING,
     OF_SHAPE,
+    PAIRED_WINDOWS,
     REDUCING,
     SETTING,
     TRANSPOSED_WINDOWS,
@@ -46,6 +48,7 @@ from slurm_resolver.tf.rows.values import (
     UnprovenError,
     Value,
     Values,
+    first_unknown,
     rows,
     unknown,
 )
@@ -130,10 +133,20 @@ def _reduction(operation: Any, values: Values) -> Value:
     if value.axis in axes:
         if operation.type not in ("Sum", "Mean"):
             raise RefutedError("all rows together")
+        dtype = operation.inputs[0].dtype
+        if dtype.is_integer and (operation.type == "Mean" or dtype.size < tf.int32.size):
+            raise RefutedError("integers that are rounded, or overflow")
         return SUM if operation.type == "Sum" else MEAN
     if operation.node_def.attr["keep_dims"].b:
         return value
     return value.shifted(-sum(axis < value.axis for axis in axes))
+
+
+def _windows(_: Any, values: Values) -> Value:
+    """Rule for what combines the entries of each row, with a filter that is no row."""
+    if any(other.layout for other in values[1:]):
+        raise RefutedError("rows with other rows")
+    return _combined(values[:1], _LATER)
 
 
 def _contraction(operation: Any, values: Values, equation: str) -> Value:
@@ -190,7 +203,7 @@ def _of_shape(operation: Any, values: Values) -> Found:
         raise RefutedError("other entries for each row")
     if shape.is_plain:
         raise UnprovenError("random numbers that do not depend on the number of rows")
-    counted = np.flatnonzero(np.not_equal(*shape.numbers))
+    counted = np.flatnonzero(np.ptp(shape.numbers, axis=0))
     axis = int(counted[0])
     counts = {sizes[axis] / batch for sizes, batch in zip(shape.numbers, BATCHES)}
     if len(counted) != 1 or len(counts) != 1:
@@ -231,16 +244,21 @@ def _list(operation: Any, values: Values) -> Value:
     return values[0]
 
 
-def join(operation: Any, one: Value, other: Value) -> Value:
-    """Returns what is known of a tensor that is one of two, such as a variable of a loop."""
+def join(tensor: Any, one: Value, other: Value) -> Value:
+    """Returns what is known of a tensor that is one of two, such as a variable of a loop.
+
+    A list without elements may get elements with rows.
+    """
     if one == other:
         return one
     if one.is_plain and other.is_plain:
         return SAME
+    is_list = tensor.dtype == tf.variant
     for value, wanted in ((one, other), (other, one)):
-        if wanted.reason or (value.is_plain and (wanted.is_mean or wanted.layout)):
+        if value.is_plain and (wanted.is_mean or (wanted.layout and is_list)):
             return wanted
-    return unknown(operation, RefutedError("rows on one path, and something else on another"))
+    error = RefutedError("rows on one path, and something else on another")
+    return first_unknown((one, other)) or unknown(tensor.op, error)
 
 
 # --- The table -----------------------------------------------------------------------------------
@@ -250,8 +268,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(ENTRIES | ADDING | DIVIDING | {"Mul"}, _entries),
     **dict.fromkeys(REDUCING, _reduction),
     **dict.fromkeys(MATRIX_PRODUCTS, _matrix_product),
-    **dict.fromkeys(WINDOWS, lambda _, values: _combined(values, _LATER)),
-    **dict.fromkeys(TRANSPOSED_WINDOWS, lambda _, values: _combined(values[::-1], _LATER)),
+    **dict.fromkeys(WINDOWS, _windows),
+    **dict.fromkeys(PAIRED_WINDOWS, lambda _, values: _combined(values, _LATER)),
+    **dict.fromkeys(TRANSPOSED_WINDOWS, lambda one, values: _windows(one, values[::-1])),
     **dict.fromkeys(ALONG_LAST_AXIS, lambda one, values: _combined(values, [_rank(one) - 1])),
     **dict.fromkeys(ALONG_GIVEN_AXIS, lambda one, values: _combined(values, _axes(one, 1))),
     **dict.fromkeys(COMBINING, lambda _, values: _combined(values, _ALL)),
@@ -272,6 +291,6 @@ RULES: dict[str, Rule] = {
     "TensorListFromTensor": _list,
     "TensorListGetItem": lambda _, values: values[0].shifted(-1),
     "TensorListLength": lambda *_: SAME,
-    **dict.fromkeys(SETTING, lambda one, values: join(one, values[0], values[-1].shifted(1))),
+    **dict.fromkeys(SETTING, lambda one, of: join(one.outputs[0], of[0], of[-1].shifted(1))),
     "TensorListStack": lambda _, values: values[0],
 }

@@ -15,8 +15,8 @@ UNKNOWN   what no rule derives, or what compares rows       the largest predicti
 A SUM has a degree, which is a power of the number of rows: a sum over the rows has 1, a mean has 0.
 A TensorList is known as the tensor of its stacked elements.
 
-The analysis follows sizes in two batches, `BATCHES`, and the order of rows in the smaller one: what
-is true of both is no coincidence of sizes.
+The analysis follows sizes in three batches, `BATCHES`, and the order of rows in the first one: what
+is true of all is no coincidence of sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-# The numbers of rows of two batches that stand for all others. The second one is larger than any
+# The numbers of rows of three batches that stand for all others. The second one is larger than any
 # constant in a program, by a prime: what is computed of the number of rows, such as whether it is
-# odd, is not the same in both by chance.
+# odd, is not the same in all by chance. The last one is the smallest part of a batch.
 FEW = 3
-BATCHES = (FEW, FEW + 100_003)
-OTHER_SIZE = 101  # any other unknown size, such as a number of tokens
+MANY = FEW + 10_007
+BATCHES = (FEW, MANY, 1)
+OTHER_SIZE = 107  # any other unknown size, such as a number of tokens; no usual number of classes
 
 
 class Kind(enum.Enum):
@@ -72,9 +73,10 @@ class Value(NamedTuple):
         """The power of the number of rows to which the tensor is proportional; None if to none."""
         if self.kind is not Kind.NUMBERS:
             return self.power if self.kind in (Kind.SAME, Kind.SUM) else None
-        few, many = map(np.asarray, self.numbers)
+        few = np.asarray(self.numbers[0])
         for power in (0, 1, -1):
-            if np.allclose(few * (BATCHES[1] / FEW) ** power, many):
+            expected = [few * (batch / FEW) ** power for batch in BATCHES]
+            if np.allclose(expected, self.numbers, atol=0):
                 return power
         return None
 
@@ -92,6 +94,11 @@ class Value(NamedTuple):
     def is_sum(self) -> bool:
         """Whether the tensor is a sum over the rows, such as their number."""
         return self.degree == 1
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether rows are compared."""
+        return self.reason is not None and self.reason.refuted
 
     def shifted(self, places: int) -> Value:
         """Returns the value whose rows, if it has some, are that many axes later."""
@@ -134,6 +141,12 @@ def unknown(operation: Any, error: Exception) -> Value:
     """Returns the value of what an operation computes, given why no rule derives it."""
     text = str(error) if isinstance(error, UnprovenError) else "no rule for its inputs"
     return Value(Kind.UNKNOWN, reason=Reason(text, isinstance(error, RefutedError), operation))
+
+
+def first_unknown(values: Iterable[Value]) -> Value | None:
+    """Returns the first value that is UNKNOWN, or the first refuted one; None if all are known."""
+    found = [value for value in values if value.reason]
+    return max(found, key=lambda value: value.is_refuted, default=None)
 
 
 def numbers(of_batches: Iterable[Any]) -> Value:

@@ -16,10 +16,12 @@ from slurm_resolver.tf.rows.values import Kind, Value, rows
 TABLE = tf.constant(np.arange(12.0, dtype="float32").reshape(6, 2))
 
 TOTAL = tf.Variable(0.0)
+CASE = tf.Variable(0)
 
 # What changes a variable, and what is known of its new value, or of what is added to it.
 ASSIGNMENTS = """
 TOTAL.assign_add(tf.reduce_sum(x))                                     -> a sum, adds a sum
+tf.switch_case(0 * CASE, [lambda: TOTAL.assign_add(tf.reduce_max(x))]) -> refuted, adds refuted
 TOTAL.assign(TOTAL + tf.reduce_mean(x))                                -> a mean, adds a mean
 TOTAL.assign(TOTAL - count(x))                                         -> no rule, replaced
 TOTAL.assign(1.0 - TOTAL)                                              -> the same, replaced
@@ -56,6 +58,18 @@ x - tf.reduce_mean(x, axis=0)                                          -> refute
 tf.cast(tf.reduce_mean(x), tf.int32)                                   -> refuted
 tf.reduce_max(x)                                                       -> refuted
 tf.reduce_max(x, axis=1)                                               -> by row
+tf.numpy_function(lambda a: a, [x], tf.float32) + tf.reduce_max(x)     -> refuted
+tf.reduce_sum(x) / tf.maximum(count(x), 2.0)                           -> refuted
+tf.reduce_sum(x) * (1e-6 / count(x) / count(x))                        -> refuted
+tf.reduce_sum(x) * (1e-9 / count(x))                                   -> a mean
+tf.cast(tf.reduce_mean(tf.cast(x, tf.int32)), tf.float32)              -> refuted
+tf.cast(tf.reduce_sum(tf.cast(x, tf.uint8)), tf.float32)               -> refuted
+tf.cast(tf.reduce_sum(tf.cast(x, tf.int32)), tf.float32)               -> a sum
+tf.pad(tf.reduce_sum(x, 0), [[0, 1]])                                  -> a sum
+tf.pad(tf.reduce_sum(x, 0), [[0, 1]], constant_values=1.0)             -> refuted
+tf.pad(tf.reduce_mean(x, 0), [[0, 1]], constant_values=1.0)            -> a mean
+tf.pad(x, [[0, 0], [0, 1]], constant_values=count(x))                  -> refuted
+tf.reduce_sum(x) / tf.cast(tf.size(tf.tile(x, [1, 10**5])), tf.float32) -> no rule
 tf.cast(count(x) > 100.0, tf.float32) * tf.reduce_mean(x)              -> refuted
 
 # products
@@ -84,6 +98,19 @@ tf.linalg.diag_part(x)                                                 -> refute
 tf.linalg.band_part(x, 5, 5)                                           -> refuted
 tf.reshape(x, [-1, 3, 6])                                              -> refuted
 x[-100:]                                                               -> refuted
+x[3:]                                                                  -> refuted
+x[5:6]                                                                 -> refuted
+x[:, :tf.shape(x)[0]]                                                  -> refuted
+x[:, tf.shape(x)[0]:]                                                  -> refuted
+doubled(x)[::2]                                                        -> refuted
+tf.tile(x, [4, 1])[::4]                                                -> refuted
+tf.repeat(x, 2, axis=0)[::2]                                           -> by row
+doubled(x)[1:1 + tf.shape(x)[0]]                                       -> refuted
+tf.reduce_sum(tf.tile(x[None], [tf.shape(x)[0], 1, 1]))                -> refuted
+tf.tile(x[None], [4, 1, 1])                                            -> by row, axis 1
+tf.nn.atrous_conv2d(tf.reshape(x, [-1, 2, 3, 1]), tf.ones([2, 2, 1, 1]), 2, 'SAME') -> by row
+tf.nn.conv1d(x[:, :, None], x[:, :1, None], 1, 'SAME')                 -> refuted
+tf.nn.softmax_cross_entropy_with_logits(tf.ones([1, 6]), x)            -> by row
 tf.split(doubled(x), 2)[1]                                             -> by row
 doubled(x)[:tf.shape(x)[0]]                                            -> by row
 tf.reduce_mean(doubled(x))                                             -> a mean
@@ -112,6 +139,15 @@ tf.boolean_mask(x, x[:, 0] > 0)                                        -> no rul
 # control flow
 tf.cond(tf.reduce_sum(TABLE) > 0, lambda: x, lambda: -x)               -> by row
 tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: -x)                  -> refuted
+tf.cond(tf.shape(x)[0] > 0, lambda: x, lambda: -x)                     -> by row
+tf.cond(tf.equal(tf.size(x), 0), lambda: x, lambda: -x)                -> by row
+tf.cond(tf.shape(x)[0] > 1, lambda: x, lambda: -x)                     -> refuted
+tf.cond(tf.equal(tf.shape(x)[0], 16), lambda: x, lambda: -x)           -> refuted
+tf.cond(tf.equal(tf.shape(x)[0] % 4, 0), lambda: x, lambda: -x)        -> refuted
+tf.cond(tf.abs(tf.shape(x)[0] - 16) < 0, lambda: x, lambda: -x)        -> refuted
+tf.cond(TOTAL > 1.0, lambda: x, lambda: tf.ones([1, 6]))               -> refuted
+tf.switch_case(0 * CASE, [lambda: x, lambda: -x])      -> by row
+tf.switch_case(tf.shape(x)[0] % 2, [lambda: x, lambda: -x])            -> refuted
 tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * x), (0, x))[1] -> by row
 tf.while_loop(lambda y: tf.reduce_max(y) < 9, lambda y: [y * 2.0], [x])[0] -> refuted
 tf.transpose(tf.scan(lambda a, b: a + b, tf.transpose(x)))             -> by row
