@@ -54,8 +54,13 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     granted = max(first.granted, first.per_task * len(tasks))
     enough = min(max(granted // 2 + 1, len(tasks)), granted, first.machine)
     feeds_gpu = [len(task.cpus) for task in tasks if task.uses_gpus]
-    if len(usable) >= enough and min(feeds_gpu, default=2) > 1:
-        return ""
+    if len(usable) >= enough:
+        if min(feeds_gpu, default=2) > 1:
+            return ""
+        return (
+            f"a task on {node} may use 1 CPU of the node's {first.machine}, too few to feed a GPU: "
+            "ask for more, sbatch --cpus-per-task=N"
+        )
     return (
         f"{counted(len(tasks), 'task')} on {node} may use {counted(len(usable), 'CPU')} of its "
         f"{first.machine}; SLURM_CPUS_ON_NODE and SLURM_CPUS_PER_TASK promise {granted}: give "

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
             uses_gpus=True,
             granted=1,
         ),
-        "1 task on n1 may use 1 CPU of its 64;",
+        "a task on n1 may use 1 CPU of the node's 64, too few to feed a GPU",
     ),
 }
 
