@@ -7,6 +7,7 @@ how they end to `serving`, for tasks that serve others, and to `progress`, for t
 |---|---|
 | after a goodbye | has left |
 | without one, as the process closed it | is lost, unless it returns within 2 s |
+| without one, as its node has reset it | is lost, unless it returns within 5 s |
 | without one, as its node is silent | is lost, unless it returns within the grace |
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
@@ -189,6 +190,7 @@ class Service:
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         is_valid = (
             process.role in ("program", "launcher", "observer")
+            and {*map(type, hello.values())} <= {int, str}
             and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
         )
@@ -242,11 +244,12 @@ class Service:
                     self._end(link, message["goodbye"], said_goodbye=True)
                     return
                 self._receivers[next(iter(message))](process, message)
-        except (EOFError, ConnectionError):
+        except (EOFError, ConnectionError) as error:
             if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
                 link.writer = None
-            seconds = RETURN_SECONDS
+            # After an outage, a node resets the connections that it has given up before it returns.
+            seconds = RETURN_SECONDS if isinstance(error, EOFError) else HANDSHAKE_SECONDS
             reason = "its process has ended"
         finally:
             if link.writer is writer:
