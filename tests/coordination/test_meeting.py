@@ -215,6 +215,17 @@ def test_a_task_whose_connection_is_reset_may_return(step: Step) -> None:
     assert step.tasks[0].says()[-1] == "[0, 1, 2]"
 
 
+def test_the_service_does_not_wait_long_for_a_stopped_task(port: int, environ: Patch) -> None:
+    environ.setenv(secret.VARIABLE, KEY)
+    serving = client.Client(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True, 60.0))
+    stopped = shake(port)
+    begun = time.monotonic()
+    serving.leave()
+    assert time.monotonic() - begun < 10
+    with stopped["socket"].makefile("rb") as lines:
+        assert b'{"closing":true}\n' in lines.readlines()
+
+
 def test_tasks_connect_soon_after_the_service_starts(port: int) -> None:
     with socket.create_server(("", port)) as holder:
         holder.settimeout(1.2)
