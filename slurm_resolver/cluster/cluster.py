@@ -274,7 +274,7 @@ def describe_own_task(cluster: Cluster) -> str:
     if cluster.gpus is None:
         return text
     noun = "GPU" if len(cluster.gpus) == 1 else "GPUs"
-    return f"{text}, {noun} {describe_gpus(cluster)}"
+    return f"{text}, {noun} {describe_gpus(cluster)}" if cluster.gpus else f"{text}, no GPUs"
 
 
 def describe_cluster(

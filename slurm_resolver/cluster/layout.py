@@ -17,6 +17,7 @@ from typing import NamedTuple
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
+from slurm_resolver.wording import counted
 
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
@@ -192,12 +193,20 @@ def nodes_and_counts(
     total = sum(counts)
     repeated = len(nodes) - len(set(nodes))
     problem = ""
-    if len(nodes) != len(counts) or repeated or min(counts) < 1 or total > MAX_HOSTS:
+    if len(nodes) != len(counts):
         problem = (
-            f"{lists} have {len(nodes)} nodes ({short_hostlist(nodes)}), {repeated} of them more "
-            f"than once, and {len(counts)} counts of at least {min(counts)} tasks, {total:,} in "
-            "all; expected each node once, a count of 1 or more for each, and at most "
-            f"{MAX_HOSTS:,} tasks"
+            f"{lists} have {counted(len(nodes), 'node')} ({short_hostlist(nodes)}) and "
+            f"{counted(len(counts), 'count')}; expected one count for each node"
+        )
+    elif repeated:
+        problem = (
+            f"{lists} name {counted(repeated, 'node')} more than once ({short_hostlist(nodes)}); "
+            "expected each node once"
+        )
+    elif min(counts) < 1 or total > MAX_HOSTS:
+        problem = (
+            f"{lists} make {total:,} tasks, and {min(counts)} on one of the nodes; expected 1 or "
+            f"more on each node, and at most {MAX_HOSTS:,} in all"
         )
     for name, value, computed in (
         ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-_PAUSE = 0.5  # between two attempts to connect
+# between two attempts to connect
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 0.5
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached
@@ -212,17 +214,20 @@ class Client:
                         f"this node: {error.strerror}. End the process that uses it, or choose "
                         "another port_base; without port_base, start the step again."
                     ) from error
-                time.sleep(_PAUSE / 5)
+                time.sleep(_LONGEST_PAUSE / 5)
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
+        pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
                 connection, answer = open_connection(self.address, self._process)
             except (OSError, RendezvousError) as error:
                 self._take_failure(error)
-                self.wait_for(lambda: self._closed, _PAUSE)
+                self.wait_for(lambda: self._closed, pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
+            pause = _FIRST_PAUSE
             with suppress(OSError), connection.socket:
                 self._attend(connection, answer)
             self._connection = None

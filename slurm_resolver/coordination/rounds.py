@@ -67,7 +67,10 @@ class Rounds:
         if current.answer and current.numbers.get(rank, process.number) != process.number:
             current = self._rounds[gather] = Round(gather)
         if current.answer:
-            self._send([rank], current.answer)
+            answer = current.answer
+            if "error" in answer and rank not in current.values:
+                answer = {**answer, "error": f"this task came too late: {answer['error']}"}
+            self._send([rank], answer)
             return
         current.values[rank] = message["value"]
         current.numbers[rank] = process.number

@@ -7,18 +7,22 @@ how they end to `serving`, for tasks that serve others, and to `progress`, for t
 |---|---|
 | after a goodbye | has left |
 | without one, as the process closed it | is lost, unless it returns within 2 s |
+| without one, as its node has reset it | is lost, unless it returns within 5 s |
 | without one, as its node is silent | is lost, unless it returns within the grace |
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
-messages. It waits for the grace for tasks that do not, or that are about to return.
+messages. It waits for the grace for tasks whose nodes have not got them, or that are about to
+return; and for 3 s for the others, whose processes may be stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import resource
 import secrets
 import socket
+import termios
 import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
@@ -45,6 +49,7 @@ from slurm_resolver.coordination.wire import (
 from slurm_resolver.errors import RendezvousError
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
+_CLOSE_SECONDS = 3.0  # for a process to close its connection as the service ends
 # Linux takes a whole answer at once: this task may then hold the interpreter, and block the
 # service.
 _SEND_BYTES = 1 << 20
@@ -140,8 +145,11 @@ class Service:
             self._monitor.tick(now)
         self._is_closing = True
         self.send(None, {"closing": True})
-        until = monotonic() + self.address.grace
-        while self._links and monotonic() < until:
+        begin = monotonic()
+        while monotonic() < begin + self.address.grace:
+            is_patient = monotonic() < begin + _CLOSE_SECONDS
+            if not any(is_patient or _is_behind(link) for link in self._links.values()):
+                break
             await asyncio.sleep(_TICK_SECONDS / 25)
         server.close()
         await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
@@ -189,6 +197,7 @@ class Service:
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         is_valid = (
             process.role in ("program", "launcher", "observer")
+            and {*map(type, hello.values())} <= {int, str}
             and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
         )
@@ -242,11 +251,12 @@ class Service:
                     self._end(link, message["goodbye"], said_goodbye=True)
                     return
                 self._receivers[next(iter(message))](process, message)
-        except (EOFError, ConnectionError):
+        except (EOFError, ConnectionError) as error:
             if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
                 link.writer = None
-            seconds = RETURN_SECONDS
+            # After an outage, a node resets the connections that it has given up before it returns.
+            seconds = RETURN_SECONDS if isinstance(error, EOFError) else HANDSHAKE_SECONDS
             reason = "its process has ended"
         finally:
             if link.writer is writer:
@@ -295,6 +305,15 @@ class Service:
             self.send(None, {"gone": process.rank, "why": failure})
         elif process.role == "program":
             self._departed.append(process.rank)
+
+
+def _is_behind(link: _Link) -> bool:
+    """Whether a process is about to return, or its node has not acknowledged all messages."""
+    if not link.writer or link.writer.is_closing():
+        return True
+    # tcp(7) calls this SIOCOUTQ.
+    left = fcntl.ioctl(link.writer.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+    return any(left)
 
 
 def _allow_connections(address: ServiceAddress) -> None:

@@ -31,8 +31,9 @@ def connect_to(
     there is another address.
     """
     host = host.strip("[]")
-    tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    tried: object = host
     try:
+        tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
         return socket.create_connection((str(tried) if only_first else host, port), seconds)
     except OSError as error:
         raise type(error)(f"{error} at {tried}{remedy}") from None

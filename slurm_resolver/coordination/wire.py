@@ -60,6 +60,7 @@ PROTOCOL = 1
 # The longest line that a task may send, and the longest of a handshake; asyncio buffers at most
 # twice as much for a connection.
 MOST_BYTES = 64 * 1024
+_MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
 
 
@@ -115,15 +116,17 @@ def is_proof(given: object, *proven: Any) -> bool:
 
 
 def pack(values: Sequence[str]) -> str:
-    """Returns JSON texts as one short text; most of them are equal."""
-    text = f"[{','.join(values)}]"
+    """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
+    numbers: dict[str, int] = {}
+    index = [numbers.setdefault(value, len(numbers)) for value in values]
+    text = f"[[{','.join(numbers)}],{json.dumps(index)}]"
     return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    values: list[Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
-    return values
+    distinct, index = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return [distinct[number] for number in index]
 
 
 class Connection:
@@ -144,11 +147,15 @@ class Connection:
         Raises TimeoutError if it has not come by then, however its bytes come.
         """
         pieces = [self._rest]
+        room = _MOST_ANSWER_BYTES
         while b"\n" not in pieces[-1]:
             self.socket.settimeout(None if until is None else max(until - monotonic(), 0.001))
             pieces.append(self.socket.recv(MOST_BYTES))
+            room -= len(pieces[-1])
             if not pieces[-1]:
                 raise ConnectionError("it closed the connection")
+            if room < 0:
+                raise ConnectionError("another program answers there")
         line, _, self._rest = b"".join(pieces).partition(b"\n")
         return decode(line)
 

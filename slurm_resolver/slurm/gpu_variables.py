@@ -73,7 +73,7 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
 
     Raises:
         GpuError: for a value that is not a list of devices, or that names one twice; and for AMD's
-            GPUs, if the variables show different devices.
+            GPUs, if a variable shows others than those of ROCR_VISIBLE_DEVICES.
     """
     # The first of these that is set shows the process its devices.
     texts = {
@@ -92,15 +92,20 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
         return VisibleDevices(name=first, devices=shown[first], shown=shown)
     devices = shown[_ROCR]
     numbers = numbered(devices)
-    for name, others in shown.items():
-        if others not in (devices, numbers, ()):
+    left = devices
+    for name in (_ORDINAL, CUDA, _HIP):  # in ROCm the last of them counts
+        others = shown.get(name, devices)
+        if others == devices:  # Slurm sets all variables alike
+            continue
+        if not set(others) <= set(numbers):
             raise GpuError(
                 f"{_ROCR}={','.join(devices)}, but {name}={','.join(others)}; expected the same "
-                f"devices in both, as Slurm sets them, or their numbers for ROCm, "
+                "devices in both, as Slurm sets them, or some of their numbers for ROCm, "
                 f"{','.join(numbers)}. Unset {name}."
             )
+        left = tuple(devices[int(number)] for number in others)
     hidden = () in shown.values()
-    return VisibleDevices(name=_ROCR, devices=() if hidden else devices, shown=shown, rocm=True)
+    return VisibleDevices(name=_ROCR, devices=() if hidden else left, shown=shown, rocm=True)
 
 
 def _parse(name: str, text: str) -> Devices:

@@ -341,8 +341,8 @@ def _component(environ: Environ, group: int) -> Component:
     nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes)
     if nodes is None:
         raise EnvironmentValueError(
-            f"SLURM_HET_SIZE is set, but SLURM_JOB_NODELIST_HET_GROUP_{group} is not; expected the "
-            f"nodes of every component. {RESTART_HINT}"
+            f"SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}, but SLURM_JOB_NODELIST_HET_GROUP_{group} "
+            f"is not set; expected the nodes of every component. {RESTART_HINT}"
         )
     return Component(
         group=group,

@@ -10,6 +10,7 @@ from recorded_steps import Recording, recordings, unknowable
 
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.errors import (
+    EnvironmentValueError,
     LayoutError,
     NotInStepError,
     SlurmResolverError,
@@ -85,6 +86,11 @@ def test_components_that_leave_the_layout_open(changes: Texts, message: str) -> 
         layout_from_environment(SlurmStep.read({**HET, **changes}))
 
 
+def test_a_component_without_nodes_is_named() -> None:
+    with pytest.raises(EnvironmentValueError, match=r"HET_SIZE=3, but \w+_NODELIST_HET_GROUP_2 is"):
+        SlurmStep.read({**HET, "SLURM_HET_SIZE": "3"})
+
+
 TASK = {
     "SLURM_PROCID": "2",
     "SLURM_STEP_NUM_TASKS": "4",
@@ -98,10 +104,10 @@ TASK = {
     [
         ({"SLURM_STEP_NUM_TASKS": "3"}, ["SLURM_STEP_NUM_TASKS=3", "4"]),
         ({"SLURM_STEP_NUM_NODES": "3"}, ["SLURM_STEP_NUM_NODES=3", "2"]),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST and", "2 nodes", "1 counts"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST and", "2 nodes", "1 count;"]),
         (
             {"SLURM_STEP_NODELIST": "n9,n9"},
-            ["SLURM_STEP_NODELIST", "(n[9,9]), 1 of them more than once"],
+            ["SLURM_STEP_NODELIST", "1 node more than once (n[9,9])"],
         ),
         ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "from 0 to 3"]),
         ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME=n9", "n10"]),
@@ -110,7 +116,7 @@ TASK = {
         ({"SLURM_DISTRIBUTION": "plane"}, ["SLURM_DIST_PLANESIZE is not set", "plane=N"]),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "99999999(x2)", "SLURM_STEP_NUM_TASKS": "4"},
-            ["199,999,998 in all", "at most 16,777,216"],
+            ["199,999,998 tasks", "at most 16,777,216"],
         ),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
 from pathlib import Path
 
 import pytest
+from captured import Patch
 from kinds import Strings
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node
@@ -16,6 +18,7 @@ from task_variables import TASK as VARIABLES
 
 from slurm_resolver.cluster.addresses import find_service
 from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.coordination import tcp
 from slurm_resolver.slurm.step import SlurmStep
 
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
@@ -100,6 +103,15 @@ def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, add
     shown = real_slurm.run(step, status=None).stdout
     assert f"at {address}{hint}" in shown
     assert all(hint in line for line in shown.splitlines() if "  failed  " in line)
+
+
+def test_the_error_for_a_name_without_an_address_has_the_remedy(monkeypatch: Patch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match="service not known at n9-ib0; try another"):
+        tcp.connect_to("n9-ib0", 23001, 1.0, "; try another")
 
 
 @pytest.mark.parametrize("node_address", [None, "-ib0", "slurm"])

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -136,7 +137,7 @@ CASES = {
         {
             0: missing("3 s"),
             1: missing("3 s"),
-            2: missing("3 s"),
+            2: f"this task came too late: {missing('3 s')}",
         },
     ),
     "one fails while others wait for it without a deadline": Case(
@@ -194,6 +195,54 @@ def test_a_second_process_for_a_rank_is_refused(step: Step) -> None:
             f"process {pids[0]}, which still runs; process {pids[1]} is its child, or a second "
             "program in the task."
         )
+
+
+def test_a_task_whose_connection_is_reset_may_return(step: Step) -> None:
+    """A node does so after an outage, and may need a few seconds more to connect again."""
+    step.start(0, "gather()")
+    value = {"gather": ["the start", 1], "value": "1"}
+    for is_reset in (True, False):
+        admitted = shake(step.port)
+        assert b"grace" in admitted["answer"]
+        admitted["socket"].sendall(wire.encode(value))
+        if is_reset:
+            time.sleep(0.5)
+            at_once = struct.pack("ii", 1, 0)
+            admitted["socket"].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            admitted["socket"].close()
+            time.sleep(3.0)
+    assert step.start(2, GATHER).says()[-1] == "[0, 1, 2]"
+    assert step.tasks[0].says()[-1] == "[0, 1, 2]"
+
+
+def test_the_service_does_not_wait_long_for_a_stopped_task(port: int, environ: Patch) -> None:
+    environ.setenv(secret.VARIABLE, KEY)
+    serving = client.Client(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True, 60.0))
+    stopped = shake(port)
+    begun = time.monotonic()
+    serving.leave()
+    assert time.monotonic() - begun < 10
+    with stopped["socket"].makefile("rb") as lines:
+        assert b'{"closing":true}\n' in lines.readlines()
+
+
+def test_tasks_connect_soon_after_the_service_starts(port: int) -> None:
+    with socket.create_server(("", port)) as holder:
+        holder.settimeout(1.2)
+        address = ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 1, False)
+        begun = time.monotonic()
+        started = client.Client(address)
+        for _ in range(4):
+            holder.accept()[0].close()
+        assert time.monotonic() - begun < 1.0
+        started.leave()
+
+
+def test_equal_values_are_sent_once() -> None:
+    values = ['{"version": "1.0"}'] * 10_000 + ["null"]
+    packed = wire.pack(values)
+    assert len(packed) < 1000
+    assert wire.unpack(packed) == [*map(json.loads, values)]
 
 
 def test_programs_one_after_another(step: Step) -> None:
@@ -336,6 +385,7 @@ def odd_values(port: int) -> None:
         {"rank": "1"},
         {"rank": True},
         {"role": ["program"]},
+        {"number": ["1"]},
         {"key": "another secret"},
     ]
     for changes in values:
@@ -386,6 +436,15 @@ def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step:
     for task in tasks:
         task.go()
     assert [task.says() for task in tasks] == [["[0, 1]"]] * 2
+
+
+def test_a_stranger_that_never_ends_its_line(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(wire, "_MOST_ANSWER_BYTES", 1000)
+    own, other = socket.socketpair()
+    with own, other:
+        other.sendall(b"x" * 2000)
+        with pytest.raises(ConnectionError, match="another program answers there"):
+            wire.Connection(own).receive(time.monotonic() + 1)
 
 
 def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(

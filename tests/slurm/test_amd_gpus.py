@@ -62,6 +62,15 @@ def test_bound_devices_are_numbered_for_rocm(amd: bool) -> None:
     assert settings == ({ROCR: "3", CUDA: "0"} if amd else {})
 
 
+def test_hip_chooses_by_the_numbers_of_rocm(amd: bool) -> None:
+    """A program or a site may leave fewer of the devices that Slurm shows."""
+    devices, settings = second_task({ROCR: "4,5,6", HIP: "2,1"})
+    assert devices == ("5",)
+    assert settings == {ROCR: "5", HIP: "0"}
+    devices, _ = second_task({ROCR: "GPU-a,GPU-b", HIP: "1", ORDINAL: ""})
+    assert devices == ()
+
+
 def test_variables_that_contradict_each_other() -> None:
     with pytest.raises(sr.GpuError, match=r"ROCR_\w+=4,5, but HIP_\w+=2; .* Unset HIP_"):
         second_task({ROCR: "4,5", HIP: "2"})
