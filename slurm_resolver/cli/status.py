@@ -242,7 +242,7 @@ def describe_epoch(worker: Worker) -> str:
     spent = sorted(worker["seconds"].items(), key=itemgetter(1), reverse=True)
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
     return (
-        f"this epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
+        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
         f" ({worker['name']})"
     )
 
