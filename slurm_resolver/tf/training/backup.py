@@ -63,6 +63,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     restores_all_workers = True  # so each worker needs it
     _data: Any = None  # of the current fit
+    _first: Any = None  # the callback that comes before all others
 
     def __init__(
         self,
@@ -141,11 +142,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._iterators = 0  # their number, including the current one
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: dict[str, Any] = {}  # of the steps that were trained before
-        self._others = [other for other in callbacks.callbacks if other is not self]
-        first = keras.callbacks.LambdaCallback(
+        own = (self, self._first)  # Keras' list may be that of an earlier fit
+        self._others = [other for other in callbacks.callbacks if other not in own]
+        self._first = keras.callbacks.LambdaCallback(
             on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
         )
-        callbacks.callbacks = [first, *self._others, self]
+        callbacks.callbacks = [self._first, *self._others, self]
         epochs = self.params["epochs"]
         self._build()
         # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
@@ -205,7 +207,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             if self._until and self.model.stop_training:  # in a step that was trained before
                 return
             if step[0] + self.model.steps_per_execution > self._until:
-                self._logs = {}
                 yield step
 
     def _catch_up(self, iterator: Any) -> None:
@@ -282,6 +283,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves if that is due."""
+        self._logs = {}
         self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()
 

@@ -199,6 +199,33 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields
         fit(**change)
 
 
+def test_the_next_fit_may_have_the_same_list_of_callbacks(tmp_path: Path) -> None:
+    """The first one ends in its third step, with an error."""
+    made = model(4)["model"]
+    made.compile("sgd", "mse")
+    begun: list[int] = []
+
+    def begins(batch: int, logs: Any) -> None:
+        begun.append(batch)
+        if len(begun) == 3:
+            raise InterruptedError
+
+    callbacks = keras.callbacks.CallbackList(
+        [
+            keras.callbacks.LambdaCallback(on_train_batch_begin=begins),
+            sr.BackupAndResume(str(tmp_path), termination(), save_every=1),
+        ],
+        add_history=True,
+        model=made,
+        epochs=1,
+    )
+    data = tf.data.Dataset.from_tensors((tf.zeros([2, 4]), tf.zeros([2, 4]))).repeat(4)
+    with pytest.raises(InterruptedError):
+        made.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
+    made.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
+    assert begun == [0, 1, 2, 2, 3]
+
+
 def train(folder: Path) -> tuple[int, int, float]:
     """Returns the epoch and step at which it begins, and the sum of the steps' numbers so far.
 

@@ -194,7 +194,7 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     }
     for number, who in ((1, "rank 1 on n9"), (2, "rank 0 on n8")):
         assert re.search(
-            rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL",
+            rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, Killed",
             job.output(),
         ), job.output()
     job.assert_ended(whole["loop"], restarts=0)
