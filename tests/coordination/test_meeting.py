@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -197,24 +196,6 @@ def test_a_second_process_for_a_rank_is_refused(step: Step) -> None:
         )
 
 
-def test_a_task_whose_connection_is_reset_may_return(step: Step) -> None:
-    """A node does so after an outage, and may need a few seconds more to connect again."""
-    step.start(0, "gather()")
-    value = {"gather": ["the start", 1], "value": "1"}
-    for is_reset in (True, False):
-        admitted = shake(step.port)
-        assert b"grace" in admitted["answer"]
-        admitted["socket"].sendall(wire.encode(value))
-        if is_reset:
-            time.sleep(0.5)
-            at_once = struct.pack("ii", 1, 0)
-            admitted["socket"].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
-            admitted["socket"].close()
-            time.sleep(3.0)
-    assert step.start(2, GATHER).says()[-1] == "[0, 1, 2]"
-    assert step.tasks[0].says()[-1] == "[0, 1, 2]"
-
-
 def test_the_service_does_not_wait_long_for_a_stopped_task(port: int, environ: Patch) -> None:
     environ.setenv(secret.VARIABLE, KEY)
     serving = client.Client(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True, 60.0))
@@ -224,18 +205,6 @@ def test_the_service_does_not_wait_long_for_a_stopped_task(port: int, environ: P
     assert time.monotonic() - begun < 10
     with stopped["socket"].makefile("rb") as lines:
         assert b'{"closing":true}\n' in lines.readlines()
-
-
-def test_tasks_connect_soon_after_the_service_starts(port: int) -> None:
-    with socket.create_server(("", port)) as holder:
-        holder.settimeout(1.2)
-        address = ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 1, False)
-        begun = time.monotonic()
-        started = client.Client(address)
-        for _ in range(4):
-            holder.accept()[0].close()
-        assert time.monotonic() - begun < 1.0
-        started.leave()
 
 
 def test_equal_values_are_sent_once() -> None:
