@@ -87,7 +87,9 @@ def compare(
                 continue
             else:
                 shown = [
-                    f"norm {norm:.6g}, projection {number:.6g}"
+                    f"{number:.6g}"
+                    if abs(number) == norm  # of a single number
+                    else f"norm {norm:.6g}, projection {number:.6g}"
                     for norm, number in zip(norms, numbers)
                 ]
             raise difference(workers, when, names[0], shown, remedy)

@@ -70,6 +70,7 @@ def _measures(model: Any) -> Iterator[Entry]:
     for path, variable in _variables_of(model):
         values = variable.numpy().astype(np.float64).ravel()
         direction = np.random.default_rng(0).normal(size=values.size)
+        direction[:1] = 1.0  # so that the projection of a single number is that number
         yield Entry(
             name=path,
             text=f"{variable.dtype.name} {variable.shape}",

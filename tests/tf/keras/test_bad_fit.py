@@ -34,7 +34,7 @@ IN_BOTH = {
     "own_data_compared": "Each worker reads its own data, so none has a whole batch. Use Auto",
     "other_rate": "in step 1 of epoch 1, in the learning rate: 0.01 in worker 0, 0.1 in worker 1",
     "other_weights": "the workers differ after epoch 1, in sequential_",
-    "other_weights_before": "/bias: norm 0, projection 0 in worker 0, norm 5, projection ",
+    "other_weights_before": "/bias: 0 in worker 0, 5 in worker 1. ",
     "other_momentum": "in model.optimizer (SGD).momentum: 0.0 in worker 0, 0.9 in worker 1",
     "class_weight_in_one": "in fit.class_weight: None in worker 0, 'given' in worker 1",
     "restored_in_one": "in fit.callbacks that restore a training: none in worker 0, BackupAndResum",
