@@ -9,9 +9,9 @@ result has them along axis 1::
     3 3 3 3        1 2 3
                    1 2 3
 
-If a row has several entries along the axis, their labels differ by `FEW`: another block of rows has
-the labels 4, 5 and 6. A constant that is put beside rows has the label 0. Operations that compute
-with sizes do so for each of `BATCHES`.
+A label is the row, plus `_BLOCK` times the number of entries of this row up to this one: of two
+blocks of rows, one has the labels 5, 6, 7, the other one 9, 10, 11. A constant that is put beside
+rows has the label 0. Operations that compute with sizes do so for each of `BATCHES`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from slurm_resolver.tf.rows.values import (
     numbers,
 )
 
+_BLOCK = FEW + 1
 _DATA = {"T": tf.int32, "Tparams": tf.int32}  # TensorFlow's names for the type of the data
 _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow's operations
 
@@ -198,9 +199,9 @@ def _labels(tensor: Any, value: Value) -> Any:
     if np.prod(sizes) > _MOST:
         raise UnprovenError("more entries than are followed")
     rows = np.array(value.layout, np.int32)
-    line = rows + 0
-    for row in range(1, FEW + 1):
-        line[rows == row] += FEW * np.arange(len(rows) // FEW, dtype=np.int32)
+    line = rows + _BLOCK
+    of_each_row = np.argsort(rows, kind="stable")
+    line[of_each_row] += _BLOCK * (np.arange(len(rows), dtype=np.int32) % (len(rows) // FEW))
     later = len(sizes) - value.axis - 1  # the axes after that of the rows
     return np.broadcast_to(line.reshape([-1] + [1] * later), sizes)
 
@@ -213,13 +214,11 @@ def _read(array: Any) -> Value:
     """
     if not np.any(array):
         return SAME
-    constant = array == 0
-    block, row = np.divmod(array - 1, FEW)  # of constants, the block is -1
-    row = np.where(constant, 0, row + 1)
+    block, row = np.divmod(array, _BLOCK)
     for axis in range(array.ndim):
         others = tuple(other for other in range(array.ndim) if other != axis)
         line = np.max(row, axis=others)
-        is_along = np.all(constant | (row == np.expand_dims(line, others)))
+        is_along = np.all((row == 0) | (row == np.expand_dims(line, others)))
         first, *blocks = [block.compress(line == one, axis) for one in range(1, FEW + 1)]
         is_alike = all(np.array_equal(first, other) for other in blocks)
         if is_along and is_alike and line.all():

@@ -161,6 +161,30 @@ def test_training_is_deterministic_where_tensorflow_is(tmp_path: Path) -> None:
     assert weights.endswith(" True"), "how long it waited for data is not measured"
 
 
+# The gradient by the predictions is divided by the number of rows that a worker has.
+OUTPUT_GRADIENTS = """
+import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
+class Own(keras.Model):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            found = self(batch[0])
+        by_found = tf.ones_like(found) / tf.cast(tf.shape(found)[0], tf.float32)
+        gradients = tape.gradient(found, self.trainable_variables, output_gradients=by_found)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {}
+with sr.MultiWorkerMirroredStrategy().scope():
+    inputs = keras.Input((1,))
+    model = Own(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+    model.compile(keras.optimizers.SGD(0.5))
+model.fit(np.ones((8, 1)), np.ones(8), batch_size=8, verbose=0)
+print("told", model.get_weights()[0].tolist())
+"""
+
+
+def test_output_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    assert told(OUTPUT_GRADIENTS, tmp_path) == ["told [[0.5]]"] * 2
+
+
 # The rows are divided before the map, and each is compared with the others of its batch.
 WORDS = """
 import keras, tensorflow as tf, slurm_resolver as sr
