@@ -11,7 +11,6 @@ import task_variables
 from recorded_steps import Recording, recordings, unknowable
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.cluster import describe_own_task
 
 TASK = {
     **task_variables.TASK,
@@ -67,14 +66,6 @@ GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
 def test_print_shows_the_cluster() -> None:
     assert str(sr.resolve({"ps": 1, "worker": -1}, environ=TASK)) == PRINTED
     assert str(sr.Cluster()) == "no cluster: this process trains alone"
-
-
-@pytest.mark.parametrize(
-    ("gpu_jobs", "told"), [(["worker"], ", GPU 4"), (["ps"], ", no GPUs"), (None, ", GPU 4")]
-)
-def test_the_line_about_the_own_task(gpu_jobs: Any, told: str) -> None:
-    cluster = sr.resolve({"ps": 1, "worker": -1}, environ=TASK, gpu_jobs=gpu_jobs)
-    assert describe_own_task(cluster) == f"rank 1 of 4 is worker 0 on n10, port 23001{told}"
 
 
 def test_print_shows_of_a_large_cluster_the_first_nodes_and_this_tasks() -> None:

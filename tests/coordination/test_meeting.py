@@ -196,24 +196,6 @@ def test_a_second_process_for_a_rank_is_refused(step: Step) -> None:
         )
 
 
-def test_the_service_does_not_wait_long_for_a_stopped_task(port: int, environ: Patch) -> None:
-    environ.setenv(secret.VARIABLE, KEY)
-    serving = client.Client(ServiceAddress("127.0.0.1", port, "here", IDENTITY, 2, 0, True, 60.0))
-    stopped = shake(port)
-    begun = time.monotonic()
-    serving.leave()
-    assert time.monotonic() - begun < 10
-    with stopped["socket"].makefile("rb") as lines:
-        assert b'{"closing":true}\n' in lines.readlines()
-
-
-def test_equal_values_are_sent_once() -> None:
-    values = ['{"version": "1.0"}'] * 10_000 + ["null"]
-    packed = wire.pack(values)
-    assert len(packed) < 1000
-    assert wire.unpack(packed) == [*map(json.loads, values)]
-
-
 def test_programs_one_after_another(step: Step) -> None:
     """A task's second program meets the others' programs, although the first service still runs."""
     step.num_tasks = 2
