@@ -219,8 +219,8 @@ def _read(array: Any) -> Value:
         others = tuple(other for other in range(array.ndim) if other != axis)
         line = np.max(row, axis=others)
         is_along = np.all((row == 0) | (row == np.expand_dims(line, others)))
-        first, *blocks = [block.compress(line == one, axis) for one in range(1, FEW + 1)]
-        is_alike = all(np.array_equal(first, other) for other in blocks)
+        blocks = [block.compress(line == one, axis) for one in range(1, FEW + 1)]
+        is_alike = all(np.array_equal(blocks[0], other) for other in blocks)
         if is_along and is_alike and line.all():
             return Value(Kind.ROWS, axis=axis, layout=tuple(line.tolist()))
     raise RefutedError("a part of the rows, or some rows together with others")

@@ -86,16 +86,15 @@ def _of_sum(operation: Any, values: Values) -> Value:
     """
     sums = [value for value in values if value.kind is Kind.SUM]
     degrees: list[Any] = [value.degree for value in values]
-    first, *others = degrees
     # Integers may have been rounded.
     if None not in degrees and operation.outputs[0].dtype.is_floating:
         if operation.type in FACTORS and len(sums) == 1:
             return Value(Kind.SUM, sum(degrees))
         if operation.type in DIVIDING and sums == values[:1]:
-            return Value(Kind.SUM, first - others[0])
+            return Value(Kind.SUM, degrees[0] - degrees[1])
         if operation.type in JOINING and len(set(degrees)) == 1:
-            return Value(Kind.SUM, first)
-        if operation.type in LINEAR and values[0] in sums and not any(others):
+            return Value(Kind.SUM, degrees[0])
+        if operation.type in LINEAR and values[0] in sums and not any(degrees[1:]):
             return values[0]
     raise RefutedError("a function of a sum or mean over the rows, and not linear in it alone")
 
