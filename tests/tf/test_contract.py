@@ -237,7 +237,7 @@ def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
 @pytest.mark.parametrize(
     ("tasks_per_node", "message"),
     [
-        (0, "tasks_per_node have 3 nodes .* counts of at least 0 tasks"),
+        (0, "tasks_per_node make 0 tasks, and 0 on one of the nodes"),
         (2, "SLURM_STEP_NUM_TASKS=3, but tasks_per_node make 6"),
         ({"t02n13": 3.0}, "on each node is {'t02n13': 3.0}; expected"),
         ({}, "on each node is {}; expected a whole number"),
