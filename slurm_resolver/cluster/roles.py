@@ -12,7 +12,7 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ring_order import order_by_ring
 from slurm_resolver.errors import JobsError
 
-Roles = dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
+Roles = Mapping[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
 def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Roles:
@@ -32,7 +32,7 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     allowed = _allowed_ranks(layout, counts, options)
     spreads = options.placement == "spread" and "ps" in counts
     first = ("chief", "ps") if spreads else ()
-    roles: Roles = {}
+    roles: dict[str, Sequence[int]] = {}
     free: Sequence[int] = range(layout.num_tasks)
     for job in sorted(counts, key=lambda job: (job not in allowed, job not in first, job)):
         count = counts[job]
