@@ -139,7 +139,7 @@ PLACES = {
 
 def test_where_a_name_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(private_names, "table", [])
-    monkeypatch.setitem(sys.modules, "things", SimpleNamespace(Thing=Thing))
+    monkeypatch.setitem(sys.modules, "things", SimpleNamespace(Thing=Thing, __version__="1"))
     assert {place: private_names.Name(place).is_missing() for place in PLACES} == PLACES
     attribute = private_names.Name("things:Thing().attribute")
     assert attribute.of(object(), 5) == 5
