@@ -282,15 +282,6 @@ class SlurmStep:
         return "the mpirun of MPICH (Hydra)" if self.mpich_local_rank else None
 
     @property
-    def is_launched(self) -> bool:
-        """Whether srun or another launcher started this process, even in a cleaned environment.
-
-        True as well where only `remains` show that it may be so.
-        """
-        is_task = self.where == "step" or self.ancestors.is_in_step
-        return bool(is_task or self.remains or self.launcher)
-
-    @property
     def is_live(self) -> bool:
         """Whether this process is the task itself, and can meet the other tasks.
 
