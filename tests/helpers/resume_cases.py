@@ -262,7 +262,7 @@ def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
         "weights": digest,
         "history": history.history,
         "epochs": history.epoch,
-        "iterations": int(model.optimizer.iterations),
+        "iterations": int(tf.convert_to_tensor(model.optimizer.iterations)),
     }
 
 
