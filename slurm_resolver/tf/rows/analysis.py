@@ -29,6 +29,7 @@ from slurm_resolver.tf.rows.values import (
 )
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
+_PYTHON = ("EagerPyFunc", "PyFunc")  # what runs Python, which may change any variable
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
 
 
@@ -197,6 +198,9 @@ class Analysis:
                     yield from inner.assigned(inner._graph, condition)
                 if not self._called[operation]:
                     yield Assignment(operation, None, condition, None)
+            elif operation.type in _PYTHON:
+                value = unknown(operation, UnprovenError("a Python function"))
+                yield Assignment(operation, None, value, None)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
                 values = [decides, *values]
                 changing = next((one for one in values if not one.is_plain), SAME)

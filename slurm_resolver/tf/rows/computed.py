@@ -85,6 +85,8 @@ def array_of(tensor: Any, value: Value, batch: int = FEW) -> Any:
         found = _run(tensor.op, inputs)[tensor.value_index]
     if found is None:
         raise UnprovenError("a size that is not known")
+    if np.any((found != 0) & (found % OTHER_SIZE == 0)):
+        raise UnprovenError("a number that may be taken for a size that is not known")
     return found
 
 
@@ -157,6 +159,8 @@ def moved(operation: Any, values: Values) -> Found:
     They move the labels of the entries instead. Other inputs than data, such as axes and sizes,
     must be known.
     """
+    if operation.type == "Squeeze" and not operation.get_attr("squeeze_dims"):
+        raise UnprovenError("tf.squeeze without axes, which also removes that of a single row")
     is_data: list[bool] = []
     for argument in operation.op_def.input_arg:
         count = operation.node_def.attr[argument.number_attr].i if argument.number_attr else 1
