@@ -74,7 +74,7 @@ class Report(NamedTuple):
     def does(self, silence: float) -> str:
         """Returns what the worker does, such as "in step 811, saving"."""
         if self.silent > silence:
-            return f"without a report for {self.silent:.0f} s, last {self.where()}"
+            return f"unresponsive: no report for {self.silent:.0f} s, last {self.where()}"
         if self.phase in (IDLE, PREPARING):
             return self.phase
         return self.where() if self.phase == STEP else f"{self.where()}, {self.phase}"
@@ -134,7 +134,11 @@ def _describe(texts: Mapping[int, str], ranks: Sequence[int], name_of: NameOf) -
     names = defaultdict(list)
     for rank in ranks:
         names[texts[rank]].append(name_of(rank))
-    return "; ".join(f"{shorten(those, _MOST_NAMES)} {does}" for does, those in names.items())
+    parts = []
+    for does, those in names.items():
+        verb = "are" if len(those) > 1 else "is"
+        parts.append(f"{shorten(those, _MOST_NAMES)} {verb} {does}")
+    return "; ".join(parts)
 
 
 class Monitor:

@@ -60,21 +60,21 @@ STALLS = {
             7: at(811, CALLBACK),
         },
         (
-            "worker 3 (rank 3 on n1), worker 7 (rank 7 on n3) in step 811, in a callback; worker 5 "
-            "(rank 5 on n2) in step 811, waiting for data. The others wait: worker 0 (rank 0 on "
-            "n0), worker 1 (rank 1 on n0), worker 2 (rank 2 on n1), worker 4 (rank 4 on n2), "
-            "worker 6 (rank 6 on n3) in step 812"
+            "worker 3 (rank 3 on n1), worker 7 (rank 7 on n3) are in step 811, in a callback; "
+            "worker 5 (rank 5 on n2) is in step 811, waiting for data. The others wait: worker 0 "
+            "(rank 0 on n0), worker 1 (rank 1 on n0), worker 2 (rank 2 on n1), worker 4 (rank 4 "
+            "on n2), worker 6 (rank 6 on n3) are in step 812"
         ),
     ),
     "all in the step": (
         WAITING,
         (
-            f"{FIRST_FIVE} and 2 more in step 812. They wait for each other in its collective "
+            f"{FIRST_FIVE} and 2 more are in step 812. They wait for each other in its collective "
             "operations: look at the network between their nodes, and at their GPUs (nvidia-smi, "
             "dmesg)"
         ),
     ),
-    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) in step 812"),
+    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) is in step 812"),
     "stopped": (
         {
             **WAITING,
@@ -85,8 +85,8 @@ STALLS = {
             ),
         },
         (
-            "worker 7 (rank 7 on n3) without a report for 296 s, last in step 811. The others "
-            f"wait: {FIRST_FIVE} and 2 more in step 812"
+            "worker 7 (rank 7 on n3) is unresponsive: no report for 296 s, last in step 811. "
+            f"The others wait: {FIRST_FIVE} and 2 more are in step 812"
         ),
     ),
     "a worker that has left fit": (
@@ -100,8 +100,8 @@ STALLS = {
             ),
         },
         (
-            "worker 1 (rank 1 on n0) outside of fit, evaluate and predict. The others wait: worker "
-            "0 (rank 0 on n0) in step 5"
+            "worker 1 (rank 1 on n0) is outside of fit, evaluate and predict. The others wait: "
+            "worker 0 (rank 0 on n0) is in step 5"
         ),
     ),
     "an epoch later": (
@@ -114,8 +114,8 @@ STALLS = {
             1: at(812, CALLBACK),
         },
         (
-            "worker 1 (rank 1 on n0) in step 812, in a callback. The others wait: "
-            "worker 0 (rank 0 on n0) in step 1 of epoch 2"
+            "worker 1 (rank 1 on n0) is in step 812, in a callback. The others wait: "
+            "worker 0 (rank 0 on n0) is in step 1 of epoch 2"
         ),
     ),
 }
@@ -171,8 +171,8 @@ def test_a_good_run_is_silent(workers: dict[int, Report]) -> None:
 
 def test_what_may_take_long_is_told_after_an_hour() -> None:
     assert said({0: at(5, age=4000), 1: at(4, SAVING, age=4000)}).endswith(
-        "worker 1 (rank 1 on n0) in step 4, saving. The others wait: worker 0 (rank 0 on n0) in "
-        "step 5"
+        "worker 1 (rank 1 on n0) is in step 4, saving. The others wait: worker 0 (rank 0 on n0) "
+        "is in step 5"
     )
 
 
@@ -307,4 +307,4 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     for passed in (903, 906, 909, 912):
         monitor.tick(now + passed)
     (message,) = sent
-    assert "without a report" in message["stall"]
+    assert "no report" in message["stall"]

@@ -71,9 +71,9 @@ def test_the_last_whole_epoch_is_reported_during_the_next_one() -> None:
 
 NAMES = [f"worker {rank} (rank {rank} on localhost)" for rank in (0, 1)]
 WHERE = {
-    "callback": "{1} in step 6, in a callback. The others wait: {0} in step 7",
-    "data": "{1} in step 6, waiting for data. The others wait: {0} in step 6",
-    "loop": "{1} in step 6. The others wait: {0} in step 7, waiting for data",
+    "callback": "{1} is in step 6, in a callback. The others wait: {0} is in step 7",
+    "data": "{1} is in step 6, waiting for data. The others wait: {0} is in step 6",
+    "loop": "{1} is in step 6. The others wait: {0} is in step 7, waiting for data",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     found = next(
         filter(
             re.compile(
-                r"0: no step for \d+ s: worker 1 \(rank 1 on localhost\) without a report for"
+                r"0: no step for \d+ s: worker 1 \(rank 1 on localhost\) is unresponsive: no"
             ).match,
             job.stdout,
         ),
