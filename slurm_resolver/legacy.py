@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import JobsError, NotInStepError
-from slurm_resolver.slurm.variable import Environ
+from slurm_resolver.slurm.variable_types import Environ
 from slurm_resolver.whole_number import whole_number
 
 

@@ -96,7 +96,7 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("slurm_resolver.slurm.step.find_ancestors", lambda _: Ancestors())
+    monkeypatch.setattr("slurm_resolver.slurm.step_variables.find_ancestors", lambda _: Ancestors())
 
 
 @pytest.fixture(autouse=True)

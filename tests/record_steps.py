@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slurm_resolver.slurm.step import VARIABLES
+from slurm_resolver.slurm.step_variables import VARIABLES
 
 Task = dict[str, str]
 

@@ -24,7 +24,7 @@ from slurm_resolver.errors import (
     SlurmResolverError,
     find_rendezvous_error,
 )
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 DESCRIPTION = """\
 Checks, before TensorFlow starts, whether it can start: all tasks are present and agree, names

@@ -25,7 +25,7 @@ from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 DESCRIPTION = """\
 Starts COMMAND with TF_CONFIG, or with the variables of another framework (--env), and with the

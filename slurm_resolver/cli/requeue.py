@@ -38,7 +38,7 @@ def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
     from slurm_resolver.exit_status import REQUEUE_STATUS
     from slurm_resolver.preemption.requeue import requeue_job
-    from slurm_resolver.slurm.step import SlurmStep
+    from slurm_resolver.slurm.step_variables import SlurmStep
 
     status: int = args.status
     step = SlurmStep.read()

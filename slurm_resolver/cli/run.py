@@ -100,7 +100,7 @@ def main(args: Namespace) -> int:
     from slurm_resolver.local.environment import gpu_variables
     from slurm_resolver.local.job import run_job
     from slurm_resolver.local.output import print_line
-    from slurm_resolver.slurm.step import SlurmStep
+    from slurm_resolver.slurm.step_variables import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
     values = values_of(args, RunOptions)

@@ -11,7 +11,7 @@ from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import NotInStepError, RendezvousError
 from slurm_resolver.log import print_line
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 _SECONDS = 10.0  # for all tasks to come
 

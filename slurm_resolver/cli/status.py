@@ -30,7 +30,7 @@ from slurm_resolver.slurm.scontrol import (
     show_nodes,
     show_steps,
 )
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.wording import aligned, shorten
 
 DESCRIPTION = """\

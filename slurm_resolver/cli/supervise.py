@@ -68,7 +68,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Runs and restarts the step, and returns the exit status."""
-    from slurm_resolver.slurm.step import SlurmStep
+    from slurm_resolver.slurm.step_variables import SlurmStep
     from slurm_resolver.supervision.step import SignalRelay
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 

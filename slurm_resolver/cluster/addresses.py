@@ -16,7 +16,7 @@ from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 

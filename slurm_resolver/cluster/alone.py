@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import count_steps
-from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
+from slurm_resolver.slurm.step_variables import RESTART_HINT, SlurmStep
 from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import shorten
 

@@ -18,7 +18,7 @@ from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.gpu_variables import numbered
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.wording import aligned, counted
 
 _NO_CLUSTER = "no cluster: this process trains alone"

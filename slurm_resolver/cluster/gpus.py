@@ -25,7 +25,7 @@ from slurm_resolver.slurm.gpu_variables import (
     numbered,
     read_visible_devices,
 )
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.whole_number import whole_number
 from slurm_resolver.wording import counted
 

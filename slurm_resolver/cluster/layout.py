@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
-from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
+from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
 from slurm_resolver.wording import counted
 
 _HET_IN_PLAIN = (

@@ -20,7 +20,7 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.slurm.step import Component, SlurmStep
+from slurm_resolver.slurm.step_variables import Component, SlurmStep
 
 Place = tuple[str, Optional[int]]  # a task's node and its node id
 

@@ -24,8 +24,8 @@ from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.cluster.roles import assign_roles
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
-from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.slurm.variable import Environ
+from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.variable_types import Environ
 
 # The step with the values that replaced variables, and its layout.
 StepAndLayout = tuple[SlurmStep, Layout]

@@ -24,7 +24,7 @@ from slurm_resolver.slurm.gpu_variables import (
     count_driver_gpus,
     read_visible_devices,
 )
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 _PORTS = range(12_288, 32_768)
 # srun sets the end of a job without a time limit to one year after its start.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import counted
 

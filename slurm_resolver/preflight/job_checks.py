@@ -10,7 +10,7 @@ import re
 
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 
 def check_job(step: SlurmStep) -> list[Result]:

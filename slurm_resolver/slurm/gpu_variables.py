@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.errors import GpuError
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 Devices = tuple[str, ...]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NewType
 
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 # The id that means one job to Slurm's commands. Only what a user has typed, or another process has
 # got from `own_job`, becomes one elsewhere.

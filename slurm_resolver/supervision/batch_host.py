@@ -20,7 +20,7 @@ from slurm_resolver import signals
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import Fields, JobRef
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.supervision.step import SignalRelay, say
 
 _OPTIONS = (

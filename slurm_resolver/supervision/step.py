@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slurm_resolver import log, signals
 from slurm_resolver.diagnostics.first_failure import SAVED, Failure, FailureReader, kind_of
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024

@@ -12,7 +12,7 @@ from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.scontrol import Fields
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
     HOLDS_STEP,

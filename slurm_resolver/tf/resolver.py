@@ -23,7 +23,7 @@ from slurm_resolver.cluster.options import (
 )
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.log import tell_once
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
 from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode, overridden_hooks

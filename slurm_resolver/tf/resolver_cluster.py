@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 
 def cluster_of(resolver: Any) -> Cluster | None:

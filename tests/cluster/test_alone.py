@@ -18,7 +18,7 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 TASK: Fields = {
     "rank": 0,

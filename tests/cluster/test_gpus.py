@@ -26,7 +26,7 @@ from slurm_resolver.cluster.gpus import (
 )
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 Devices = Optional[tuple[str, ...]]
 

@@ -16,7 +16,7 @@ from slurm_resolver.errors import (
     SlurmResolverError,
     UnknownLayoutError,
 )
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 STEPS = [r for r in recordings() if r.is_step]
 

@@ -19,7 +19,7 @@ from task_variables import TASK as VARIABLES
 from slurm_resolver.cluster.addresses import find_service
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.coordination import tcp
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.errors import AddressError
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 
 def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> SlurmStep:

@@ -9,7 +9,7 @@ from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.roles import Roles, assign_roles
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 
 def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:

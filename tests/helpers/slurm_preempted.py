@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm_resolver.preemption.requeue import requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from slurm_jobs import read
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "2"}
 RUNNING = """\

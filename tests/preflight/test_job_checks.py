@@ -8,7 +8,7 @@ from pytest_mock import MockerFixture
 
 from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 STEP = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0"}
 JOB = {"JobId": "42", "BatchFlag": "1", "Requeue": "1"}

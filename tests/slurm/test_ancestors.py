@@ -9,7 +9,7 @@ from kinds import Texts
 
 from slurm_resolver.slurm import ancestors
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_remains_where_ancestors_are_hidden(
     monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
     monkeypatch.setattr(
-        "slurm_resolver.slurm.step.find_ancestors", lambda _: Ancestors(hidden=True)
+        "slurm_resolver.slurm.step_variables.find_ancestors", lambda _: Ancestors(hidden=True)
     )
     for name in names.split():
         monkeypatch.setenv(name, "1")

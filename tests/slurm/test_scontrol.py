@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 SHOW = """\
 import json, sys; from slurm_resolver.slurm import scontrol
@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # mypy refuses the id of a step, and says where such an ignor
 
 
 OWN_JOB = """\
-from slurm_resolver.slurm import scontrol; from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm import scontrol; from slurm_resolver.slurm.step_variables import SlurmStep
 job, fields = scontrol.own_job(SlurmStep.read())
 print(job, *[step["StepId"] for step in scontrol.show_steps(fields)])"""
 # An array's last task has the array's own id. A job that a task submits inherits its variables.

@@ -8,7 +8,7 @@ import pytest
 from kinds import Texts
 
 from slurm_resolver.errors import EnvironmentValueError, UnreadableValueError
-from slurm_resolver.slurm.step import VARIABLES, SlurmStep
+from slurm_resolver.slurm.step_variables import VARIABLES, SlurmStep
 
 TASK = {
     "SLURM_PROCID": "3",

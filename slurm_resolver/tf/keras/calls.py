@@ -28,7 +28,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.differences import REMEDY
-from slurm_resolver.tf.keras.files.callbacks import listed, one_writer
+from slurm_resolver.tf.keras.files.one_writer import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.program_lines import line_of_program
-from slurm_resolver.tf.keras.splitting import check_may_assume, refuse, value_of
-from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.keras.replica_step import Step
+from slurm_resolver.tf.keras.split_or_whole import check_may_assume, refuse, value_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.values import COUNT, SAME, Value, rows
 

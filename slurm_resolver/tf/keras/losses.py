@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.splitting import ComputeWholeError, put_together, value_of
-from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.keras.replica_step import Step
+from slurm_resolver.tf.keras.split_or_whole import ComputeWholeError, put_together, value_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.values import MEAN
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import metrics_in_run
-from slurm_resolver.tf.keras.splitting import ComputeWholeError, put_together, summed_as
-from slurm_resolver.tf.keras.step import Step, is_in_replica
+from slurm_resolver.tf.keras.replica_step import Step, is_in_replica
+from slurm_resolver.tf.keras.split_or_whole import ComputeWholeError, put_together, summed_as
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.rows.values import SUM, Value

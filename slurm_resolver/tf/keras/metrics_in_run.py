@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.step import Additions, current_additions
+from slurm_resolver.tf.keras.replica_step import Additions, current_additions
 from slurm_resolver.tf.private_names import Method
 
 

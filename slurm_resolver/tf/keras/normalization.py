@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.keras.replica_step import Step
 from slurm_resolver.tf.private_names import Method
 
 

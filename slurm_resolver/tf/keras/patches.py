@@ -21,12 +21,12 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import gradients, losses, metrics
 from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
-from slurm_resolver.tf.keras.files.callbacks import make_folder, remove_together
+from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.normalization import batch_normalization
+from slurm_resolver.tf.keras.replica_step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.sharing import without_optionals
-from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
 from slurm_resolver.tf.private_names import Method
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.replica_step import Step, add_up, gather_rows, replica_number
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
@@ -17,8 +18,7 @@ from slurm_resolver.tf.keras.sharing import (
     names_of_tensors,
     part_of_batch,
 )
-from slurm_resolver.tf.keras.splitting import ComputeWholeError
-from slurm_resolver.tf.keras.step import Step, add_up, gather_rows, replica_number
+from slurm_resolver.tf.keras.split_or_whole import ComputeWholeError
 from slurm_resolver.tf.keras.step_comparison import Comparison
 
 

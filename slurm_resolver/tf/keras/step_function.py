@@ -4,15 +4,18 @@ Keras calls such a function for each step, with a list of batches or an iterator
 calls the model's `train_step`, `test_step` or `predict_step` in each replica, and returns a result
 that is the same in all workers. A step that cannot be split is traced again as a whole step.
 
-In each replica, these come one after another:
+Once for each call of `fit`, before the first step, `calls` lets all workers begin together, with
+equal models and callbacks, and `division` chooses which rows this worker reads. Then, for each
+step, these come one after another in each replica:
 
     rows_of_replica           takes the replica's rows of the batch, and makes its `Step`
     the model's step          Keras' code, or the user's; in it, `patches` has replaced gradients,
                               losses and metrics by those of all replicas (`gradients`, `losses`,
-                              `metrics`), where `splitting` allows that
+                              `metrics`), where `split_or_whole` allows that
     Step.add_changes          adds up what all replicas have added to metrics, and compares the
-                              workers' batches and learning rates in the same collective
-    splitting                 checks what the step assigns, and puts its results together
+                              workers' batches and learning rates in the same collective: when
+                              the model's step asks for results of metrics, or now
+    split_or_whole            checks what the step assigns, and puts its results together
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.normalization import statistics_of
 from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
+from slurm_resolver.tf.keras.replica_step import Step, run_in_replicas
 from slurm_resolver.tf.keras.rows_of_replica import part_of_share, step_on_own_data
 from slurm_resolver.tf.keras.sharing import (
     TENSORS,
@@ -41,13 +45,12 @@ from slurm_resolver.tf.keras.sharing import (
     share,
     without_optionals,
 )
-from slurm_resolver.tf.keras.splitting import (
+from slurm_resolver.tf.keras.split_or_whole import (
     ComputeWholeError,
     analysis_of,
     check_assignments,
     put_together,
 )
-from slurm_resolver.tf.keras.step import Step, run_in_replicas
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
 from slurm_resolver.tf.private_names import Method

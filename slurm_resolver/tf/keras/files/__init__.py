@@ -4,5 +4,5 @@ All workers hold the same model and make the same calls, so that each of them wo
 file. One of them writes it, and every worker finds it complete when the call returns.
 
 `saving` is for what saves a model: the calls of the program, and callbacks such as ModelCheckpoint
-that make these calls. `callbacks` is for callbacks of `fit` that write files of their own.
+that make these calls. `one_writer` is for callbacks of `fit` that write files of their own.
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
 from slurm_resolver.slurm.hostlist import expand_tasks_per_node
-from slurm_resolver.slurm.variable import (
+from slurm_resolver.slurm.variable_types import (
     Environ,
     Variable,
     count_variable,

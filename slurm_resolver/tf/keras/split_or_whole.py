@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras.called_functions import graph_of_function
 from slurm_resolver.tf.keras.program_lines import line_of_program
+from slurm_resolver.tf.keras.replica_step import Step
 from slurm_resolver.tf.keras.sharing import TENSORS
-from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Value, rows
 
