@@ -18,7 +18,9 @@ from slurm_resolver.tf.private_names import Method
 def make_iterator(original: Method, data: Any) -> Any:
     """Returns an iterator that ends in a thread of its own."""
     iterator = iter(original(data))
-    # The attributes hold what TensorFlow ends. Without the thread, they would go with the iterator.
-    ends = threading.Thread(target=vars(iterator).clear)
+    # The attributes hold what TensorFlow ends. Without this copy, they would go with the iterator.
+    # Clearing the iterator's own dictionary would crash Python 3.13.0.
+    attributes = dict(vars(iterator))
+    ends = threading.Thread(target=attributes.clear)
     weakref.finalize(iterator, ends.start).atexit = False
     return iterator
