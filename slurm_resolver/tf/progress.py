@@ -47,6 +47,7 @@ class Reporter:
     _began = 0.0  # when the last step of this stage began; 0 before the first one
     _rank: int | None = None  # once it reports
     whole = False
+    _exits = False  # once it is behind in a stall
     _steps = 0  # of this epoch
     _in_graphs = 0.0  # seconds that graphs had waited for data by then
     _last_epoch: tuple[int, Mapping[str, float]] = 0, {}  # its steps, and what it was spent with
@@ -159,20 +160,21 @@ class Reporter:
             whole=self.whole,
         )
 
-    def start(self, resolver: Any, on_stall: str = "report") -> None:
+    def start(self, resolver: Any, on_stall: str | None = None) -> None:
         """Begins to report, if this process is one of several workers of a live step.
 
-        With "exit", a process that is behind in a stall ends. Raises ValueError for another
-        `on_stall`.
+        With "exit", a process that is behind in a stall ends; None leaves that as it is. Raises
+        ValueError for another `on_stall`.
         """
-        if on_stall not in ("report", "exit"):
+        if on_stall not in (None, "report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
         cluster = cluster_of(resolver)
         if not cluster or not cluster.service or not cluster.step.is_live or len(cluster.tasks) < 2:
             return
         seconds = cluster.step.stall_seconds
         self._limit = _STALL_SECONDS if seconds is None else float(seconds)
-        self._exits = on_stall == "exit"
+        if on_stall:
+            self._exits = on_stall == "exit"
         if self._rank is not None:
             return
         data_waits.start()

@@ -121,10 +121,10 @@ def test_a_job_that_does_not_run_says_why(real_slurm: SlurmCluster) -> None:
 
 
 def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """In the first start, worker 1 hangs and ends. In the second start, it does not hang."""
+    """In the first start, worker 1 hangs in its loop and ends. In the second one, it does not."""
     (tmp_path / "program.sh").write_text(
         f"case $SLURM_RESOLVER_STEP_RESTART in '') export STUCK_SECONDS=90;; esac\n"
-        f"exec {PROGRAM.replace('slow', 'callback')}\n"
+        f"exec {PROGRAM.replace('slow', 'loop')}\n"
     )
     supervise = f"{sys.executable} -m slurm_resolver supervise --restarts 1"
     done = real_slurm.run(

@@ -33,9 +33,7 @@ STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds n
 
 def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function of Keras that saves a model, in one of the workers that save to a path."""
-    local = isinstance(filepath, (str, os.PathLike)) and os.path.isdir(
-        os.path.dirname(os.path.realpath(filepath))
-    )
+    local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
     if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
     # The workers do not wait for an incomplete save of an earlier start.
@@ -83,7 +81,7 @@ def _take(scratch: str, path: str) -> bool:
     since = time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(scratch)  # asks the file server itself; stat may be answered from a cache
+            os.makedirs(scratch)  # asks the file server itself; stat may be answered from a cache
             return seen is not None
         states = [
             _state(os.path.join(parent, name))
