@@ -29,7 +29,7 @@ from slurm_resolver.tf.rows.values import (
 )
 
 _CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
-_PYTHON = ("EagerPyFunc", "PyFunc")  # what runs Python, which may change any variable
+_PYTHON = ("EagerPyFunc", "PyFunc")  # what runs Python, which may keep its arguments
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
 
 
@@ -198,7 +198,7 @@ class Analysis:
                     yield from inner.assigned(inner._graph, condition)
                 if not self._called[operation]:
                     yield Assignment(operation, None, condition, None)
-            elif operation.type in _PYTHON:
+            elif operation.type in _PYTHON and not all(value.is_plain for value in values):
                 value = unknown(operation, UnprovenError("a Python function"))
                 yield Assignment(operation, None, value, None)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
