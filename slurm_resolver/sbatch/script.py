@@ -129,8 +129,8 @@ plane  |# --distribution: ranks in the order of the nodes, whatever the topology
 cpus   |# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.
        |step=(srun --label<plane: --distribution=plane=<each>><cpus: --cpus-per-task=<cpus>>)
 script |
-script |# Under ParameterServerStrategy nothing saves at the signal: the training continues from
-script |# the last save of BackupAndResume. So only this script gets it, and requeues the job.
+script |# At a signal to all tasks, workers and parameter servers end before the chief can save. So
+script |# only this script gets it, and requeues the job. The training continues from the last save.
 script |end_job() {  # with the exit status of a step
 script |    trap : <signal_name>  # from now on, another one has no effect
 script |    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
