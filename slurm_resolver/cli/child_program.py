@@ -21,7 +21,7 @@ from slurm_resolver import signals
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.coordination.served_training import START_SECONDS, Outcome, announcement
+from slurm_resolver.coordination.training_with_servers import START_SECONDS, Outcome, announcement
 from slurm_resolver.local import Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line

@@ -9,7 +9,8 @@ The words of this folder:
 
 Every task computes its cluster alone, from its own variables, and all tasks of a step get the same
 one: what has no answer in variables that are equal everywhere is an error, or the tasks exchange
-it. Nothing else here connects to another task, and nothing changes this process but `apply_gpus`.
+it. Nothing else here connects to another task. Nothing changes this process but `apply_gpus`, and
+`layout_exchange`, which leaves the layout to child processes in a variable.
 
 Read `resolve` first. It calls `alone` (does this process train alone?), `layout` (where every rank
 runs) or `layout_exchange` (the tasks exchange it), `jobs`, `roles` and `ring_order` (which job

@@ -16,7 +16,7 @@ gather
     (`rounds`).
 serving
     Parameter servers, and workers of a coordinator, only serve the tasks that train. They end when
-    the training is over (`served_training` in the service, `member` in the tasks).
+    the training is over (`training_with_servers` in the service, `member` in the tasks).
 progress
     What each worker does, which it reports every 5 s (`progress`).
 

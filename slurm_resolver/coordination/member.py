@@ -1,4 +1,4 @@
-"""The part of a task's process in a training with tasks that only serve: see `served_training`."""
+"""The part of a task's process in a training with servers: see `training_with_servers`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import Callable
 
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.served_training import Outcome
+from slurm_resolver.coordination.training_with_servers import Outcome
 from slurm_resolver.coordination.wire import Message
 
 

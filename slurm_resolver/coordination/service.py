@@ -1,7 +1,7 @@
 """The coordination service of a step: a thread of one task, to which every task connects.
 
 It admits processes (`wire`), answers their gathers (`rounds`), and passes on what they report and
-how they end to `served_training`, for tasks that serve others, and to `progress`, for training.
+how they end to `training_with_servers`, and to `progress`, which watches all trainings.
 
 | a connection ends | the process |
 |---|---|
@@ -33,8 +33,8 @@ from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
-from slurm_resolver.coordination.served_training import ServedTraining
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
+from slurm_resolver.coordination.training_with_servers import ServedTraining
 from slurm_resolver.coordination.wire import (
     HANDSHAKE_SECONDS,
     MOST_BYTES,

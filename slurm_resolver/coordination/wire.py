@@ -16,7 +16,7 @@ a message is. A task sends:
 | gather, value | the task's value for a gather: `rounds` |
 | … without, timeout, seconds | it also waits for the answer; "seconds" are left |
 | told, value | something for all tasks, also for those that connect later |
-| training, leader, cluster, serves | its part in a training with servers: `served_training` |
+| training, leader, cluster, serves | its part in a training with servers: `training_with_servers` |
 | … seconds | the leader and the servers have to come in this time |
 | progress, task, limit | what the worker does: `progress` |
 | goodbye | it leaves; with the reason if it has failed, else '' |

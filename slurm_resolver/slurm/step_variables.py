@@ -1,6 +1,6 @@
 """The variables of one task, read and checked once.
 
-`SlurmStep` lists every variable of Slurm that this package reads; no other module reads them. Their
+`SlurmStep` lists every variable of Slurm that describes a task; no other module reads these. Their
 meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
 """
 

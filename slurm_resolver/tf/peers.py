@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client, leave_all
-from slurm_resolver.coordination.served_training import TRAIN
+from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import exit_at_once, warn

@@ -1,7 +1,7 @@
 """Tasks that serve others: parameter servers, and workers beside a coordinator.
 
 The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
-service says that the training is over: see `coordination.served_training`.
+service says that the training is over: see `coordination.training_with_servers`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.coordination.served_training import TRAIN, Outcome, announcement
+from slurm_resolver.coordination.training_with_servers import TRAIN, Outcome, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.start.probe import answers

@@ -1,4 +1,4 @@
 """Keras 3's `fit`, `evaluate` and `predict` on several workers, and the two strategies for it.
 
-Only `patches` changes Keras and TensorFlow. It lists each change and its reason.
+`patches` replaces methods of Keras and TensorFlow. It lists each of them and the reason.
 """

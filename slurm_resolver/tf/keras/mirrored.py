@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver import signals
-from slurm_resolver.coordination.served_training import TRAIN
+from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers

@@ -22,7 +22,7 @@ import tensorflow as tf
 from slurm_resolver import run_events
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.served_training import TRAIN
+from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.log import exit_at_once, warn
