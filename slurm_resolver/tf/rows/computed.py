@@ -86,7 +86,9 @@ def array_of(tensor: Any, value: Value, batch: int = FEW) -> Any:
     if found is None:
         raise UnprovenError("a size that is not known")
     if np.any((found != 0) & (found % OTHER_SIZE == 0)):
-        raise UnprovenError("a number that may be taken for a size that is not known")
+        raise UnprovenError(
+            f"a multiple of {OTHER_SIZE}, which stands for sizes that are not known"
+        )
     return found
 
 
