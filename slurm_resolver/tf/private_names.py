@@ -1,9 +1,9 @@
-"""Every private name of Keras, TensorFlow and Python that this package uses, in one table.
+"""Every private name of Keras, TensorFlow and Python that this package uses, one assignment each.
 
 A new version of Keras or TensorFlow may change such a name without notice. All names that `fit`
 needs are resolved before the first of them is replaced. If one is missing, nothing is replaced, and
-`fit` raises a KerasError; training loops of one's own still work. The table also contains the
-public names that are replaced. Its entries are places::
+`fit` raises a KerasError; training loops of one's own still work. The public names that are
+replaced are here too. A name is given by its place::
 
     module:Class.method            a method, class or function
     module:function(first, other)  one whose first parameters have these names
@@ -18,7 +18,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 from slurm_resolver.errors import KerasError, ResumeError
 
@@ -40,7 +40,7 @@ class Name:
     """A name of Keras or TensorFlow, which the installed version may lack.
 
     Attributes:
-        place: where it is, as in the table.
+        place: where it is, in one of the forms above.
         name: its last part.
         needed_by: `FIT`, `RESUME` or `OPTIONAL`.
         of_instances: whether only instances have it, or a function that is running.
@@ -163,174 +163,210 @@ def check_fit() -> None:
         raise KerasError(fit_problem())
 
 
-# An indented line continues the line before it.
-_TABLE = {
-    FIT: """
 # A strategy makes the functions that run steps, and splits the data by rows.
-MAKE_TRAIN_FUNCTION = keras:Model.make_train_function(self, force)
-MAKE_TEST_FUNCTION = keras:Model.make_test_function(self, force)
-MAKE_PREDICT_FUNCTION = keras:Model.make_predict_function(self, force)
-READ_DATA = keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)
-DISTRIBUTED_DATASET = keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset
-MAKE_ITERATOR = keras.src.backend.tensorflow.trainer:TFEpochIterator._get_iterator(self)
-DATA_ADAPTER = keras.src.trainers.epoch_iterator:EpochIterator().data_adapter
-ARRAYS = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter
+MAKE_TRAIN_FUNCTION = Name("keras:Model.make_train_function(self, force)")
+MAKE_TEST_FUNCTION = Name("keras:Model.make_test_function(self, force)")
+MAKE_PREDICT_FUNCTION = Name("keras:Model.make_predict_function(self, force)")
+READ_DATA = Name(
+    "keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)"
+)
+DISTRIBUTED_DATASET = Name(
+    "keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset"
+)
+MAKE_ITERATOR = Name("keras.src.backend.tensorflow.trainer:TFEpochIterator._get_iterator(self)")
+DATA_ADAPTER = Name("keras.src.trainers.epoch_iterator:EpochIterator().data_adapter")
+ARRAYS = Name("keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter")
 
 # A model is built and compiled in its scope.
-BUILD_FOR_DATA = keras:Model._maybe_symbolic_build(self, iterator, data_batch)
-COMPILE = keras:Model.compile
-LOAD_WEIGHTS = keras:Model.load_weights(self, filepath)
-QUANTIZE = keras:Model.quantize(self, mode)
-OPEN_NAME_SCOPE = keras:Model._open_name_scope(self)
-ADD_OPTIMIZER_VARIABLE = keras:optimizers.Optimizer.add_variable(self, shape)
-ADD_SLOT = keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)
-STRATEGY_OF_OPTIMIZER = keras:optimizers.Optimizer()._distribution_strategy
-FLATTEN_LAYERS = keras:layers.Layer._flatten_layers
-IN_SYMBOLIC_SCOPE = keras.src.backend.common.symbolic_scope:in_symbolic_scope
+BUILD_FOR_DATA = Name("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
+COMPILE = Name("keras:Model.compile")
+LOAD_WEIGHTS = Name("keras:Model.load_weights(self, filepath)")
+QUANTIZE = Name("keras:Model.quantize(self, mode)")
+OPEN_NAME_SCOPE = Name("keras:Model._open_name_scope(self)")
+ADD_OPTIMIZER_VARIABLE = Name("keras:optimizers.Optimizer.add_variable(self, shape)")
+ADD_SLOT = Name("keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)")
+STRATEGY_OF_OPTIMIZER = Name("keras:optimizers.Optimizer()._distribution_strategy")
+FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
+IN_SYMBOLIC_SCOPE = Name("keras.src.backend.common.symbolic_scope:in_symbolic_scope")
 
 # Gradients are means over all replicas' rows, and so are not scaled by the number of replicas.
-GRADIENT = tensorflow:GradientTape.gradient(self, target, sources, output_gradients)
-SCALE_LOSS = keras.src.losses.loss:scale_loss_for_distribution(value)
-UNSCALE_LOSS = keras.src.losses.loss:unscale_loss_for_distribution(value)
-SUM_GRADIENTS = keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)
-APPLY_IN_REPLICAS = keras:optimizers.LossScaleOptimizer._tf_apply(self, grads, trainable_variables)
-APPLY = keras:optimizers.Optimizer.apply(self, grads, trainable_variables)
-APPLY_ALONE = keras:optimizers.LossScaleOptimizer._common_apply(self, grads, trainable_variables)
+GRADIENT = Name("tensorflow:GradientTape.gradient(self, target, sources, output_gradients)")
+SCALE_LOSS = Name("keras.src.losses.loss:scale_loss_for_distribution(value)")
+UNSCALE_LOSS = Name("keras.src.losses.loss:unscale_loss_for_distribution(value)")
+SUM_GRADIENTS = Name("keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)")
+APPLY_IN_REPLICAS = Name(
+    "keras:optimizers.LossScaleOptimizer._tf_apply(self, grads, trainable_variables)"
+)
+APPLY = Name("keras:optimizers.Optimizer.apply(self, grads, trainable_variables)")
+APPLY_ALONE = Name(
+    "keras:optimizers.LossScaleOptimizer._common_apply(self, grads, trainable_variables)"
+)
 
 # Losses that are not means over rows see the rows of all replicas.
-LOSS = keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)
-ADDITIONAL_LOSS = keras:Model._aggregate_additional_loss(self, loss)
-GET_MASK = keras.src.backend.common.masking:get_keras_mask(x)
-SET_MASK = keras.src.backend.common.masking:set_keras_mask(x, mask)
+LOSS = Name("keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)")
+ADDITIONAL_LOSS = Name("keras:Model._aggregate_additional_loss(self, loss)")
+GET_MASK = Name("keras.src.backend.common.masking:get_keras_mask(x)")
+SET_MASK = Name("keras.src.backend.common.masking:set_keras_mask(x, mask)")
 
 # The graph of a step is analysed, and the functions that it calls.
-FUNCTION_GRAPH = tensorflow.python.framework.func_graph:FuncGraph
-FUNCTION_OF_GRAPH = tensorflow:Graph._get_function(self, name)
-EXECUTE = tensorflow.python.eager.execute:execute(op_name, num_outputs, inputs, attrs, ctx)
-BATCH_NORMALIZATION = keras:layers.BatchNormalization.call(self, inputs)
+FUNCTION_GRAPH = Name("tensorflow.python.framework.func_graph:FuncGraph")
+FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
+EXECUTE = Name("tensorflow.python.eager.execute:execute(op_name, num_outputs, inputs, attrs, ctx)")
+BATCH_NORMALIZATION = Name("keras:layers.BatchNormalization.call(self, inputs)")
 
 # A metric's variables are the same in all workers. The first two metrics only contain others, and
 # the third has those that show the loss of each output.
-ADD_VARIABLE = keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)
-COMPILE_METRICS = keras.src.trainers.compile_utils:CompileMetrics
-METRICS_LIST = keras.src.trainers.compile_utils:MetricsList
-COMPILE_LOSS = keras:Model()._compile_loss
-METRICS_RESULT = keras:Model.get_metrics_result(self)
-ASSIGN_ADD = keras:Variable.assign_add(self, value)
+ADD_VARIABLE = Name(
+    "keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)"
+)
+COMPILE_METRICS = Name("keras.src.trainers.compile_utils:CompileMetrics")
+METRICS_LIST = Name("keras.src.trainers.compile_utils:MetricsList")
+COMPILE_LOSS = Name("keras:Model()._compile_loss")
+METRICS_RESULT = Name("keras:Model.get_metrics_result(self)")
+ASSIGN_ADD = Name("keras:Variable.assign_add(self, value)")
 
 # A tf.function that a step calls is traced as a part of the step.
-CALL_FUNCTION = tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__
-JIT_COMPILE = tensorflow.python.eager.polymorphic_function.polymorphic_function:
-    Function()._jit_compile
-AUTOGRAPH = tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._autograph
-CONVERT_BY_AUTOGRAPH = tensorflow.python.eager.polymorphic_function.autograph_util:
-    py_func_from_autograph
-AUTOGRAPH_CONTEXT = tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx
-AUTOGRAPH_STATUS = tensorflow.python.autograph.core.ag_ctx:Status
+CALL_FUNCTION = Name(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__"
+)
+JIT_COMPILE = Name(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._jit_compile"
+)
+AUTOGRAPH = Name(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._autograph"
+)
+CONVERT_BY_AUTOGRAPH = Name(
+    "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph"
+)
+AUTOGRAPH_CONTEXT = Name("tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx")
+AUTOGRAPH_STATUS = Name("tensorflow.python.autograph.core.ag_ctx:Status")
 
 # All workers make a variable together, of any type.
-CREATE_VARIABLE = tensorflow.python.distribute.collective_all_reduce_strategy:
-    CollectiveAllReduceExtended._create_variable
-INITIAL_VALUE = tensorflow.python.distribute.collective_all_reduce_strategy:
-    CollectiveAllReduceExtended._get_variable_creator_initial_value
+CREATE_VARIABLE = Name(
+    "tensorflow.python.distribute.collective_all_reduce_strategy:"
+    "CollectiveAllReduceExtended._create_variable"
+)
+INITIAL_VALUE = Name(
+    "tensorflow.python.distribute.collective_all_reduce_strategy:"
+    "CollectiveAllReduceExtended._get_variable_creator_initial_value"
+)
 
 # Replicas draw different masks of dropout from equal seeds.
-NEXT_SEED = keras:random.SeedGenerator.next(self)
-KEY_OF_REPLICA = tensorflow:random.Generator._preprocess_key(self, key)
+NEXT_SEED = Name("keras:random.SeedGenerator.next(self)")
+KEY_OF_REPLICA = Name("tensorflow:random.Generator._preprocess_key(self, key)")
 
 # One worker writes.
-EXPORT = keras:Model.export(self, filepath)
-SAVE_MODEL = keras.src.saving.saving_lib:save_model(model, filepath)
-SAVE_WEIGHTS = keras.src.saving.saving_lib:save_weights_only(model, filepath)
-SAVE_H5 = keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)
-REMOVE_BACKUP = keras:callbacks.BackupAndRestore.on_train_end(self, logs)
-MAKE_FOLDER = keras.src.utils.file_utils:makedirs(path)
-SKIPPED_ATTRIBUTES = keras.src.saving.saving_lib:get_attr_skipset(obj_type)
+EXPORT = Name("keras:Model.export(self, filepath)")
+SAVE_MODEL = Name("keras.src.saving.saving_lib:save_model(model, filepath)")
+SAVE_WEIGHTS = Name("keras.src.saving.saving_lib:save_weights_only(model, filepath)")
+SAVE_H5 = Name("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)")
+REMOVE_BACKUP = Name("keras:callbacks.BackupAndRestore.on_train_end(self, logs)")
+MAKE_FOLDER = Name("keras.src.utils.file_utils:makedirs(path)")
+SKIPPED_ATTRIBUTES = Name("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
 
 # `float(learning_rate)` works, and so do collectives in conditions.
-DISTRIBUTED_VARIABLE = tensorflow.python.distribute.values:DistributedVariable
-CONDITION = tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph
-CAPTURE = tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value
+DISTRIBUTED_VARIABLE = Name("tensorflow.python.distribute.values:DistributedVariable")
+CONDITION = Name("tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph")
+CAPTURE = Name("tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value")
 
 # A dataset is looked through before it is split by rows.
-INPUTS = tensorflow:data.Dataset._inputs(self)
-FUNCTIONS = tensorflow:data.Dataset._functions(self)
-GRAPH = tensorflow:data.Dataset._as_serialized_graph
-PREFETCHED = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
-DATASET = tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset
+INPUTS = Name("tensorflow:data.Dataset._inputs(self)")
+FUNCTIONS = Name("tensorflow:data.Dataset._functions(self)")
+GRAPH = Name("tensorflow:data.Dataset._as_serialized_graph")
+PREFETCHED = Name("tensorflow.python.data.ops.prefetch_op:_PrefetchDataset")
+DATASET = Name("tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset")
 
 # A dataset's rows are divided among the workers before its maps.
-OPTIONS_DATASET = tensorflow.python.data.ops.dataset_ops:_OptionsDataset
-MAP_DATASET = tensorflow.python.data.ops.map_op:_MapDataset
-PARALLEL_MAP_DATASET = tensorflow.python.data.ops.map_op:_ParallelMapDataset
-BATCH_DATASET = tensorflow.python.data.ops.batch_op:_BatchDataset
-PARALLEL_BATCH_DATASET = tensorflow.python.data.ops.batch_op:_ParallelBatchDataset
-TAKE_DATASET = tensorflow.python.data.ops.take_op:_TakeDataset
-SKIP_DATASET = tensorflow.python.data.ops.skip_op:_SkipDataset
-REPEAT_DATASET = tensorflow.python.data.ops.repeat_op:_RepeatDataset
-COUNT = tensorflow.python.data.ops.take_op:_TakeDataset()._count
-BATCH_SIZE = tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size
-DROPS_REMAINDER = tensorflow.python.data.ops.batch_op:_BatchDataset()._drop_remainder
-PARALLEL_CALLS = tensorflow.python.data.ops.map_op:_ParallelMapDataset()._num_parallel_calls
-MAP_FUNCTION = tensorflow.python.data.ops.map_op:_MapDataset()._map_func
-PYTHON_FUNCTION = tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper()._func
+OPTIONS_DATASET = Name("tensorflow.python.data.ops.dataset_ops:_OptionsDataset")
+MAP_DATASET = Name("tensorflow.python.data.ops.map_op:_MapDataset")
+PARALLEL_MAP_DATASET = Name("tensorflow.python.data.ops.map_op:_ParallelMapDataset")
+BATCH_DATASET = Name("tensorflow.python.data.ops.batch_op:_BatchDataset")
+PARALLEL_BATCH_DATASET = Name("tensorflow.python.data.ops.batch_op:_ParallelBatchDataset")
+TAKE_DATASET = Name("tensorflow.python.data.ops.take_op:_TakeDataset")
+SKIP_DATASET = Name("tensorflow.python.data.ops.skip_op:_SkipDataset")
+REPEAT_DATASET = Name("tensorflow.python.data.ops.repeat_op:_RepeatDataset")
+COUNT = Name("tensorflow.python.data.ops.take_op:_TakeDataset()._count")
+BATCH_SIZE = Name("tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size")
+DROPS_REMAINDER = Name("tensorflow.python.data.ops.batch_op:_BatchDataset()._drop_remainder")
+PARALLEL_CALLS = Name("tensorflow.python.data.ops.map_op:_ParallelMapDataset()._num_parallel_calls")
+MAP_FUNCTION = Name("tensorflow.python.data.ops.map_op:_MapDataset()._map_func")
+PYTHON_FUNCTION = Name(
+    "tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper()._func"
+)
 
 # TensorFlow refuses some operations after `enable_op_determinism`.
-IS_DETERMINISTIC = tensorflow.python.framework.config:is_op_determinism_enabled
+IS_DETERMINISTIC = Name("tensorflow.python.framework.config:is_op_determinism_enabled")
 
 # If a worker fails or is lost, the collectives of the others end with an error that says why.
-CONTEXT = tensorflow.python.eager.context:context
-ABORT = tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)
-""",
-    RESUME: """
+CONTEXT = Name("tensorflow.python.eager.context:context")
+ABORT = Name("tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)")
+
 # `fit` begins where it ended: BackupAndResume finds the data and the callbacks of the running fit,
 # and moves the position in the data.
-FIT_DATA = keras:Model.fit().epoch_iterator
-FIT_CALLBACKS = keras:Model.fit().callbacks
-GET_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator
-ENUMERATE_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator
-CURRENT_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator
-NUM_BATCHES = keras.src.trainers.epoch_iterator:EpochIterator()._num_batches
-STEPS_SEEN = keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen
-STEPS_PER_EPOCH = keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch
-ARRAYS_BATCH_SIZE = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size
-GENERATOR = keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter
-PY_DATASET = keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter
-INITIAL_EPOCH = keras:Model()._initial_epoch
-SYMBOLIC_BUILD = keras:Model._symbolic_build(self, iterator, data_batch)
+FIT_DATA = Name("keras:Model.fit().epoch_iterator", RESUME)
+FIT_CALLBACKS = Name("keras:Model.fit().callbacks", RESUME)
+GET_ITERATOR = Name("keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator", RESUME)
+ENUMERATE_ITERATOR = Name(
+    "keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator",
+    RESUME,
+)
+CURRENT_ITERATOR = Name(
+    "keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator",
+    RESUME,
+)
+NUM_BATCHES = Name("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches", RESUME)
+STEPS_SEEN = Name("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen", RESUME)
+STEPS_PER_EPOCH = Name("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch", RESUME)
+ARRAYS_BATCH_SIZE = Name(
+    "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size",
+    RESUME,
+)
+GENERATOR = Name(
+    "keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter",
+    RESUME,
+)
+PY_DATASET = Name("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter", RESUME)
+INITIAL_EPOCH = Name("keras:Model()._initial_epoch", RESUME)
+SYMBOLIC_BUILD = Name("keras:Model._symbolic_build(self, iterator, data_batch)", RESUME)
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
-ORIGINAL_DATASET = tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset
-TENSOR_PROTO = tensorflow.core.framework.tensor_pb2:TensorProto
-""",
-    OPTIONAL: """
+ORIGINAL_DATASET = Name(
+    "tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset",
+    RESUME,
+)
+TENSOR_PROTO = Name("tensorflow.core.framework.tensor_pb2:TensorProto", RESUME)
+
 # Without it, a rank that ends first leaves a traceback in the others' logs.
-WATCH_KEY = tensorflow:
-    distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)
+WATCH_KEY = Name(
+    "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)",
+    OPTIONAL,
+)
 # Without it, TensorFlow ends a training if a task is silent for 5 to 10 s.
-CONFIGURE_HEARTBEATS = tensorflow.python.eager.context:
-    Context.configure_coordination_service(self, service_type, service_leader, enable_health_check,
-    cluster_register_timeout_in_ms, heartbeat_timeout_in_ms)
+CONFIGURE_HEARTBEATS = Name(
+    "tensorflow.python.eager.context:"
+    "Context.configure_coordination_service(self, service_type, service_leader, "
+    "enable_health_check, cluster_register_timeout_in_ms, heartbeat_timeout_in_ms)",
+    OPTIONAL,
+)
 # Without it, a resolver that comes too late to set the GPUs does not warn.
-PHYSICAL_DEVICES = tensorflow.python.eager.context:Context()._physical_devices
+PHYSICAL_DEVICES = Name("tensorflow.python.eager.context:Context()._physical_devices", OPTIONAL)
 # Without it, functions of atexit that are older than this package's do not run after a save.
-RUN_AT_EXIT = atexit:_run_exitfuncs
+RUN_AT_EXIT = Name("atexit:_run_exitfuncs", OPTIONAL)
 # Without it, experimental_connect_to_cluster waits without end for servers that nobody starts.
-SET_SERVER_DEF = tensorflow.python.eager.context:set_server_def(server_def)
+SET_SERVER_DEF = Name("tensorflow.python.eager.context:set_server_def(server_def)", OPTIONAL)
 # Without these, a coordinator that has lost a worker may not end.
-STOP_PREEMPTION = tensorflow.python.distribute.coordinator.cluster_coordinator:
-    WorkerPreemptionHandler.stop(self)
-UPDATE_OR_FINISH = tensorflow.python.distribute.coordinator.cluster_coordinator:
-    WorkerPreemptionHandler()._cluster_due_for_update_or_finish
-SHOULD_RUN = tensorflow.python.distribute.coordinator.cluster_coordinator:
-    WorkerPreemptionHandler()._should_preemption_thread_run
-""",
-}
-
-for _needed_by, _text in _TABLE.items():
-    for _key, _place in re.findall(r"(?m)^(\w+) = (.+)$", re.sub(r"\n +", "", _text)):
-        globals()[_key] = Name(_place, _needed_by)
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Name: ...
+STOP_PREEMPTION = Name(
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
+    "WorkerPreemptionHandler.stop(self)",
+    OPTIONAL,
+)
+UPDATE_OR_FINISH = Name(
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
+    "WorkerPreemptionHandler()._cluster_due_for_update_or_finish",
+    OPTIONAL,
+)
+SHOULD_RUN = Name(
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
+    "WorkerPreemptionHandler()._should_preemption_thread_run",
+    OPTIONAL,
+)
