@@ -26,6 +26,7 @@ from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.start.proxy import connect_directly
 
 DESCRIPTION = """\
 Starts COMMAND with TF_CONFIG, or with the variables of another framework (--env), and with the
@@ -114,6 +115,7 @@ def main(args: Namespace) -> int:
     contracts = args.env or ["tensorflow"]
     for contract in contracts:
         environ.update(cluster.variables(contract))
+    connect_directly(cluster, environ)
     gpus = cluster.gpu_decision
     # A program of PyTorch uses the GPU with the number LOCAL_RANK of all that the task sees.
     if "torch" not in contracts or gpus.devices == gpus.visible_before:

@@ -159,7 +159,8 @@ settled = ${met}
 cues = ailed to connect to all addresses|ailed to connect to remote host
 cause = The task's host does not answer, or no process listens there. The task may have ended, the
     node may be down, or a firewall may be in the way.
-remedy = ${check}. Nodes that are down: sinfo -R. Proxies: unset http_proxy https_proxy
+remedy = ${check}. Nodes that are down: sinfo -R. Proxies, if the program does not use this
+    package: unset http_proxy https_proxy
 kind = effect
 
 [peer-closed]

@@ -7,7 +7,6 @@ each task has the notes of all tasks, and computes the same results.
 from __future__ import annotations
 
 import glob
-import os
 import resource
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -125,7 +124,6 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         ),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
-        _check_proxies(),
         *_check_memlock(),
         check_driver(cluster),
         # One task asks: a thousand would burden Slurm's controller.
@@ -145,15 +143,3 @@ def _check_memlock() -> list[Result]:
         )
     adapters = glob.glob("/sys/class/infiniband/*")
     return [result_of("memlock", [problem], "enough", WARNING)] if adapters else []
-
-
-def _check_proxies() -> Result:
-    # gRPC does not read the names in capitals.
-    names = list(filter(os.environ.get, ("grpc_proxy", "https_proxy", "http_proxy")))
-    problem = ""
-    if names and not any(map(os.environ.get, ("no_grpc_proxy", "no_proxy"))):
-        problem = (
-            f"{', '.join(names)}: gRPC would use this proxy between the tasks; unset it, or name "
-            "the nodes in no_proxy"
-        )
-    return result_of("proxies", [problem], "none that gRPC would use", WARNING)

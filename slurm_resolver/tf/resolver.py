@@ -6,6 +6,7 @@ and joins the tasks that serve others. The methods return the results.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -24,6 +25,7 @@ from slurm_resolver.cluster.options import (
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.log import tell_once
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.start.proxy import connect_directly
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
 from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode, overridden_hooks
@@ -52,6 +54,7 @@ class SlurmClusterResolver(
     - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
       (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
       TF_FORCE_GPU_ALLOW_GROWTH. Create the resolver before TensorFlow looks at the devices.
+    - If the environment has a proxy that gRPC would use, it adds the tasks' hosts to no_grpc_proxy.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
     - In a step, it makes tf.config.experimental_connect_to_cluster raise a JobsError where that
       would wait without end.
@@ -136,6 +139,7 @@ class SlurmClusterResolver(
             self._step, options, self._layout_by_hooks if replaced else None, bool(self._hooks)
         )
         self._devices = show_gpus(self._cluster, auto_set_gpu)
+        connect_directly(self._cluster, os.environ)
         # In less time and memory than `tf.train.ClusterSpec(jobs)`.
         definition = tf.train.ClusterDef()
         for job, addresses in self._cluster.jobs().items():

@@ -3,64 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from captured import Captured
 from local_run import COMMAND, captured, in_step, refused
 
-PROXIES = (
-    "grpc_proxy",
-    "https_proxy",
-    "http_proxy",
-    "no_proxy",
-    "no_grpc_proxy",
-)
-
 
 def run(*words: str, status: int = 0) -> str:
     """Returns the output of two tasks, without the task numbers."""
-    proxies = {*PROXIES, *map(str.upper, PROXIES)}
-    return captured(
-        in_step("-n 2 --no-label", *words),
-        status=status,
-        env={name: value for name, value in os.environ.items() if name not in proxies},
-    ).stdout
+    return captured(in_step("-n 2 --no-label", *words), status=status).stdout
 
 
 def test_a_good_step_is_one_line() -> None:
     pytest.importorskip("tensorflow")
-    told = "check: 9 ok, 4 skipped"
+    told = "check: 8 ok, 4 skipped"
     assert run(*COMMAND, "check") == f"{told} (--verbose prints all)\n"
     *checks, last = run(*COMMAND, "check", "--verbose").splitlines()
-    assert (len(checks), last) == (13, told)
+    assert (len(checks), last) == (12, told)
     assert checks[0] == "presence    ok       2 tasks present"
 
 
-PROXY = "proxies     warning  {}: https_proxy: gRPC would use this proxy between the tasks"
 ONE = "worker 1 (rank 1 on localhost)"
-BOTH = "worker 0 (rank 0 on localhost), "
-
-
-@pytest.mark.parametrize(
-    ("ranks", "variables", "told"),
-    [
-        ("1", "https_proxy=x", PROXY.format(ONE)),
-        ("[01]", "https_proxy=x", PROXY.format(BOTH + ONE)),
-        ("1", "https_proxy=x no_proxy=n1", "check: 9 ok, 4 skipped"),
-        ("1", "https_proxy=x NO_PROXY=n1", PROXY.format(ONE)),  # gRPC does not read it
-        ("1", "HTTPS_PROXY=x", "check: 9 ok, 4 skipped"),
-    ],
-)
-def test_what_tasks_find_alone_is_told_once_with_their_names(
-    ranks: str, variables: str, told: str
-) -> None:
-    pytest.importorskip("tensorflow")
-    assert run(
-        "bash",
-        "-c",
-        f"case $SLURM_PROCID in {ranks}) export {variables};; esac; {' '.join(COMMAND)} check",
-    ).startswith(told)
 
 
 def test_a_task_that_does_not_come_is_named() -> None:

@@ -1,0 +1,70 @@
+"""gRPC connects to the tasks without a proxy; what it really does is tried with TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from kinds import Texts
+from local_run import in_step
+from task_variables import ONE_NODE
+
+import slurm_resolver as sr
+from slurm_resolver.start import proxy
+
+P = "http://10.9.9.9:3128"
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {}),
+        ({"HTTP_PROXY": P}, {}),  # gRPC does not read it
+        ({"https_proxy": "", "http_proxy": P}, {}),  # the first one that is set counts
+        ({"http_proxy": P}, {"no_grpc_proxy": "n9"}),
+        ({"grpc_proxy": P, "no_proxy": "a, n9"}, {"no_grpc_proxy": "a,n9"}),
+        ({"https_proxy": P, "no_proxy": "a", "no_grpc_proxy": "b"}, {"no_grpc_proxy": "b,n9"}),
+        ({"https_proxy": P, "no_grpc_proxy": ""}, {"no_grpc_proxy": "n9"}),
+    ],
+)
+def test_what_is_added_to_the_environment(given: Texts, added: Texts) -> None:
+    environ = {**given}
+    for _ in range(2):
+        proxy.connect_directly(sr.resolve(environ=ONE_NODE), environ)
+        assert environ == {**given, **added}
+
+
+def test_an_ipv6_address_and_too_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"http_proxy": P}
+    cluster = sr.resolve(environ=ONE_NODE, node_address={"n9": "fd77::9"})
+    proxy.connect_directly(cluster, environ)
+    assert environ["no_grpc_proxy"] == "fd77::9"
+    monkeypatch.setattr(proxy, "_MOST_BYTES", 3)
+    proxy.connect_directly(cluster, environ)
+    assert environ["grpc_proxy"] == ""
+
+
+PROGRAM = """
+import os, sys
+import slurm_resolver, tensorflow as tf
+resolver = slurm_resolver.SlurmClusterResolver()
+strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+print(strategy.num_replicas_in_sync, os.environ["http_proxy"])
+"""
+
+
+@pytest.mark.tensorflow
+def test_tensorflow_starts_with_a_proxy_that_does_not_answer() -> None:
+    """The address is one of those that are reserved for documentation."""
+    proxy_of = {"http_proxy": "http://192.0.2.1:3128", "no_proxy": "example.org"}
+    done = subprocess.run(
+        in_step("-n 2 --no-label", sys.executable, "-c", PROGRAM),
+        env={**os.environ, **proxy_of},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["2 http://192.0.2.1:3128"] * 2
