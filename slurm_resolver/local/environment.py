@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slurm_resolver.coordination.tcp import listen_at
-from slurm_resolver.errors import GpuError
+from slurm_resolver.errors import GpuError, LaunchError
 from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.slurm.gpu_variables import (
     CUDA,
@@ -54,6 +54,9 @@ def step_environment(
     """Returns the variables that are the same in all tasks of a step, the launcher's own included.
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
+
+    Raises:
+        LaunchError: if the current folder was removed, where srun refuses to start as well.
     """
     removed = GPU_VARIABLES if options.gpu_variables[0] else ()  # each task gets its own
     inherited = {
@@ -78,7 +81,7 @@ def step_environment(
         "SLURM_JOB_ID": job_id,
         "SLURM_JOB_NAME": Path(options.command[0]).name,
         "SLURM_JOB_START_TIME": str(start),
-        "SLURM_JOB_USER": getpass.getuser(),
+        "SLURM_JOB_USER": _user_name(),
         "SLURM_NPROCS": tasks,
         "SLURM_NTASKS": tasks,
         "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
@@ -87,13 +90,31 @@ def step_environment(
         "SLURM_STEP_NUM_TASKS": tasks,
         "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(options.num_tasks + 1))),
         "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "SLURM_SUBMIT_DIR": os.getcwd(),
+        "SLURM_SUBMIT_DIR": _current_folder(),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
         "SLURM_TASKS_PER_NODE": tasks,
     }
     if restarts:
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     return variables
+
+
+def _user_name() -> str:
+    """Returns the user's name, or the number of one that has none, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return str(os.getuid())
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise LaunchError(
+            f"the current folder cannot be found ({error.strerror}): it was probably removed, or "
+            'removed and created again. Change to one that exists, such as by cd "$PWD"'
+        ) from None
 
 
 def free_ports(count: int) -> list[int]:

@@ -88,6 +88,24 @@ def test_a_signal_ends_all_tasks_and_what_they_started(
     wait_for(lambda: all(map(has_ended, pids)), 20)
 
 
+def test_a_user_without_a_name_runs_tasks() -> None:
+    """As in a container that runs under another user id than its image knows."""
+    nameless = ["unshare", "-U", "--map-user=54321", "--"]
+    path = {"PATH": os.environ["PATH"]}
+    if captured([*nameless, "true"]).returncode:
+        pytest.skip("this account cannot create user namespaces")
+    done = captured([*nameless, *in_step("-n 2", "sh", "-c", "echo $SLURM_JOB_USER")], 0, env=path)
+    assert sorted(done.stdout.splitlines()) == ["0: 54321", "1: 54321"]
+    assert done.stderr == ""
+
+
+def test_a_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    script = 'rmdir "$PWD"; exec "$@"'
+    done = captured(["sh", "-c", script, "-", *in_step("-n 2", "true")], 2, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert "the current folder cannot be found (No such file or directory)" in line
+
+
 def test_reserved_ports_are_free_ones() -> None:
     first = free_ports(3)
     assert len(set(first)) == 3
