@@ -110,8 +110,17 @@ def run_on(job: JobRef, *command: str, timeout: float) -> None:
 
 def end_time(job: Mapping[str, str]) -> float | None:
     """Returns when a job (`show_job`) reaches its time limit, in seconds since 1970; or None."""
+    return _seconds(job.get("EndTime", ""))
+
+
+def boot_time() -> float | None:
+    """Returns when the controller was started, in seconds since 1970; None if it is unknown."""
+    return _seconds(show_config().get("BOOT_TIME", ""))
+
+
+def _seconds(text: str) -> float | None:
     try:
-        return time.mktime(time.strptime(job.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from slurm_resolver.supervision.policy import (
     LOST,
     NoRestartError,
     choose,
+    has_unregistered,
     healthy_nodes,
     same_again,
     stop_if_job_ends,
@@ -38,6 +40,9 @@ _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
 _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 _POLL_SECONDS = 1.0
 _HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
+# The same after an outage of the controller, whom slurmstepd tells again only after 60 s.
+_HELD_SECONDS_AFTER_OUTAGE = 120.0
+_REGISTER_SECONDS = 60.0  # in which nodes register with a controller that has just started
 # What srun runs, with these options, to check the nodes.
 _CHECK = (
     "--overlap",
@@ -91,6 +96,8 @@ class Supervisor:
         self._states: Fields = {}  # of all nodes that the job has had
         self._holding: set[str] = set()  # nodes on which a former step has not ended
         self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
+        self._started = time.time()  # the last step
+        self._unanswered = False  # whether the controller was away since then
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
@@ -179,6 +186,8 @@ class Supervisor:
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
+        self._started = time.time()
+        self._unanswered = False
         full = [  # an option of the user's own comes later, and counts
             command[0],
             f"--nodes={len(nodes)}",
@@ -216,6 +225,7 @@ class Supervisor:
         On the `unended` nodes, tasks of the last step may not have ended.
         """
         until = time.monotonic() + _CONTROLLER_SECONDS
+        registered = math.inf  # when all nodes that are up have registered
         relay = self._relay
         while not relay.received:
             try:
@@ -231,6 +241,10 @@ class Supervisor:
                 if relay.announced:  # the last checkpoint is all that a requeue needs
                     raise NoRestartError(f"received {relay.announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
+                registered = min(registered, time.monotonic() + _REGISTER_SECONDS)
+                if has_unregistered(states) and time.monotonic() < registered:
+                    relay.wait(_POLL_SECONDS)
+                    continue
                 self._states = {
                     **dict.fromkeys(self._states, LOST),
                     **states,
@@ -245,6 +259,7 @@ class Supervisor:
                     raise
                 time.sleep(_POLL_SECONDS)  # the signal that ends the job comes here later
             except OSError as error:
+                self._unanswered = True
                 if time.monotonic() > until or "Invalid job id" in str(error):
                     raise NoRestartError(
                         f"Slurm does not know job {self._step.job_label}, or does not answer "
@@ -256,13 +271,20 @@ class Supervisor:
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
-        until = time.monotonic() + _HELD_SECONDS
+        begun = time.monotonic()
         while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
-            if time.monotonic() > until:
+            waited = time.monotonic() - begun
+            if waited > _HELD_SECONDS_AFTER_OUTAGE or (
+                waited > _HELD_SECONDS and not self._had_outage()
+            ):
                 self._holding.update(unended)
                 self._sharing = ["--overlap"]
                 return
             relay.wait(_POLL_SECONDS)
+
+    def _had_outage(self) -> bool:
+        """Whether the controller was away, or has been started, since the last step's start."""
+        return self._unanswered or (scontrol.boot_time() or 0.0) > self._started
 
     def _without(self, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""

@@ -186,6 +186,13 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     )
 
 
+def test_nodes_register_with_a_controller_that_has_just_started(folder: Path) -> None:
+    unknown = "[ -e registered ] && cat node || sed s/MIXED/UNKNOWN/ node; touch registered"
+    (folder / "scontrol.do").write_text(SCONTROL.replace("cat node", unknown))
+    assert supervise(folder, "") == (0, [])
+    assert len(calls(folder, "scontrol")) == 4  # twice the job and its nodes
+
+
 @pytest.mark.parametrize(
     ("said", "status", "why"),
     [

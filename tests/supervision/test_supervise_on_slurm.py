@@ -382,6 +382,47 @@ def test_nodes_that_are_silent_before_slurm_notices(
     assert said == ["n[1-3], without n4 (failed)", "n[1,3], without n2 (holds the former step)"]
 
 
+two_nodes = slurm_of(numbered(1, 2, cpus=2))
+FAILS_ONCE = """\
+touch start-$SLURM_PROCID; until [ -e go ]; do sleep 0.1; done
+[ -e again ] || [ "$SLURM_PROCID" = 0 ] || exit 3
+"""
+
+
+@pytest.mark.nightly
+def test_an_outage_of_the_controller_costs_no_node(two_nodes: SlurmCluster, tmp_path: Path) -> None:
+    """It begins before a task fails, and ends after slurmstepd has tried to report the step's end.
+
+    slurmstepd tries again 60 s later. Until then, the controller does not know that the step has
+    ended, and says that its nodes hold it.
+    """
+    (tmp_path / "task").write_text(FAILS_ONCE)
+    (tmp_path / "job").write_text(
+        "#!/bin/bash\n"
+        "slurm-resolver supervise --watch 0 -- srun --label --kill-on-bad-exit=0 bash task\n"
+    )
+    job = two_nodes.run(
+        "sbatch --parsable -N2 -n2 -o out job", cwd=tmp_path, env=ENVIRONMENT
+    ).stdout.strip()
+    wait_for(lambda: len(list(tmp_path.glob("start-*"))) == 2)
+    saved = two_nodes.directory / "state" / "job_state"
+    before = saved.stat().st_mtime_ns if saved.exists() else 0
+    two_nodes.run(f"scontrol update JobId={job} Comment=x")
+    wait_for(lambda: saved.exists() and saved.stat().st_mtime_ns > before)
+    two_nodes.run("pkill -KILL -x slurmctld")
+    (tmp_path / "go").touch()
+    log = two_nodes.directory / "log"
+    said = "failed sending step completion message directly to slurmctld"
+    wait_for(lambda: said in read(log / "slurmd-n1.log"))
+    (tmp_path / "again").touch()
+    two_nodes.popen(f"exec slurmctld -D -f {two_nodes.directory}/slurm.conf &> {log}/again.out")
+
+    wait_for(lambda: "ended with status" in read(tmp_path / "out"), 300)
+    said = read(tmp_path / "out")
+    assert "restart 1 of 3; now on n[1-2]; first failure: rank 1 on n2 at" in said
+    assert "ended with status 0, after 1 restart" in said
+
+
 @pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.tensorflow
