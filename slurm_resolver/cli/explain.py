@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.diagnostics.known_messages import MESSAGES
+from slurm_resolver.diagnostics.known_messages import CAUSES, MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
 from slurm_resolver.diagnostics.message_search import printable, search
 from slurm_resolver.log import print_line
@@ -28,15 +28,17 @@ cause, the task that the message names, and the remedy. The first line names wha
 Logs of several jobs, and of several starts of a job, are told apart; the last start comes first."""
 
 EPILOG = """\
-exit status: 0 if it found nothing, 1 if it found a failure or a known message, 2 if a file cannot
-be read.
+exit status: 0 if it found no failure, 1 if it found one, 2 if a file cannot be read. Messages that
+do no harm, or after which the training went on, are explained, but are no failure.
 
 examples:
   slurm-resolver explain slurm-1234.out
   slurm-resolver explain rank-*.log
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
-_CAUSES = ("cause", "request")  # the kinds of messages that say why
+_NO_FAILURE = (
+    "no failure found. If the job failed, ask Slurm: sacct -j JOBID -o JobID,State,ExitCode,Reason"
+)
 _MOST_ADDRESSES = 5  # that are printed for one message
 # The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
 _JOB = re.compile(
@@ -54,7 +56,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
+    """Prints the findings; returns 0 for no failure, 1 for one, 2 if a file cannot be read."""
     logs = []
     all_read = True
     for path in args.logs or ["-"]:
@@ -78,6 +80,9 @@ def main(args: Namespace) -> int:
             if not later or not reader.continues:
                 readers[later, slurm_job or only_job].append(reader)
     told: set[str] = set()
+    has_failed = any(reader.has_failed for start in readers.values() for reader in start)
+    if all_read and not has_failed:
+        print_line(_NO_FAILURE, "slurm-resolver explain")
     texts = {start: _explain(readers[start], told) for start in sorted(readers)}
     texts = {start: text for start, text in texts.items() if text}
     for (later, slurm_job), text in texts.items():
@@ -89,9 +94,7 @@ def main(args: Namespace) -> int:
         print(text)
     if not all_read:
         return 2
-    if not texts:
-        print_line("no known message found: look for the first error", "slurm-resolver explain")
-    return int(bool(texts))
+    return int(has_failed)
 
 
 def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
@@ -109,18 +112,24 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
         _, own, _ = search(first.line)
         findings.sort(
             key=lambda one: (
-                MESSAGES[one.id].kind not in _CAUSES,
+                MESSAGES[one.id].kind not in CAUSES,
                 one.line_number != first.line_number and MESSAGES[one.id] is not own,
             )
         )
         line = printable(first.line)
-        # How a task has ended is not why.
-        if first.is_end and findings and MESSAGES[findings[0].id].kind in _CAUSES:
-            line += f", after: {findings[0].line}"
+        cause = findings[0] if findings and MESSAGES[findings[0].id].kind in CAUSES else None
+        last = printable(readers[0].last_line(first.rank))
+        # How a task has ended is not why, and an error may follow from a line above it.
+        if first.is_end and (cause or last):
+            line += f", after: {cause.line}" if cause else f"; its last line: {last}"
+        elif cause and MESSAGES[cause.id] is not own and cause.line_number < first.line_number:
+            line += f", after: {cause.line}"
         place = f"{readers[0].file}:{first.line_number}"
         lines.append(f"{first.task} failed first: {line} ({place})".lstrip())
     for reader in readers[1:]:
         findings += reader.findings()
+    if not any(reader.has_failed for reader in readers):  # a connection may have failed for a time
+        findings = [one for one in findings if MESSAGES[one.id].kind != "effect"]
     by_id = defaultdict(list)
     for finding in findings:
         by_id[finding.id].append(finding)

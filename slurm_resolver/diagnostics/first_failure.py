@@ -19,41 +19,19 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from slurm_resolver.diagnostics.message_search import MessageReader, search
+from slurm_resolver.diagnostics.known_messages import FAULTS, MESSAGES
+from slurm_resolver.diagnostics.message_search import MessageReader
+from slurm_resolver.diagnostics.task_output import Failure, TaskOutput, kind_of
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 
-# TensorFlow's errors of calls to another task.
-_CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
-_MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _LONGEST = 2000  # characters of a line that are read
-_LABELLED = re.compile(r"(?: *(\d{1,7}): ?)?(.*)", re.DOTALL)  # the rank of --label, and the line
-# The last line of a traceback: the class of the error, which has a dot or a capital letter. srun
-# --label may cut the indentation of the lines of code above it, and of those that underline them.
-_ERROR = re.compile(r"(?=[\w.<>]*[A-Z.])[A-Za-z_][\w.<>]*(?::? *$|: )")
-# Below "Graph execution error:", TensorFlow gives places in the program, and then the reason.
-_PLACE = re.compile(
-    r"\s*$"
-    r"|Detected at node"
-    r"|Defined at"
-    r"|Node: "
-    r"|<stack traces"
-    r"|\d+ root error"
-    r'|\s*File "'
-    r"|\s+(?!\s|\(0\) )"
-)
-# A graph, of any length.
-_DUMP = re.compile(
-    r"\s*(?:"
-    r"\}"
-    r"|[a-z_]+ \{"
-    r"|[a-z_]+: \S"
-    r"|$"
-    r")"
-)
+_TIME = r"(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* )?"
+# The rank of --label, and the line.
+_LABELLED = re.compile(rf"{_TIME}(?: *(\d{{1,7}}): ?)?{_TIME}(.*)", re.DOTALL)
+_LAUNCHER = re.compile("srun: (?!fatal: )|slurm-resolver (?:run|supervise): ")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # How tasks ended: their nodes; the node, if it is one; the ranks; the words. srun names several
 # nodes if their tasks ended alike ("n[8-9]: tasks 0-1"), `slurm-resolver run` none.
 _TASK_END = re.compile(
@@ -61,6 +39,8 @@ _TASK_END = re.compile(
     r"(\d[\d,-]*)(?::| ended with| was ended by) "
     r"(.+?)(?:; ending|$)"
 )
+# A signal that no fault of the program sends: what it wrote before is not why.
+_ENDED = re.compile("Killed|Terminated|Out Of Memory|SIG(?:KILL|TERM)")
 # Neither another task nor srun causes these ends; SIGKILL may come from srun or a user.
 # A shell, and exec with parameter servers, end with 128 and the number of their program's signal.
 _CRASHED = re.compile(
@@ -83,58 +63,6 @@ _ENDS_ALL = re.compile(
     r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
 SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
-
-
-class Failure(NamedTuple):
-    """How a task failed.
-
-    Attributes:
-        line_number: the number of `line`, from 1.
-        line: the error.
-        follows: whether another task's failure caused it, as far as is known.
-        is_end: whether `line` only says how the task ended, in the words of another.
-        rank: the task's rank; '' if the log does not say, or no task has failed.
-        node: the node, where srun or this package names it.
-        other: what has failed, if it is no task.
-    """
-
-    line_number: int
-    line: str
-    follows: bool = False
-    is_end: bool = False
-    rank: str = ""
-    node: str | None = None
-    other: str = ""
-
-    @property
-    def task(self) -> str:
-        """The task's rank, with its node if known, or what else has failed; '' if unknown."""
-        place = f" on {self.node}" if self.node else ""
-        return f"rank {self.rank}{place}" if self.rank else self.other
-
-
-@dataclass
-class _Task:
-    """The error at the end of a task's last traceback."""
-
-    in_traceback: bool = False
-    error: Failure | None = None
-    lines_after: int = 0
-
-    def read(self, text: str, number: int) -> None:
-        """Reads the next line, without its label."""
-        self.lines_after += not _DUMP.match(text)
-        if text.startswith("Traceback (most recent call last)"):
-            self.in_traceback = True
-        elif self.in_traceback:
-            if _ERROR.match(text):
-                self.in_traceback = False
-                self.error = Failure(number, text, follows=kind_of(text) == "effect")
-                self.lines_after = 0
-        elif self.error and self.error.line.endswith(":") and not _PLACE.match(text):
-            line = f"{self.error.line} {text.strip()}"
-            follows = self.error.follows or kind_of(line) == "effect"
-            self.error = self.error._replace(line=line, follows=follows)
 
 
 class FailureReader(MessageReader):
@@ -161,18 +89,19 @@ class FailureReader(MessageReader):
         super().__init__(file)
         self.ends: dict[str, Failure] = {}
         self.ended_on: set[str] = set()
-        self._tasks: dict[str, _Task] = {}  # by rank; '' without a label
+        self._tasks: dict[str, TaskOutput] = {}  # by rank; '' without a label
         self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
 
     def read(self, text: str, number: int) -> None:
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
+        text = _COLOUR.sub("", text)
         super().read(text, number)
         text = text.rstrip()
         ends_all = _ENDS_ALL.match(text)
         if ends_all:
             self.all_end = True
             self.slurm_job = self.slurm_job or ends_all[1] or ends_all[2]
-        if text.startswith(("srun: ", "slurm-resolver run: ", "slurm-resolver supervise: ")):
+        if _LAUNCHER.match(text):
             self._read_launcher(text, number)
             return
         text = text[:_LONGEST]
@@ -183,7 +112,7 @@ class FailureReader(MessageReader):
             self._gone.setdefault(rank, Failure(number, why, follows, True, rank, node))
         rank, text = _LABELLED.findall(text)[0]
         # A progress bar may end without a line's end.
-        self._tasks.setdefault(rank, _Task()).read(text.rpartition("\r")[2], number)
+        self._tasks.setdefault(rank, TaskOutput()).read(text.rpartition("\r")[2], number)
 
     def _read_launcher(self, text: str, number: int) -> None:
         """Reads a line of srun, or of this package's own launchers."""
@@ -212,21 +141,48 @@ class FailureReader(MessageReader):
                 self.ends.setdefault(rank, Failure(number, how, follows, True, rank, node))
             self.reported = self.reported or self.ends[each[0]]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a task has failed, or a message tells of a fault after which no task trained."""
+        trained = max((task.trained for task in self._tasks.values()), default=0)
+        kinds = {MESSAGES[one.id].kind for one in self.findings()}
+        goes_on = kinds.isdisjoint(FAULTS) or self.last_fault < trained
+        return "end" in kinds or not goes_on or self.first() is not None
+
+    def last_line(self, rank: str) -> str:
+        """Returns the last line that this task has written, as far as it has a label."""
+        return self._tasks[rank].last if rank in self._tasks else ""
+
+    def _with_clue(self, end: Failure | None) -> Failure | None:
+        """Returns what the task wrote before it ended so, or the log ended; else the end."""
+        if end and (not (end.is_end and end.rank) or _ENDED.match(end.line)):
+            return end
+        label = end.rank if end and end.rank in self._tasks else ""
+        clue = label in self._tasks and self._tasks[label].clue(has_failed=bool(end))
+        if not clue or (not end and (self.ends or self.all_end)):
+            return end
+        if end and (label or len(self.ends) == 1):
+            return end._replace(line_number=clue.line_number, line=clue.line, is_end=False)
+        return clue
+
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
 
         None if no task failed, or if the tasks ended after the training was saved.
         """
-        # By rank; '' without a label.
-        errors = {
-            rank: task.error
-            for rank, task in self._tasks.items()
-            if task.error and task.lines_after <= _MOST_LINES_AFTER
-        }
         ends = {rank: end for rank, end in self.ends.items() if not end.follows}
+        errors = {}  # by rank; '' without a label: of any of them
+        for rank, task in self._tasks.items():
+            error = task.error(has_failed=rank in self.ends or (not rank and bool(self.ends)))
+            if error:
+                errors[rank] = error
         if "" in errors:
-            # An error without a label is that of a task which no signal has ended.
+            # A Python error without a label is that of a task which no signal has ended, and a
+            # fatal one most often that of a task which a signal has ended.
             raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
+            if self._tasks[""].is_fatal:
+                signalled = [rank for rank, end in ends.items() if not _EXITED.match(end.line)]
+                raised = signalled or raised
             if len(raised) == 1:
                 errors.setdefault(raised[0], errors.pop(""))
             for rank in raised:
@@ -255,12 +211,6 @@ class FailureReader(MessageReader):
             failures.append(error._replace(rank=rank, node=reported.node))
         first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
         saved = first and SAVED.match(first.line)
-        return None if saved and (self.continues or not saved["terminated"]) else first
-
-
-def kind_of(line: str) -> str:
-    """Returns the kind of the known message in a line, as far as that is known; else ''."""
-    _, known, _ = search(line)
-    if known:
-        return known.kind
-    return "effect" if _CALL_ERRORS.search(line) else ""
+        if saved and (self.continues or not saved["terminated"]):
+            return None
+        return self._with_clue(first)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 from typing import NamedTuple
 
+from slurm_resolver.diagnostics.environment_messages import TABLE
+
 
 class KnownMessage(NamedTuple):
     """A message with its cause and its remedy.
@@ -14,9 +16,9 @@ class KnownMessage(NamedTuple):
             contains one.
         pattern: what such a line matches; by default the cues.
         kind: "cause"; "request" (a cause that lies in what srun is asked for, and comes at each
-            start); "effect" (a task writes it because of another task, or of a connection to
-            one); "end" (how a task or the job has ended); "note" (it does no harm); "hidden" (no
-            finding).
+            start); "hint" (a cause if the program has failed, and no harm otherwise); "effect" (a
+            task writes it because of another task, or of a connection to one); "end" (how a task
+            or the job has ended); "note" (it does no harm); "hidden" (no finding).
         hides: the ids and kinds of messages that say nothing beside this one, between spaces.
         settled: what a line matches that settles it, such as a step that begins after it waited.
         becomes: the id of the message that it then is.
@@ -49,6 +51,7 @@ met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat
     |Remote function on worker|Waiting for 0/\d+ tasks
 memory = sacct -j JOBID -o JobID,MaxRSS,ReqMem shows it. Ask for more: --mem or --mem-per-cpu
 srun = srun: error: (?P<address>[\w.,\[\]-]{1,200}: tasks? [\d,\[\]-]{1,200}):
+shell = (?:slurm_script|sh) ?: [^\W\d]{1,10} \d{1,6} ?:
 cancelled = \*\*\* (?:JOB|STEP) \S{1,60} ON (?P<address>\S{1,80}) CANCELLED AT \S+
 
 [saved]
@@ -73,6 +76,15 @@ cause = The task ended before the training was over, or with an exception. The o
 remedy = Read the last lines of that task's output: srun --label …
 pattern = (?P<address>[a-z_]{1,40} \d{1,6}) \(rank \d{1,6} on \S{1,255}\) is gone
 kind = effect
+
+[tasks-awaited]
+cues = has waited
+cause = These tasks had not met the others by then: they start late, have ended, or do not reach
+    the first task.
+remedy = Read their output, and compare the step's nodes: srun --label …, squeue --steps, sinfo -R
+pattern = has waited \d{1,9} s for \d{1,9} of \d{1,9} tasks: (?P<address>[^:]{1,80})
+kind = hint
+settled = ${met}|Epoch \d
 
 [task-not-started]
 cues = did not reach | did not start within
@@ -223,6 +235,13 @@ cues = Mixing different tf.distribute.Strategy objects
 cause = A variable of the model, its optimizer or a metric was created outside strategy.scope().
 remedy = Create and compile the model and its optimizer in `with strategy.scope():`.
 
+[devices-differ]
+cues = joining a group with incompatible device type
+cause = Some workers compute on GPUs and others on CPUs: at least one does not see its GPU.
+remedy = srun slurm-resolver show names the tasks without GPUs; earlier lines of their logs say why.
+    Ask for GPUs on all nodes: srun --gpus-per-node=N
+hides = collective-aborted
+
 [collective-aborted]
 cues = Collective ops is aborted by
 cause = Another task failed during a collective operation.
@@ -294,22 +313,6 @@ remedy = AutoShardPolicy.DATA in the dataset's options has the same effect, with
     before batch to its own rows only.
 kind = note
 
-[module-missing]
-cues = No module named '
-cause = The Python of this task does not have the package: it is a different Python, or the package
-    is not installed on that node.
-remedy = Activate the environment in the batch file, before srun, and install the package there.
-    srun python -c 'import sys; print(sys.prefix)' shows which Python each task runs.
-pattern = (?:ModuleNotFound|Import)Error: No module named '(?P<address>[\w.]{1,100})'
-
-[library-missing]
-cues = cannot open shared object file|GLIBCXX_|GLIBC_
-cause = A library on this node is missing, or older than the one that the package was built with.
-remedy = In the batch file, load the modules with which the environment was made. If only some nodes
-    lack it, leave them out (--exclude) and tell the site.
-pattern = ImportError: .{0,200}(?:cannot open shared object file|version .GLIBC)
-    |version .GLIBC(?:XX)?_[\d.]{1,20}. not found
-
 [gpu-busy]
 cues = CUDA_ERROR_DEVICE_UNAVAILABLE|busy or unavailable
 cause = Another process uses this GPU, which allows only one (exclusive mode): two tasks have the
@@ -319,14 +322,15 @@ remedy = Ask for as many GPUs as tasks: srun --ntasks-per-node=N --gpus-per-node
 hides = task-crashed
 
 [gpu-driver]
-cues = does not match DSO version|CUDA driver version is insufficient|forward compatibility was
-    |Driver/library version mismatch|CUDA_ERROR_SYSTEM_|CUDA_ERROR_COMPAT_|CUDA_ERROR_UNKNOWN
+cues = does not match DSO version|CUDA driver version is insufficient
+    |forward compatibility was|CUDA_ERROR_UNSUPPORTED_PTX|Driver/library version mismatch
+    |CUDA_ERROR_SYSTEM_|CUDA_ERROR_COMPAT_|CUDA_ERROR_UNKNOWN
 cause = The node's NVIDIA driver does not fit its libraries, or CUDA's version, or is not ready.
 remedy = nvidia-smi on the node shows the driver. If other nodes work, leave this one out
     (--exclude=NODE) and tell the site; else install a TensorFlow for an older CUDA.
 pattern = does not match DSO version|CUDA driver version is insufficient
     |forward compatibility was attempted|Driver/library version mismatch
-    |CUDA_ERROR_(?:SYSTEM_|COMPAT_|UNKNOWN)
+    |CUDA_ERROR_(?:SYSTEM_|COMPAT_|UNKNOWN|UNSUPPORTED_PTX)
 
 [gpu-wrong-number]
 cues = invalid device ordinal|CUDA_ERROR_INVALID_DEVICE
@@ -350,10 +354,25 @@ remedy = If it is the same node each time, leave it out (--exclude=NODE). Otherw
     operation with CUDA_LAUNCH_BLOCKING=1, and without jit_compile.
 hides = task-crashed
 
+[gpu-compiles]
+cues = not built with CUDA kernel binaries compatible
+cause = This TensorFlow was not built for this model of GPU, and compiles its operations at the
+    start. This may take half an hour, and may fail.
+remedy = If it fails: NVIDIA's container (nvcr.io/nvidia/tensorflow), a TensorFlow that was built
+    for this GPU, or other GPUs (--gpus-per-node=TYPE:N). CUDA_CACHE_PATH on a disk that all nodes
+    share keeps what was compiled.
+kind = hint
+
 [gpu-too-new]
-cues = no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU
+cues = no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX
+    |device kernel image is invalid|sm_
 cause = This TensorFlow was not built for this model of GPU.
-remedy = Install a newer TensorFlow for a new GPU, an older one for an old GPU.
+remedy = python -c 'import tensorflow as tf; print(tf.sysconfig.get_build_info())' shows for which
+    ones. The wheel of TensorFlow 2.21 is for compute capabilities 6.0 to 9.0: for a newer GPU, use
+    a newer TensorFlow that names it, or NVIDIA's container (nvcr.io/nvidia/tensorflow). For an
+    older GPU, install an older TensorFlow. Or ask for other GPUs: --gpus-per-node=TYPE:N
+pattern = no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX
+    |device kernel image is invalid|'sm_\d{2,3}\w?' is not (?:defined|a recognized processor)
 hides = task-crashed
 
 [cudnn-version]
@@ -380,7 +399,8 @@ hides = task-crashed
 cues = libdevice not found|libdevice is required|find libdevice directory|JIT compilation failed
 cause = XLA compiles for the GPU, and does not find CUDA's libdevice.
 remedy = export XLA_FLAGS=--xla_gpu_cuda_data_dir=FOLDER before srun; FOLDER contains
-    nvvm/libdevice, as the site's CUDA does. pip install 'tensorflow[and-cuda]' brings it.
+    nvvm/libdevice, as the site's CUDA does. On x86_64, pip install 'tensorflow[and-cuda]' brings
+    it.
 
 [nccl-memory]
 cues = ibv_
@@ -429,6 +449,7 @@ cause = The task sees no GPU: Slurm granted none, or CUDA_VISIBLE_DEVICES is emp
 remedy = Ask Slurm for GPUs (srun --gpus-per-node=N). See who has them: srun slurm-resolver show
 pattern = CUDA_ERROR_NO_DEVICE|no CUDA-capable device
 settled = TensorFlow device GPU:\d+ was not registered
+kind = hint
 
 [host-out-of-memory]
 cues = OOM when allocating|MemoryError|std::bad_alloc|Unable to allocate |annot allocate memory
@@ -458,23 +479,46 @@ remedy = Ask for as many GPUs as tasks: srun --ntasks-per-node=N --gpus-per-node
 [gpu-libraries-missing]
 cues = Cannot dlopen some GPU libraries
 cause = TensorFlow found no CUDA libraries, and runs without GPUs.
-remedy = pip install 'tensorflow[and-cuda]', or load the site's CUDA module before srun.
+remedy = Load the site's CUDA module before srun, or, on x86_64, pip install 'tensorflow[and-cuda]'.
+    On aarch64, the wheels of TensorFlow have no CUDA.
+kind = hint
+
+[gpu-not-used]
+cues = but TensorFlow finds none and computes on CPUs
+cause = TensorFlow does not use the GPUs that Slurm granted. The end of the line says why.
+remedy = Do as the line says. On aarch64 (Grace), pip has no TensorFlow with CUDA: use NVIDIA's
+    container (nvcr.io/nvidia/tensorflow), or the site's module.
+kind = hint
 
 [cpu-instructions]
-cues = TensorFlow library was compiled to use|Illegal instruction
+cues = TensorFlow library was compiled to use|Illegal instruction|SIGILL|exit code 132
+    |Maschinenbefehl|nstruction ill|nstrucci|struzione
 cause = TensorFlow, or another library, was compiled for CPUs other than this node's.
 remedy = Ask for nodes like those on which it runs (--constraint), or install TensorFlow from pip.
 pattern = TensorFlow library was compiled to use \w{1,20} instructions.{1,10}these aren't available
-    |${srun} Illegal instruction
+    |${srun} (?:Illegal instruction|Exited with exit code 132)
+    |${shell} +\d+ (?:Illegal inst|Ungültiger Masch|Instruction ill|Instrucci[oó]n ile|Istruzione)
+    |task \d{1,7} was ended by SIGILL|Fatal Python error: Illegal instruction
+hides = program-crashed task-failed
 
 [too-many-threads]
-cues = pthread_create|can't start new thread|fork:
+cues = pthread_create|can't start new thread|fork:|fork :|what():|OMP: |Thread creation failed
 cause = The limit of processes and threads on this node is reached (ulimit -u, or the job's cgroup).
 remedy = Start fewer tasks on a node, or fewer threads in each: OMP_NUM_THREADS,
     TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS, num_parallel_calls. ulimit -u shows the limit.
 pattern = pthread_create\(\) failed|pthread_create.{0,60}Resource temporarily unavailable
-    |can't start new thread|fork: (?:retry: )?(?:Resource temporarily|Cannot allocate)
+    |can't start new thread|Thread creation failed|unable to allocate necessary resources for OMP
+    |what\(\): +(?:thread: )?Resource temporarily unavailable|OMP: System error #11
+    |fork ?: .{0,40}(?:Resource temporarily|Cannot allocate|Ressource temporairement|Die Ressource)
 hides = task-crashed
+
+[resource-unavailable]
+cues = Resource temporarily unavailable
+cause = If the traceback shows fork, a pool or subprocess, the limit of processes on this node is
+    reached (ulimit -u, or the job's cgroup). Else another process holds the file or socket.
+remedy = Start fewer processes and threads in each task: workers=…, OMP_NUM_THREADS,
+    TF_NUM_INTRAOP_THREADS. ulimit -u shows the limit. Let only one task write the file.
+pattern = BlockingIOError: \[Errno 11\] Resource temporarily unavailable
 
 [too-many-files]
 cues = Too many open files
@@ -517,6 +561,14 @@ cause = Slurm refused the job: it asks for more than its partition, account or l
 remedy = The end of the line says what. sinfo -o '%P %l %D %c %m %G' shows what partitions have.
 pattern = (?:srun|salloc|sbatch): error: (?!.*(?:timed out|contact))
     (?:Unable to allocate resources|Batch job submission failed)
+
+[job-expired]
+cues = has expired|Expired or invalid job
+cause = The SLURM_ variables of this shell belong to a job that has ended or does not exist, as in a
+    tmux or screen that was started within that job.
+remedy = Open a new shell, or unset them (bash): unset $${!SLURM_@}
+pattern = srun: .{0,80}(?:[Jj]ob \d{1,10} has expired|Expired or invalid job \d)
+kind = request
 
 [step-too-late]
 cues = already completing or completed
@@ -648,6 +700,17 @@ remedy = ${first}
 pattern = ${cancelled} DUE TO TASK FAILURE \*
 kind = end
 
+[step-unkillable]
+cues = NOT ENDING WITH SIGNALS|giving up after |STEPD TERMINATED
+cause = Processes on this node did not end when Slurm killed them: they wait in the kernel, most
+    often for a file system or a GPU. Slurm drains the node.
+remedy = Why the job was to end, the lines before say. Tell the site, with the node and the time
+    (sinfo -R: Kill task failed), and leave the node out: --exclude=NODE
+pattern = STEPD TERMINATED ON (?P<address>[\w.-]{1,80}) AT \S{1,40} DUE TO JOB NOT
+    |Container \d{1,9} in cgroup plugin has \d{1,9} processes, giving up after
+hides = cancelled
+kind = end
+
 [cancelled]
 cues = CANCELLED AT
 cause = The step or job was cancelled by scancel, by Ctrl-C, or by srun after a task failed.
@@ -662,13 +725,13 @@ cause = The task used more memory than Slurm granted the job, and was killed.
 remedy = ${memory}
 pattern = ${srun} Out Of Memory|oom[_-]kill event|OOM Killed
     |exceeded (?:virtual )?memory limit .{0,80}being killed|xceeded job memory limit(?! at some)
-hides = cancelled task-crashed
+hides = cancelled task-crashed program-crashed
 
 [program-crashed]
-cues = Killed|Segmentation fault|Aborted|Bus error
+cues = slurm_script|sh:
 cause = A signal ended the program: a crash; if Killed, a lack of memory or scancel.
 remedy = sacct -j JOBID -o JobID,State,ExitCode,MaxRSS; python -X faulthandler shows where.
-pattern = (?:slurm_script|sh): line \d+: +\d+ (?:Killed|Segmentation fault|Aborted|Bus error)
+pattern = ${shell} +\d+ [^\s\d]
 kind = end
 
 [task-failed]
@@ -722,8 +785,11 @@ cause = All tasks had started. The one at this address has ended, or listens at 
 remedy = ${first}
 kind = effect
 """
+CAUSES = ("cause", "request")  # the kinds of messages that say why
+FAULTS = (*CAUSES, "effect")
 _JOINTS = {"cause": " ", "remedy": " "}  # between the lines of a value; by default nothing
 _SECTIONS = configparser.ConfigParser(interpolation=configparser.ExtendedInterpolation())
+_SECTIONS.read_string(TABLE)
 _SECTIONS.read_string(_TABLE)
 
 

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from slurm_resolver.diagnostics.known_messages import MESSAGES, KnownMessage
+from slurm_resolver.diagnostics.known_messages import FAULTS, MESSAGES, KnownMessage
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,10 @@ class MessageReader:
     Attributes:
         file: the name of the log, for the findings.
         found: the number of the first line, and the line, by id and address.
+        last_fault: the number of the last line with a cause or an effect.
     """
+
+    last_fault = 0
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -77,6 +80,8 @@ class MessageReader:
                 key = known.id, _named_task(match)
                 self.found.setdefault(key, (number, _shorten(part, match.start())))
                 self._counts[key] += 1
+                if known.kind in FAULTS:
+                    self.last_fault = number
                 if known.becomes == "settled":  # it is no longer settled
                     self._settled.discard(known.id)
                 if not _END_NOISE.search(part):
@@ -85,7 +90,7 @@ class MessageReader:
     @property
     def continues(self) -> bool:
         """Whether the job is to start again, although nothing has failed."""
-        return any(id in ("saved", "preempted", "requeued") for id, _ in self.found)
+        return any(id in ("saved", "preempted", "requeued", "node-failed") for id, _ in self.found)
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""

@@ -23,7 +23,10 @@ from slurm_resolver.slurm.gpu_variables import numbered
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
 _BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
-CUDA_REMEDY = "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'"
+CUDA_REMEDY = (
+    "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'; on aarch64, where pip "
+    "has no TensorFlow with CUDA, use NVIDIA's container (nvcr.io/nvidia/tensorflow)"
+)
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -131,6 +134,6 @@ def why_no_gpu(cuda: bool, rocm: bool) -> str:
         return "NVIDIA's driver is not loaded on this node: tell its administrators"
     return (
         "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
-        "libraries): load the site's CUDA or ROCm module; for NVIDIA, pip install "
+        "libraries): load the site's CUDA or ROCm module; for NVIDIA on x86_64, pip install "
         "'tensorflow[and-cuda]'"
     )

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver import log, signals
-from slurm_resolver.diagnostics.first_failure import SAVED, Failure, FailureReader, kind_of
+from slurm_resolver.diagnostics.first_failure import SAVED, FailureReader
+from slurm_resolver.diagnostics.task_output import Failure, kind_of
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step_variables import SlurmStep
 

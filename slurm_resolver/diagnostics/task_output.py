@@ -1,0 +1,197 @@
+"""Finds the error of one task in its output.
+
+A Python error ends a traceback. A library that ends the process writes a line of its own: Abseil
+and TensorFlow, the C++ runtime, the loader, a container. Other programs write their name and the
+error before they exit. Such a line may also be harmless: it counts only if the task has failed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slurm_resolver.diagnostics.message_search import search
+
+_MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
+_MOST_LINES_OF_END = 20  # with which a program tells its errors before it exits
+_LAST_LINES = 2  # of a log
+# TensorFlow's errors of calls to another task.
+_CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
+_TRACEBACK = "Traceback (most recent call last)"
+_GROUP = re.compile(r" +\| ")  # before the lines of an exception group
+# The last line of a traceback: the class of the error, which has a dot or a capital letter. srun
+# --label may cut the indentation of the lines of code above it, and of those that underline them.
+_ERROR = re.compile(r"(?=[\w.<>]*[A-Z.])[A-Za-z_][\w.<>]*(?::? *$|: )")
+# Below "Graph execution error:", TensorFlow gives places in the program, and then the reason.
+_PLACE = re.compile(
+    r"\s*$"
+    r"|Detected at node"
+    r"|Defined at"
+    r"|Node: "
+    r"|<stack traces"
+    r"|\d+ root error"
+    r'|\s*File "'
+    r"|\s+(?!\s|\(0\) |what\(\))"
+)
+# A graph, of any length.
+_DUMP = re.compile(
+    r"\s*(?:"
+    r"\}"
+    r"|[a-z_]+ \{"
+    r"|[a-z_]+: \S"
+    r"|$"
+    r")"
+)
+# A line of Keras, which trains.
+_STEP = re.compile(r"Epoch \d+/\d+|\s*\d+/\d+ (?:━|\[[=>.])")
+# Python gives a syntax error of the program itself no traceback.
+_FATAL = re.compile(
+    r"F(?:\d{4} [\d:.]+ +\d+)? \S+:\d+\] "
+    r"|terminate called "
+    r"|libc\+\+abi: "
+    r"|Fatal Python error: "
+    r"|(?:Syntax|Indentation|Tab)Error: "
+    r"|FATAL(?: ERROR)?: "
+    r"|.{0,300}\b(?:error while loading shared libraries|symbol lookup error|relocation error): "
+    r"|.{0,300}: Assertion `.* failed"
+    r"|\[\S+ : \d+\] RAW: "
+)
+# Words of an error near the beginning of a line, but no number of errors. What pyxis writes around
+# the reason, and TensorFlow's notes, are none.
+_CLUE = re.compile(
+    r"(?!.*(?:\[INFO\]|\[WARN(?:ING)?\]|pyxis: (?:child|container start|failed to|printing|could)))"
+    r"(?![IWE](?:\d{4} | \S+:\d+\]))"
+    r"(?:"
+    r"(?:\S{1,100}\s+){0,5}?\S{0,60}?(?:"
+    r"(?:ERROR|FATAL|CRITICAL|panic|panicked)(?![A-Za-z_])"
+    r"|(?:Error|Exception)(?= ?[:#]| in | response)"
+    r"|\b(?:error|fatal)(?=\]? *:)"
+    r")(?!\W{0,3}[\d.]+(?:e[+-]?\d+)?(?:[\s,;)%]|$))"
+    r"|(?:\S{1,100} )?(?:severe |Abort|Fatal error)\(?"
+    r"|\S*(?:slurm_script|sh) ?: [^\W\d]+ \d+ ?: "
+    r"|\S*python[\d.]*: "
+    r"|(?:\S{1,100} )?[^\s:]{1,200}: .{0,200}(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to"
+    r"|[Ff]ailed|No such file|denied|not found|closed by|undefined symbol)"
+    r"|curl: \(|wget: "
+    r"|[a-z_]+\(\): |double free |corrupted |\*\*\* (?:stack|buffer|glibc)"
+    r"|\[\S+:\d+:\d+:\d+\] Caught signal"
+    r")"
+)
+
+
+class Failure(NamedTuple):
+    """How a task failed.
+
+    Attributes:
+        line_number: the number of `line`, from 1.
+        line: the error.
+        follows: whether another task's failure caused it, as far as is known.
+        is_end: whether `line` only says how the task ended, in the words of another.
+        rank: the task's rank; '' if the log does not say, or no task has failed.
+        node: the node, where srun or this package names it.
+        other: what has failed, if it is no task.
+    """
+
+    line_number: int
+    line: str
+    follows: bool = False
+    is_end: bool = False
+    rank: str = ""
+    node: str | None = None
+    other: str = ""
+
+    @property
+    def task(self) -> str:
+        """The task's rank, with its node if known, or what else has failed; '' if unknown."""
+        place = f" on {self.node}" if self.node else ""
+        return f"rank {self.rank}{place}" if self.rank else self.other
+
+
+@dataclass
+class TaskOutput:
+    """The lines that tell of the last error of a task.
+
+    Attributes:
+        is_fatal: whether a line other than Python's tells the error; what follows it is no other.
+        trained: the number of the last line of Keras that shows steps of training.
+        last: the last line.
+    """
+
+    is_fatal: bool = False
+    trained: int = 0
+    last: str = ""
+    _in_traceback: bool = False
+    _lines: int = 0  # without those of dumps
+    _error: Failure | None = None
+    _error_at: int = 0  # the value of `_lines`
+    _clue: Failure | None = None
+    _clue_at: int = 0
+
+    def read(self, text: str, number: int) -> None:
+        """Reads the next line, without its label."""
+        self._lines += not _DUMP.match(text)
+        self.last = text.strip() or self.last
+        if _STEP.match(text):
+            self.trained = number
+            self._clue = None
+        elif self.is_fatal and self.error(has_failed=True):
+            self._complete(text)
+        elif _TRACEBACK in text[:_MOST_LINES_AFTER]:
+            self._in_traceback = True
+        elif self._in_traceback:
+            text = _GROUP.sub("", text, count=1)
+            if _ERROR.match(text):
+                self._take_error(text, number, fatal=False)
+        elif _FATAL.match(text):
+            self._take_error(text, number, fatal=True)
+        elif not self._complete(text) and _CLUE.match(text):
+            self._take_clue(text, number)
+
+    def _take_error(self, text: str, number: int, fatal: bool) -> None:
+        self.is_fatal = fatal
+        self._in_traceback = False
+        self._error = Failure(number, text, follows=kind_of(text) == "effect")
+        self._error_at = self._lines
+
+    def _complete(self, text: str) -> bool:
+        """Adds the reason to the error, if this line has it; returns whether it has."""
+        ends = (":", "'") if self.is_fatal else ":"
+        if not self._error or not self._error.line.endswith(ends) or _PLACE.match(text):
+            return False
+        self._error = self._error._replace(line=f"{self._error.line} {text.strip()}")
+        return True
+
+    def _take_clue(self, text: str, number: int) -> None:
+        """Keeps the first of the lines with which a program tells why it exits."""
+        is_last = self._clue and self._lines - self._clue_at <= _MOST_LINES_OF_END
+        if not is_last and kind_of(text) not in ("effect", "end", "note", "hidden"):
+            self._clue = Failure(number, text)
+            self._clue_at = self._lines
+
+    def error(self, has_failed: bool) -> Failure | None:
+        """Returns the error at the end of the output.
+
+        Args:
+            has_failed: whether the launcher says so. Otherwise, an error after which the task
+                trains is none.
+        """
+        if not self._error or self._lines - self._error_at > _MOST_LINES_AFTER:
+            return None
+        if not has_failed and self._error.line_number < self.trained:
+            return None
+        follows = self._error.follows or kind_of(self._error.line) == "effect"
+        return self._error._replace(follows=follows)
+
+    def clue(self, has_failed: bool) -> Failure | None:
+        """Returns the line that tells why a program exited, if it `has_failed` or ends there."""
+        most = _MOST_LINES_AFTER if has_failed else _LAST_LINES
+        return self._clue if self._lines - self._clue_at <= most else None
+
+
+def kind_of(line: str) -> str:
+    """Returns the kind of the known message in a line, as far as that is known; else ''."""
+    _, known, _ = search(line)
+    if known:
+        return known.kind
+    return "effect" if _CALL_ERRORS.search(line) else ""
