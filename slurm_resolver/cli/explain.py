@@ -18,7 +18,8 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES, MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
-from slurm_resolver.diagnostics.message_search import printable, search
+from slurm_resolver.diagnostics.message_search import Finding, printable, search
+from slurm_resolver.diagnostics.task_output import Failure
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import counted, shorten
 
@@ -39,6 +40,7 @@ examples:
 _NO_FAILURE = (
     "no failure found. If the job failed, ask Slurm: sacct -j JOBID -o JobID,State,ExitCode,Reason"
 )
+_NEAR = 30  # lines above an error that may have its cause
 _MOST_ADDRESSES = 5  # that are printed for one message
 # The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
 _JOB = re.compile(
@@ -119,11 +121,10 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
         line = printable(first.line)
         cause = findings[0] if findings and MESSAGES[findings[0].id].kind in CAUSES else None
         last = printable(readers[0].last_line(first.rank))
-        # How a task has ended is not why, and an error may follow from a line above it.
-        if first.is_end and (cause or last):
-            line += f", after: {cause.line}" if cause else f"; its last line: {last}"
-        elif cause and MESSAGES[cause.id] is not own and cause.line_number < first.line_number:
+        if cause and (first.is_end or _explains(cause, first)):
             line += f", after: {cause.line}"
+        elif first.is_end and last:
+            line += f"; its last line: {last}"
         place = f"{readers[0].file}:{first.line_number}"
         lines.append(f"{first.task} failed first: {line} ({place})".lstrip())
     for reader in readers[1:]:
@@ -145,6 +146,13 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
                 told.add(text)
                 lines.append(_wrapped(text))
     return "\n".join(lines)
+
+
+def _explains(cause: Finding, error: Failure) -> bool:
+    """Returns whether a cause stands in a line above an error, and the error does not tell it."""
+    _, _, own = search(error.line)
+    is_told = own and own.group() in cause.line
+    return not is_told and 0 < error.line_number - cause.line_number <= _NEAR
 
 
 def _follows(reader: FailureReader) -> bool:

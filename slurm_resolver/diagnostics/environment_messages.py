@@ -12,7 +12,7 @@ cause = The node does not reach this host. Compute nodes often have no connectio
 remedy = Download data and weights on the login node, into a folder that all nodes share, and read
     them there (Keras: KERAS_HOME; Hugging Face: HF_HOME and HF_HUB_OFFLINE=1). If the site has a
     proxy for downloads, set https_proxy, and no_proxy for the nodes of the job.
-pattern = URL fetch failure on https?://(?P<address>[\w.-]{1,255}).{1,400}: None --[ ]
+pattern = URL fetch failure on https?://(?P<address>[\w.-]{1,255})[^\w.-].{0,400}: None --[ ]
     |(?:Max retries exceeded|NewConnectionError).{1,600}(?:Name or service not known|ProxyError
     |Temporary failure in name|Network is unreachable|timed out|No route to host|Failed to resolve)
     |<urlopen error .{0,60}(?:Name or service not known|Temporary failure in name|No route to host
@@ -105,6 +105,14 @@ pattern = not built with SLURM's PMI support|PMIX ERROR: (?:NOT-FOUND|UNREACHABL
     |OPAL ERROR: \w{1,20} in file pmix|PMI2?_\w{1,40} (?:failed to int|\[pmix_|returned)
     |Fatal error in P?MPI_Init
 
+[pool-broken]
+cues = BrokenProcessPool|terminated abruptly|exited unexpectedly
+cause = A process that the program had started, such as one that reads data, has ended: it crashed,
+    was killed for lack of memory, or a signal ended it.
+remedy = sacct -j JOBID -o JobID,State,MaxRSS,ReqMem shows the memory. Start fewer such processes,
+    or ask for more: --mem. If Slurm's signal came just before (--signal), the signal ended it.
+pattern = BrokenProcessPool: |process pool was terminated abruptly|orker.{0,40} exited unexpectedly
+
 [hdf5-no-locks]
 cues = unable to lock file, errno =
 cause = The file system on which this HDF5 file lies has no locks on this node.
@@ -158,8 +166,8 @@ cause = A library on this node is missing, or older than the one that the packag
 remedy = In the batch file, load the modules with which the environment was made; a virtual
     environment also needs the module of its Python. If only some nodes lack the library, leave them
     out (--exclude) and tell the site.
-pattern = (?:Error|shared libraries): (?:.{0,200}: )?(?P<address>[\w./+-]{1,200})
-    : cannot open shared object file|version .(?:GLIBC|GLIBCXX|CXXABI)_[\d.]{1,20}. not found
+pattern = (?<!dlerror): (?P<address>[\w./+-]{1,200}): cannot open shared object file
+    |version .(?:GLIBC|GLIBCXX|CXXABI)_[\d.]{1,20}. not found
 
 [symbol-missing]
 cues = undefined symbol: |symbol lookup error: |relocation error:

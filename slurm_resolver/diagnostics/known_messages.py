@@ -51,6 +51,7 @@ met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat
     |Remote function on worker|Waiting for 0/\d+ tasks
 memory = sacct -j JOBID -o JobID,MaxRSS,ReqMem shows it. Ask for more: --mem or --mem-per-cpu
 srun = srun: error: (?P<address>[\w.,\[\]-]{1,200}: tasks? [\d,\[\]-]{1,200}):
+at_line = \S ?: (?:[^\W\d]{1,10} )?\d{1,6} ?:
 shell = (?:slurm_script|sh) ?: [^\W\d]{1,10} \d{1,6} ?:
 cancelled = \*\*\* (?:JOB|STEP) \S{1,60} ON (?P<address>\S{1,80}) CANCELLED AT \S+
 
@@ -157,6 +158,15 @@ remedy = On the node, ss -ltnp shows it. Let Slurm reserve ports (srun --resv-po
     port_base.
 pattern = No address added out of total \d+ resolved for '(?P<address>[^']{1,80})'
     |No address added out of total|Could not start gRPC server|Address already in use
+
+[start-timeout]
+cues = Timeout (0:
+cause = The process waited without end, and printed where. In the start of a strategy: TensorFlow
+    does not reach the other tasks, because a firewall drops its port or a proxy takes its
+    connections.
+remedy = ${check}. unset http_proxy https_proxy, or name the nodes in no_proxy. Ask the site which
+    ports are open between nodes: port_base, or srun --resv-ports
+pattern = Timeout \(0:\d\d:\d\d\)!
 
 [peer-refused]
 cues = Connection refused
@@ -455,7 +465,7 @@ kind = hint
 cues = OOM when allocating|MemoryError|std::bad_alloc|Unable to allocate |annot allocate memory
 cause = The program asked for more of the node's memory than Slurm granted, or than the node has.
 remedy = ${memory}. Smaller batches, prefetch and shuffle buffers need less.
-pattern = OOM when allocating.{1,400}device:CPU|(?:^|[\s.])_?(?:Array)?MemoryError(?::|\Z)
+pattern = OOM when allocating.{1,400}device:CPU|(?:^|[\s.])_?(?:Array)?MemoryError(?::|\s*$$)
     |std::bad_alloc|Unable to allocate [\d.]{1,10} [KMGTP]?i?B|[Cc]annot allocate memory
 hides = task-crashed
 
@@ -727,11 +737,29 @@ pattern = ${srun} Out Of Memory|oom[_-]kill event|OOM Killed
     |exceeded (?:virtual )?memory limit .{0,80}being killed|xceeded job memory limit(?! at some)
 hides = cancelled task-crashed program-crashed
 
-[program-crashed]
-cues = slurm_script|sh:
-cause = A signal ended the program: a crash; if Killed, a lack of memory or scancel.
-remedy = sacct -j JOBID -o JobID,State,ExitCode,MaxRSS; python -X faulthandler shows where.
-pattern = ${shell} +\d+ [^\s\d]
+[signal-unhandled]
+cues = User defined signal
+cause = A signal that Slurm sends before the end of the job (--signal), or scancel, ended the
+    program, which does not handle it.
+remedy = Save on the signal with BackupAndResume, ResumableLoop or termination_config, created
+    before anything that takes long; or leave out --signal.
+pattern = (?:${srun} |${shell} +\d+ )User defined signal
+kind = end
+
+[timed-out]
+cues = exit code 124
+cause = The command `timeout`, if it started the program, ended it: its time was up.
+remedy = Give it more time, or find out where the program waits: python -X faulthandler, and
+    timeout --signal=ABRT
+pattern = ${srun} Exited with exit code 124
+kind = end
+
+[killed-in-task]
+cues = exit code 137
+cause = The program within the task was killed (137 is 128 and SIGKILL): most often, it used more
+    memory than was granted.
+remedy = ${memory}
+pattern = ${srun} Exited with exit code 137
 kind = end
 
 [task-failed]
@@ -741,36 +769,45 @@ remedy = ${first}
 pattern = ${srun} Exited with exit code (?!75\b)
 kind = end
 
+[program-crashed]
+cues = slurm_script|sh:
+cause = A signal ended the program: a crash; if Killed, a lack of memory or scancel.
+remedy = sacct -j JOBID -o JobID,State,ExitCode,MaxRSS; python -X faulthandler shows where.
+pattern = ${shell} +\d+ [^\s\d]
+kind = end
+
 [task-crashed]
 cues = srun: error:
 cause = A signal ended the task: a crash; if Killed, scancel or a lack of memory.
 remedy = python -X faulthandler shows where; sacct -j JOBID -o JobID,State,ExitCode,MaxRSS
-pattern = ${srun} (?:Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)
+pattern = ${srun} (?!Exited with|Out Of Memory|Terminated)[A-Z]
 kind = end
 
 [program-not-executable]
-cues = execve():
+cues = Permission denied|Exec format error|cannot execute
 cause = The file is not a program: it lacks the permission to be executed, or its first line (#!).
 remedy = Start it with its interpreter (python train.py), or chmod +x it. Its disk may be
     mounted noexec.
-pattern = execve\(\): (?P<address>[^\s()]{1,200}): (?:Permission denied|Exec format error)
+pattern = (?:execve\(\): |${at_line} )(?P<address>[^\s()]{1,200}):[ ]
+    (?:cannot execute.{0,20}: )?(?:Permission denied|Exec format error)
 
 [program-not-found]
-cues = execve():
-cause = The program, or the interpreter in its first line (#!), does not exist on that node, or
-    PATH does not lead to it.
+cues = No such file
+cause = The file, or the interpreter in the first line (#!) of a program, does not exist on that
+    node, or PATH does not lead to it.
 remedy = Use a path that all nodes share, and activate the virtual environment before srun. If the
     job was submitted with --export=NONE, srun starts the tasks without the batch file's PATH:
     unset SLURM_EXPORT_ENV before it.
-pattern = execve\(\): (?:bad interpreter\()?(?P<address>[^\s()]{1,200})\)?: No such file
+pattern = (?:execve\(\): (?:bad interpreter\()?|${at_line} |can't open file ')
+    (?P<address>[^\s()':]{1,200})[)']?: (?:\[Errno 2\] )?No such file
 
 [command-not-found]
-cues = : command not found|: not found
+cues = not found|nicht gefunden|introuvable|no encontrad|não encontrad|non trovato
 cause = The shell does not find the program on this node: its environment is not active.
 remedy = Activate it in the batch file, before srun: source ~/venv/bin/activate, or module load …
     After sbatch --export=NONE, unset SLURM_EXPORT_ENV before srun.
-pattern = (?:^|[ /])(?:\w{0,10}sh
-    |slurm_script): (?:line )?\d+: (?P<address>\S{1,200}): (?:command )?not found
+pattern = ${at_line} (?P<address>\S{1,200}) ?: (?:command not found|not found
+    |(?:Kommando|Befehl) nicht gefunden|commande introuvable|(?:orden|comando) n\w{1,3} \w{4,10})
 
 [settled]
 cues =
