@@ -28,6 +28,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.differences import REMEDY
+from slurm_resolver.tf.keras.files.callback_files import writing_together
 from slurm_resolver.tf.keras.files.one_writer import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
@@ -59,7 +60,8 @@ def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) ->
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if workers and (workers.call or not strategy.of_several):
         workers.exchange(f"calls {name} within {workers.call}", None)
-        return call()
+        with writing_together():
+            return call()
     _check_model(strategy, model, name)
     if not workers:
         return call()

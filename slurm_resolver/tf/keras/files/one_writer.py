@@ -1,11 +1,13 @@
 """Lets one worker write the files of callbacks that write files themselves.
 
-ModelCheckpoint does not: it saves with the model's own methods (see `saving`).
+ModelCheckpoint does not: it saves with the model's own methods (see `saving`). Under TF_CONFIG, the
+workers have no coordination service, and only the callbacks of `_WRITERS` write once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import tempfile
@@ -15,13 +17,28 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras.files.callback_files import CallbackFiles, setting
 from slurm_resolver.tf.private_names import Method
 
-# The callbacks, and the attribute with the path.
-_PATHS = {
-    "CSVLogger": "filename",
-    "TensorBoard": "log_dir",
+_files_of = functools.cache(CallbackFiles)  # of this process's workers
+
+# What one worker writes without Python's functions: the attribute with the path, and the one that
+# writes there, if another path is not enough.
+_WRITERS = {
+    "CSVLogger": ("filename", ""),
+    "TensorBoard": ("log_dir", ""),
+    "OrbaxCheckpoint": ("directory", "checkpointer"),
 }
+
+
+class _Silent:
+    """Takes the place of what writes, in a worker that does not."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
 
 
 def listed(callbacks: Any) -> list[Any]:
@@ -32,7 +49,7 @@ def listed(callbacks: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def one_writer(callbacks: Sequence[Any], workers: Workers) -> Iterator[None]:
-    """Lets one worker write each path in the block.
+    """Lets one worker write each path in the block (see `callback_files`).
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
     same in every worker.
@@ -40,19 +57,34 @@ def one_writer(callbacks: Sequence[Any], workers: Workers) -> Iterator[None]:
     import keras
 
     own = [
-        (callback, attribute, os.path.abspath(getattr(callback, attribute)))
-        for kind, attribute in _PATHS.items()
+        (callback, *attributes, os.path.abspath(getattr(callback, attributes[0])))
+        for kind, attributes in _WRITERS.items()
         for callback in callbacks
-        if isinstance(callback, getattr(keras.callbacks, kind))
+        if isinstance(callback, getattr(keras.callbacks, kind, ()))
     ]
-    told = workers.exchange("begins to write files", [path for _, _, path in own])
-    earlier = set(itertools.chain(*told[: workers.index]))
+    files = _files_of(workers) if workers.client and len(workers.names) > 1 else None
     with contextlib.ExitStack() as undo:
-        for callback, attribute, path in own:
+        told = workers.exchange("begins to write files", [path for *_, path in own])
+        earlier = set(itertools.chain(*told[: workers.index]))
+        for callback, attribute, writer, path in own:
             if path in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
-                undo.callback(setattr, callback, attribute, getattr(callback, attribute))
-                setattr(callback, attribute, os.path.join(scratch, os.path.basename(path)))
+                place = os.path.join(scratch, os.path.basename(path))
+                undo.enter_context(setting(callback, attribute, place))
+                if writer:
+                    undo.enter_context(setting(callback, writer, _Silent()))
+        if files:
+            restoring = keras.callbacks.BackupAndRestore  # its workers save together
+            undo.enter_context(
+                files.sharing(
+                    [
+                        callback
+                        for callback in callbacks
+                        if not isinstance(callback, restoring)
+                        and not getattr(callback, "restores_all_workers", False)
+                    ]
+                )
+            )
         yield
 
 

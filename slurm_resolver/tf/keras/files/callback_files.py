@@ -1,0 +1,215 @@
+"""Lets one worker write each file that callbacks of `fit` write, whichever callbacks these are.
+
+Every worker runs all callbacks: a hook, such as `on_epoch_end`, may call `predict`, which all
+workers compute together. Only what the hooks write is one worker's:
+
+1. Before a worker writes to a path for the first time, it claims the path. The coordination service
+   passes all claims on in one order, so that all workers agree on who was first.
+2. The first worker writes to the path. Each other worker writes to a folder of its own instead, and
+   reads there what it has written, so that a hook does the same in every worker.
+
+Paths that differ between workers, such as one with a rank in its name, are each worker's own.
+
+Only the functions of `_FUNCTIONS` are redirected, and only in the hooks of callbacks. What
+libraries write by themselves is not noticed, nor are files that were opened before `fit`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import pkgutil
+import shutil
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from slurm_resolver.coordination.wire import Message
+from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.private_names import Method
+
+_TOPIC = "writes "  # what a worker tells the others, before the path
+
+# What hooks call. For each of the first arguments: "r", a path that is read; "w", one that is
+# written anew; "k", a file that keeps its content; "c", what exists and is changed; "m", a file
+# that is opened in the mode of the next argument; "-", anything else.
+_FUNCTIONS = {
+    "builtins.open": "m",
+    "io.open": "m",
+    "os.open": "m",
+    "h5py.File.__init__": "-m",
+    "sqlite3.connect": "k",
+    "sqlite3.dbapi2.connect": "k",
+    "tensorflow.summary.create_file_writer": "w",
+    "os.mkdir": "w",
+    "os.link": "rw",
+    "os.symlink": "-w",
+    "os.rename": "cw",
+    "os.replace": "cw",
+    "os.remove": "c",
+    "os.unlink": "c",
+    "os.rmdir": "c",
+    "os.chmod": "c",
+    "os.utime": "c",
+    "os.truncate": "c",
+    "os.setxattr": "c",
+    "shutil.rmtree": "c",
+    "os.stat": "r",
+    "os.lstat": "r",
+    "os.access": "r",
+    "os.listxattr": "r",
+}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT  # flags of `os.open`
+_EMPTYING = os.O_TRUNC | os.O_EXCL
+
+_current = threading.local()  # its `files` are those of the hook that this thread runs
+
+
+class _Claim(NamedTuple):
+    """Which worker writes a path."""
+
+    rank: int
+    hook: str  # the hook that creates the path; '' if the path existed before
+
+
+class CallbackFiles:
+    """The files that the callbacks of this worker write."""
+
+    _hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._rank = workers.client.address.rank
+        self._claims: dict[str, _Claim] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-")
+        atexit.register(self._folder.cleanup)
+        self._hooks = Counter[str]()
+        workers.client.listen("told", self._take_claim)
+
+    @contextlib.contextmanager
+    def sharing(self, callbacks: Sequence[Any]) -> Iterator[None]:
+        """Lets one worker write each path that hooks of these callbacks write in the block."""
+        import keras
+
+        base = keras.callbacks.Callback
+        names = [name for name in dir(base) if name.startswith(("on_", "set_"))]
+        with contextlib.ExitStack() as undo:
+            for place, kinds in _FUNCTIONS.items():
+                holder, _, name = place.rpartition(".")
+                owner = pkgutil.resolve_name(holder)
+                undo.enter_context(setting(owner, name, _redirect(getattr(owner, name), kinds)))
+            for callback in callbacks:
+                for name in names:
+                    hook = getattr(callback, name)
+                    if getattr(hook, "__func__", None) is not getattr(base, name):
+                        label = f"{type(callback).__name__}.{name}"
+                        run = functools.partial(self._run, hook, label)
+                        undo.enter_context(setting(callback, name, run))
+            yield
+
+    def place(self, path: Any, kind: str) -> Any:
+        """Returns where this worker reads or writes a path; see `_FUNCTIONS` for the kind."""
+        if kind == "-" or not isinstance(path, (str, bytes, os.PathLike)):
+            return path
+        name = os.fsdecode(path)
+        full = os.path.abspath(name)
+        is_device = os.path.exists(full) and not (os.path.isfile(full) or os.path.isdir(full))
+        # a database in memory, the URI of one, and what is redirected already
+        if is_device or not name or name.startswith((":", "file:", self._folder.name)):
+            return path
+        own = self._folder.name + full
+        if kind == "r":
+            claim = self._claims.get(full)
+            # Another worker may still write what it creates in this hook.
+            is_new = claim and claim.rank != self._rank and claim.hook == self._hook
+            return own if is_new or os.path.lexists(own) else path
+        claim = self._claim(full)
+        if claim.rank == self._rank:
+            return path
+        os.makedirs(os.path.dirname(own), exist_ok=True)
+        if kind != "w" and not claim.hook and os.path.isfile(full) and not os.path.lexists(own):
+            shutil.copy2(full, own)
+        return own
+
+    def _run(self, hook: Method, label: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs a hook of a callback."""
+        self._hooks[label] += 1
+        current = f"{label} {self._hooks[label]}"
+        with setting(self, "_hook", current), setting(_current, "files", self):
+            return hook(*args, **kwargs)
+
+    def _claim(self, full: str) -> _Claim:
+        """Returns which worker writes a path: this one, if none has claimed it before."""
+        client = self._workers.client
+        if full not in self._claims:
+            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self._hook)
+            client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
+        return self._claims.get(full) or _Claim(self._rank, "")
+
+    def _take_claim(self, message: Message) -> None:
+        topic, _, full = message["told"].partition(_TOPIC)
+        if full and not topic:
+            self._claims.setdefault(full, _Claim(message["rank"], message["value"]))
+
+
+@contextlib.contextmanager
+def setting(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute in the block."""
+    before = vars(owner).copy()
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if name in before:
+            setattr(owner, name, before[name])
+        else:
+            delattr(owner, name)
+
+
+def writing_together() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which this thread's files are not redirected.
+
+    It is for what all workers do together in a hook, such as saving a model.
+    """
+    return setting(_current, "files", None)
+
+
+def _redirect(original: Method, kinds: str) -> Method:
+    """Returns a function that redirects the paths among its arguments in the hooks of callbacks."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        files = getattr(_current, "files", None)
+        if files is None or len(args) < len(kinds) or kwargs.get("dir_fd") is not None:
+            return original(*args, **kwargs)
+        with writing_together():
+            places = list(args)
+            for number, kind in enumerate(kinds):
+                if kind == "m":
+                    mode = [*args[number + 1 :], kwargs.get("mode", "r")][0]
+                    kind = _kind_of_mode(mode)
+                places[number] = files.place(args[number], kind)
+                # The worker that writes it changes it.
+                is_left = kind == "c" and not os.path.lexists(places[number])
+                if is_left and places[number] is not args[number]:
+                    return None
+            if kinds == "cw" and places != list(args):
+                return shutil.move(*places[:2])  # perhaps to another file system
+            return original(*places, **kwargs)
+
+    return call
+
+
+def _kind_of_mode(mode: str | int) -> str:
+    """Returns the kind of a path that is opened in a mode of `open`, or with flags of `os.open`."""
+    if isinstance(mode, int):
+        writes = mode & _WRITING
+        empties = mode & _EMPTYING
+    else:
+        writes = not set(mode).isdisjoint("wax+")
+        empties = not set(mode).isdisjoint("wx")
+    return "r" if not writes else "w" if empties else "k"
