@@ -96,11 +96,14 @@ def _refuse_second(cluster: Cluster) -> None:
 def choose_communication(
     given: Any, client: Client | None, resolver: Any, jobs: Collection[str]
 ) -> Any:
-    """Returns CommunicationOptions for NCCL if each task has its own GPUs, else None, for gRPC.
+    """Returns CommunicationOptions for NCCL if each task has its own GPUs, else `given`, for gRPC.
 
-    All tasks of `jobs` call this with what `starting_together` gave. The program's own options,
-    `given`, are returned as they are.
+    All tasks of `jobs` call this with what `starting_together` gave. `given` are the program's own
+    options, or None. If they name an implementation, they are returned as they are.
     """
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    options = given or tf.distribute.experimental.CommunicationOptions()
+    is_free = options.implementation is implementations.AUTO
     usable = len(tf.config.get_visible_devices("GPU"))
     cluster = cluster_of(resolver)
     if cluster is None:
@@ -125,10 +128,12 @@ def choose_communication(
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
         if "SLURM_STEP_GPUS" in text:
             warn_once(text)
-        elif not given:
+        elif is_free:
             tell_once(text)
-    if given or not nccl:
+    if not (is_free and nccl):
         return given
     return tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
+        bytes_per_pack=options.bytes_per_pack,
+        timeout_seconds=options.timeout_seconds,
+        implementation=implementations.NCCL,
     )

@@ -76,8 +76,9 @@ class MultiWorkerMirroredStrategy(
 
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
-            communication_options: a `tf.distribute.experimental.CommunicationOptions`. None
-                requests NCCL if every task has GPUs that no other task uses, else gRPC.
+            communication_options: a `tf.distribute.experimental.CommunicationOptions`. If it names
+                no implementation, or is None, NCCL is requested if every task has GPUs that no
+                other task uses, else gRPC.
             start_timeout: the seconds to wait for all workers; None is
                 SLURM_RESOLVER_START_TIMEOUT, or 600. Missing workers are named after 30 s, and then
                 every minute.

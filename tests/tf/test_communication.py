@@ -1,0 +1,50 @@
+"""What the program's CommunicationOptions leave to the choice between NCCL and gRPC."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from captured import Patch
+
+from slurm_resolver.start.transport import TaskDevices
+from slurm_resolver.tf import start
+
+OPTIONS = tf.distribute.experimental.CommunicationOptions
+AUTO = tf.distribute.experimental.CommunicationImplementation.AUTO
+NCCL = tf.distribute.experimental.CommunicationImplementation.NCCL
+RING = tf.distribute.experimental.CommunicationImplementation.RING
+# The GPUs of two tasks, and whether they allow NCCL.
+OWN = [TaskDevices(f"n{rank}", ["0"], usable=1) for rank in (0, 1)]
+SHARED = [TaskDevices("n1", ["0"], usable=1)] * 2
+
+
+def chosen(given: Any, devices: list[TaskDevices], patch: Patch) -> Any:
+    """Returns the options that one of two tasks uses."""
+    cluster = SimpleNamespace(gpus=(), tasks=[], name_of="rank {}".format)
+    patch.setattr(start, "cluster_of", lambda resolver: cluster)
+    patch.setattr(start, "task_devices", lambda cluster, usable: None)
+    client: Any = SimpleNamespace(gather=lambda *purpose, without: devices)
+    return start.choose_communication(given, client, resolver=None, jobs=["worker"])
+
+
+@pytest.mark.parametrize("given", [None, OPTIONS(), OPTIONS(bytes_per_pack=9), OPTIONS(0, 60.0)])
+def test_options_without_an_implementation_leave_the_choice(given: Any, monkeypatch: Patch) -> None:
+    options = chosen(given, OWN, monkeypatch)
+    expected = given or OPTIONS()
+    assert options.implementation is NCCL
+    assert options.bytes_per_pack == expected.bytes_per_pack
+    assert options.timeout_seconds == expected.timeout_seconds
+    assert expected.implementation is AUTO
+    assert chosen(given, SHARED, monkeypatch) is given
+
+
+@pytest.mark.parametrize("implementation", [NCCL, RING])
+@pytest.mark.parametrize("devices", [OWN, SHARED])
+def test_an_implementation_is_used_as_given(
+    implementation: Any, devices: list[TaskDevices], monkeypatch: Patch
+) -> None:
+    given = OPTIONS(implementation=implementation)
+    assert chosen(given, devices, monkeypatch) is given
