@@ -10,7 +10,7 @@ set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin # an ordinary user's PATH may lack these folders
 missing=
 programs="slurmctld slurmd srun sbatch salloc scontrol ip nsenter unshare shellcheck
-    mpirun.openmpi mpirun.mpich munged munge unmunge"
+    mpirun.openmpi mpirun.mpich munged munge unmunge iptables"
 [ "${1:-}" = --if-possible ] || programs="$programs patchelf" # for make slurms
 for program in $programs; do
     command -v "$program" >/dev/null || missing="$missing $program"
@@ -30,12 +30,12 @@ if [ "${1:-}" = --if-possible ]; then
     fi
 elif ! command -v apt-get >/dev/null; then
     echo "missing:$missing. This script installs Debian's packages only: install Slurm," >&2
-    echo "iproute2, util-linux, shellcheck, munge, Open MPI and MPICH with this system's own" >&2
-    echo "package manager." >&2
+    echo "iproute2, iptables, util-linux, shellcheck, munge, Open MPI and MPICH with this" >&2
+    echo "system's own package manager." >&2
     exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q
 $as_root apt-get install -q -y --no-install-recommends slurm-wlm iproute2 util-linux shellcheck \
-    openmpi-bin mpich patchelf munge
+    openmpi-bin mpich patchelf munge iptables
 slurmctld -V

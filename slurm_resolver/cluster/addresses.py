@@ -20,7 +20,9 @@ from slurm_resolver.slurm.step_variables import SlurmStep
 
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
-_REMEDY = "; if Slurm has another address (scontrol show node), pass node_address='slurm'"
+# What to do about an address that does not answer.
+_FIREWALL = "; if a firewall between the nodes blocks the port, open it"
+_NODE_ADDRESS = "; if Slurm has another address (scontrol show node), pass node_address='slurm'"
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ def find_service(
     """
     first_node = step.require(SlurmStep.nodes)[0]
     place = (step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank))
+    remedy = ""
+    if not step.simulated:
+        # The addresses may be Slurm's already.
+        remedy = _FIREWALL + (_NODE_ADDRESS if options.node_address != "slurm" else "")
     return ServiceAddress(
         host=hosts[first_node],
         port=port,
@@ -156,8 +162,7 @@ def find_service(
         hosts_service=place == (first_node, 0),
         grace=step.network_grace or NETWORK_GRACE,
         starts_program=options.starts_program,
-        # The addresses may be Slurm's already, and Slurm knows none of a simulated step.
-        remedy="" if options.node_address == "slurm" or step.simulated else _REMEDY,
+        remedy=remedy,
     )
 
 

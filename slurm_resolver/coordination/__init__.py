@@ -56,7 +56,7 @@ class ServiceAddress(NamedTuple):
     hosts_service: bool  # whether the service runs in this task
     grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
     starts_program: bool = False  # whether this process starts the program of its task
-    # what a message adds to an address that nobody answers at: how to choose another one
+    # what a message adds to an address that does not answer: what to do
     remedy: str = ""
 
     @property

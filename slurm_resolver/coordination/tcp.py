@@ -22,21 +22,24 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     )
 
 
-def connect_to(
-    host: str, port: int, seconds: float, remedy: str = "", only_first: bool = False
-) -> socket.socket:
+def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -> socket.socket:
     """Connects as `socket.create_connection`, but if wanted to the first address of a name only.
 
-    Its error has the address that was tried first, and the remedy: only the caller knows whether
-    there is another address.
+    `seconds` are those of an attempt; the look-up of the name comes before, and may take longer.
+    Its error has the address that was tried first.
     """
     host = host.strip("[]")
-    tried: object = host
     try:
-        tried = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        return socket.create_connection((str(tried) if only_first else host, port), seconds)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise type(error)(f"{error} at {tried}{remedy}") from None
+        raise type(error)(f"{error} at {host}") from None
+    errors = []
+    for *_, address in found[:1] if only_first else found:
+        try:
+            return socket.create_connection((str(address[0]), port), seconds)
+        except OSError as error:
+            errors.append(type(error)(f"{error} at {address[0]}"))
+    raise errors[0]
 
 
 def detect_dead_peers(sock: socket.socket, seconds: float) -> None:

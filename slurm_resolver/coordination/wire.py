@@ -163,13 +163,25 @@ class Connection:
 def open_connection(address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
     """Returns a connection, and the service's answer to the handshake.
 
-    Raises OSError or RendezvousError if no service of this step answers as expected, which takes
-    `HANDSHAKE_SECONDS` at most.
+    Raises OSError or RendezvousError if no service of this step answers as expected. Connecting and
+    the handshake take `HANDSHAKE_SECONDS` each at most; looking up the name may take longer.
     """
-    until = monotonic() + HANDSHAKE_SECONDS
     host = "127.0.0.1" if address.hosts_service else address.host
-    remedy = "" if address.hosts_service else address.remedy
-    connection = Connection(connect_to(host, address.port, HANDSHAKE_SECONDS, remedy))
+    try:
+        return _shake(connect_to(host, address.port, HANDSHAKE_SECONDS), address, process)
+    except OSError as error:
+        # Only the network raises these; what was received raises ConnectionError itself.
+        if address.hosts_service or type(error) is ConnectionError:
+            raise
+        raise type(error)(f"{error}{address.remedy}") from None
+
+
+def _shake(
+    sock: socket.socket, address: ServiceAddress, process: Process
+) -> tuple[Connection, Message]:
+    """Does a task's part of the handshake; the socket is closed if that fails."""
+    until = monotonic() + HANDSHAKE_SECONDS
+    connection = Connection(sock)
     try:
         greeting = connection.receive(until)
         offer = greeting.get("offer")

@@ -9,9 +9,7 @@ from __future__ import annotations
 import glob
 import resource
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 
-from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
@@ -22,14 +20,11 @@ from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
 from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
-from slurm_resolver.start.probe import ask_rank, listening
+from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
 from slurm_resolver.start.ready import agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, task_devices
 from slurm_resolver.wording import counted
 
-# In a step of at most so many tasks each asks all others; in a larger one it asks the ranks at the
-# distances 0, 1, 2, 4, …
-_MAX_ASKED = 64
 _LEAST_LOCKED = 1 << 30  # bytes of memory that a process may lock
 # Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
@@ -80,25 +75,11 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
     """Returns the results of the checks that this task makes alone."""
     layout = cluster.layout
     tasks = cluster.tasks
-    asks_all = len(tasks) <= _MAX_ASKED
-    asked = [
-        tasks[(service.rank + distance) % len(tasks)]
-        for distance in range(len(tasks))
-        if asks_all or not distance & (distance - 1)  # 0 or a power of two
+    asked = tasks_to_ask(service.rank, tasks)
+    unreached = [
+        f"cannot reach {cluster.name_of(rank)} at {tasks[rank].address}: {error}{service.remedy}"
+        for rank, error in find_unreached(asked).items()
     ]
-    unreached = []
-
-    def ask(task: Task) -> None:
-        try:
-            ask_rank(task, service.remedy)
-        except OSError as error:
-            unreached.append(
-                f"cannot reach {cluster.name_of(task.rank)} at {task.address}: {error}"
-            )
-
-    # All at the same time: each question whose packets are dropped takes its full timeout.
-    with ThreadPoolExecutor(len(asked)) as pool:
-        list(pool.map(ask, asked))
     means = find_means()
     secret = Result("secret", OK, f"the tasks recognize each other by {means}")
     if means == NONE:  # which is no fault
@@ -119,9 +100,7 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         # What a task's variables say of its place has been compared with the layout.
         Result("layout", OK, f"{layout.distribution}, from {layout.source}"),
         result_of("ports", [port_taken], "all are free"),
-        result_of(
-            "reach", sorted(unreached), f"each task reaches {counted(len(asked) - 1, 'other')}"
-        ),
+        result_of("reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
         *_check_memlock(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Callable
@@ -15,16 +16,32 @@ from slurm_resolver.coordination.tcp import connect_to, listen_at
 Answer = Callable[[socket.socket], object]
 
 _CONNECT_SECONDS = 5.0
+# Follows the answer: it fills packets of every interface, also those that a network may drop.
+_PADDING = bytes(16 * 1024)
+# In a step of at most so many tasks each asks all others; in a larger one it asks the first task,
+# and those at the distances 1, 2, 4, …
+_MAX_ASKED = 64
 
 
 @contextmanager
 def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
-    """Answers each connection to this task's port, in a thread; yields why it cannot, or ''.
+    """Answers each connection to this task's port, in threads; yields why it cannot, or ''.
 
     `answer` writes to the connection; by default what `ask_rank` of another task expects.
     """
     port = int(task.address.rpartition(":")[2])
-    respond = answer or (lambda connection: connection.sendall(b"%d\n" % task.rank))
+
+    def tell_rank(connection: socket.socket) -> None:
+        connection.sendall(b"%d\n" % task.rank)
+        connection.sendall(_PADDING)
+        # The other side closes first: who does so cannot use the port again for a minute.
+        connection.recv(1)
+
+    def respond(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(_CONNECT_SECONDS)
+            (answer or tell_rank)(connection)
+
     try:
         server = listen_at(port, backlog=512)
     except OSError as error:
@@ -35,9 +52,7 @@ def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
         with suppress(OSError):
             while True:
                 connection, _ = server.accept()
-                with connection, suppress(OSError):
-                    connection.settimeout(_CONNECT_SECONDS)
-                    respond(connection)
+                Thread(target=respond, args=[connection], daemon=True).start()
 
     Thread(target=accept, daemon=True).start()
     try:
@@ -49,13 +64,13 @@ def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
         server.close()
 
 
-def call(address: str, remedy: str = "") -> socket.socket:
+def call(address: str) -> socket.socket:
     """Returns a connection to an address; what takes longer than some seconds there fails.
 
-    TensorFlow, too, tries the first address of a name first. `remedy` is for the error.
+    TensorFlow, too, tries the first address of a name first.
     """
     host, _, port = address.rpartition(":")
-    return connect_to(host, int(port), _CONNECT_SECONDS, remedy, only_first=True)
+    return connect_to(host, int(port), _CONNECT_SECONDS, only_first=True)
 
 
 def answers(address: str) -> bool:
@@ -65,9 +80,45 @@ def answers(address: str) -> bool:
     return False
 
 
-def ask_rank(task: Task, remedy: str) -> None:
+def ask_rank(task: Task) -> None:
     """Raises OSError unless this task answers at its address, with its rank."""
-    with call(task.address, remedy) as sock:
-        answer = sock.makefile("rb").readline(100).strip()
-    if answer != b"%d" % task.rank:
-        raise OSError(f"another process answers there: {answer!r}")
+    with call(task.address) as sock, sock.makefile("rb") as lines:
+        answer = lines.readline(100).strip()
+        if answer != b"%d" % task.rank:
+            raise OSError(f"another process answers there: {answer!r}")
+        try:
+            lines.read(len(_PADDING))
+        except TimeoutError:
+            raise OSError(
+                "it answers, but full packets do not arrive: an interface has a larger MTU than "
+                "the network (ip link)"
+            ) from None
+
+
+def tasks_to_ask(rank: int, tasks: Sequence[Task]) -> list[Task]:
+    """Returns those of some tasks that one of them asks: all others, or a limited number."""
+    number = len(tasks)
+    own = [task.rank for task in tasks].index(rank)
+    asked: Collection[int] = range(number)
+    if number > _MAX_ASKED:
+        distances = [1 << bit for bit in range(number.bit_length())]
+        asked = {0, *((own + distance) % number for distance in distances)}
+    return [tasks[position] for position in asked if position != own]
+
+
+def find_unreached(
+    asked: Sequence[Task], ask: Callable[[Task], object] = ask_rank
+) -> dict[int, str]:
+    """Asks some tasks, and returns why those that did not answer did not, by rank."""
+
+    def problem(task: Task) -> str:
+        try:
+            ask(task)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    # All at the same time: each question whose packets are dropped takes its full timeout.
+    with ThreadPoolExecutor(max(1, len(asked))) as pool:
+        problems = list(pool.map(problem, asked))
+    return {task.rank: text for task, text in zip(asked, problems) if text}

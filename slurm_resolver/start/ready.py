@@ -1,6 +1,6 @@
-"""Waits before TensorFlow starts until all tasks have come, agree and have free ports.
+"""Waits before TensorFlow starts until all tasks have come, agree, and reach each other.
 
-If a task is missing or different, TensorFlow waits for ever and prints nothing.
+If a task is missing, different or out of reach, TensorFlow waits for ever and prints nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from time import monotonic
 from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -16,6 +17,7 @@ from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.keras_version import find_tensorflow_version
 from slurm_resolver.start.probe import listening
+from slurm_resolver.start.reach import wait_until_reached
 from slurm_resolver.version import __version__
 from slurm_resolver.wording import shorten
 
@@ -34,7 +36,7 @@ _COMPARED = {
 def wait_until_ready(
     cluster: Cluster, timeout: float, jobs: Collection[str] | None = None
 ) -> Client | None:
-    """Returns when all tasks have called this, agree, and can listen at their ports.
+    """Returns when all tasks have called this, agree, and reach each other at their ports.
 
     Args:
         cluster: this task's cluster.
@@ -46,19 +48,27 @@ def wait_until_ready(
 
     Raises:
         RendezvousError: in every task, at most a few seconds after `timeout` seconds. It names the
-            tasks that are missing, the first thing that tasks disagree on with the values, or the
-            ports that are taken.
+            tasks that are missing, the first thing that tasks disagree on with the values, the
+            ports that are taken, or the tasks and ports that do not answer.
     """
+    until = monotonic() + timeout
     client = _connect(cluster)
     if not client:
         return None
-    answers = client.gather(
-        "the start",
-        _note(cluster),
-        timeout,
-        without=[task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs],
-    )
-    notes = {rank: note for rank, note in enumerate(answers) if note}
+    assert cluster.task
+    without = [task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs]
+    with listening(cluster.task) as problem:
+        note = _note(cluster, problem, waits=True)
+        answers = client.gather("the start", note, timeout, without)
+        notes = {rank: note for rank, note in enumerate(answers) if note}
+        _check(notes, cluster)
+        waiting = {rank for rank, note in notes.items() if note["waits"]}
+        wait_until_reached(cluster, client, waiting, notes.keys() - waiting, until)
+    return client
+
+
+def _check(notes: Mapping[int, Note], cluster: Cluster) -> None:
+    """Raises RendezvousError if tasks disagree, or cannot listen at their ports."""
     problems = [
         f"{cluster.name_of(rank)} cannot listen at {note['port_taken']}"
         for rank, note in notes.items()
@@ -70,14 +80,15 @@ def wait_until_ready(
             f"not ready: {'. '.join(problems)}. All tasks must run the same script with the same "
             "arguments and packages, on ports that no other process uses."
         )
-    return client
 
 
 def offer_readiness(cluster: Cluster) -> None:
     """Tells tasks that call `wait_until_ready` that this one is ready, without waiting for them."""
     client = _connect(cluster)
+    assert cluster.task
     if client:
-        client.offer("the start", _note(cluster))
+        with listening(cluster.task) as problem:
+            client.offer("the start", _note(cluster, problem, waits=False))
 
 
 def _connect(cluster: Cluster) -> Client | None:
@@ -86,11 +97,16 @@ def _connect(cluster: Cluster) -> Client | None:
     return connect(cluster.service, cluster.name_of)
 
 
-def _note(cluster: Cluster) -> Note:
-    """Returns what this task sends to the others: its cluster, and why it cannot listen."""
-    assert cluster.task
-    with listening(cluster.task) as problem:
-        return {**agreement_facts(cluster), "port_taken": problem}
+def _note(cluster: Cluster, problem: str, waits: bool) -> Note:
+    """Returns what this task sends to the others.
+
+    `problem` is why it cannot listen, or ''; `waits` whether it waits for the others.
+    """
+    return {
+        **agreement_facts(cluster),
+        "port_taken": problem,
+        "waits": waits,
+    }
 
 
 def agreement_facts(cluster: Cluster) -> Note:

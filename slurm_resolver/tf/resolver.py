@@ -216,7 +216,7 @@ class SlurmClusterResolver(
         return {"GPU": number} if number else {}
 
     def wait_until_ready(self, timeout: float = 300.0) -> None:
-        """Returns when all tasks of the step have called it, agree, and have free ports.
+        """Returns when all tasks of the step have called it, agree, and reach each other's ports.
 
         Call it in every task before you create a strategy or server of TensorFlow's, which would
         wait without a message. This package's strategies do so themselves. Without Slurm it returns
@@ -224,7 +224,8 @@ class SlurmClusterResolver(
 
         Raises:
             RendezvousError: in every task, within `timeout` seconds and a few more. It names the
-                ranks and nodes that are missing, the difference, or the port that is taken.
+                ranks and nodes that are missing, the difference, or the port that is taken or does
+                not answer.
         """
         wait_until_ready(self._cluster, timeout)
 

@@ -40,8 +40,8 @@ def starting_together(
     """Waits until the tasks of these jobs have come, and limits the time that the block takes.
 
     TensorFlow starts in the block. If that takes longer than `timeout`, which only a network that
-    drops packets can cause, the tracebacks are printed and the process ends with status 1: nothing
-    else works while TensorFlow holds the interpreter.
+    begins to drop packets can cause, the tracebacks are printed and the process ends with status 1:
+    nothing else works while TensorFlow holds the interpreter.
 
     Args:
         resolver: of this task; it may be of another class.

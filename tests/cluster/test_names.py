@@ -18,7 +18,7 @@ from task_variables import TASK as VARIABLES
 
 from slurm_resolver.cluster.addresses import find_service
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.coordination import tcp
+from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.slurm.step_variables import SlurmStep
 
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
@@ -99,7 +99,10 @@ def test_names_that_libc_takes_for_numbers(numbered: SlurmCluster) -> None:
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, address: str) -> None:
     step = step_of(ELSEWHERE[address], "-m cyclic", "", tmp_path).replace(TASK, CHECK)
-    hint = "; if Slurm has another address (scontrol show node), pass node_address="
+    hint = (
+        "; if a firewall between the nodes blocks the port, open it"
+        "; if Slurm has another address (scontrol show node), pass node_address="
+    )
     shown = real_slurm.run(step, status=None).stdout
     assert f"at {address}{hint}" in shown
     assert all(hint in line for line in shown.splitlines() if "  failed  " in line)
@@ -110,8 +113,9 @@ def test_the_error_for_a_name_without_an_address_has_the_remedy(monkeypatch: Pat
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    address = ServiceAddress("n9-ib0", 23001, "n9", "", 2, 1, False, remedy="; try another")
     with pytest.raises(OSError, match="service not known at n9-ib0; try another"):
-        tcp.connect_to("n9-ib0", 23001, 1.0, "; try another")
+        wire.open_connection(address, wire.Process(1, "program", "", 1))
 
 
 @pytest.mark.parametrize("node_address", [None, "-ib0", "slurm"])
@@ -119,4 +123,5 @@ def test_what_was_given_is_no_remedy(node_address: str | None) -> None:
     step = SlurmStep.read({**VARIABLES, "SLURMD_NODENAME": "n10", "SLURM_LOCALID": "0"})
     options = ClusterOptions(node_address=node_address)
     service = find_service(step, 4, 23003, {"n9": "192.0.2.1"}, options)
+    assert "firewall" in service.remedy
     assert ("node_address='slurm'" in service.remedy) == (node_address != "slurm")

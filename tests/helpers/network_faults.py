@@ -22,3 +22,18 @@ def packets_dropped(slurm: SlurmCluster, source: str, target: str) -> Iterator[N
         yield
     finally:
         slurm.run_on(source, f"ip neigh del {entry}")
+
+
+@contextlib.contextmanager
+def firewall(slurm: SlurmCluster, node: str, *rules: str) -> Iterator[None]:
+    """Adds rules of iptables on a node, such as "INPUT -p tcp --dport 23001 -j DROP".
+
+    Mark the test `root` and `needs("iptables")`.
+    """
+    for rule in rules:
+        slurm.run_on(node, f"iptables --append {rule}")
+    try:
+        yield
+    finally:
+        for rule in rules:
+            slurm.run_on(node, f"iptables --delete {rule}")

@@ -58,6 +58,7 @@ def main() -> None:
         default=-1,
     )
     parser.add_argument("--node-address")
+    parser.add_argument("--port-base", type=int)
     parser.add_argument(
         "--late",
         type=json.loads,
@@ -71,6 +72,7 @@ def main() -> None:
     cluster = sr.resolve(
         {"ps": 1, "worker": -1} if rank == args.other_jobs_in else None,
         node_address=args.node_address,
+        port_base=args.port_base,
     )
     if "TASK_EVENTS" in os.environ:
         events = Path(os.environ["TASK_EVENTS"])

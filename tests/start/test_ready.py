@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from captured import Logged, Patch
 from task_variables import ALONE, ONE_NODE
 
 import slurm_resolver as sr
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.local.environment import free_ports
+from slurm_resolver.start import probe, reach
 from slurm_resolver.start.ready import wait_until_ready
 
 TASKS = 3
@@ -41,6 +45,69 @@ def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:
 
     with socket.create_server(("", ports[2])), ThreadPoolExecutor(TASKS) as pool:
         list(pool.map(wait, range(TASKS)))
+
+
+WORKERS = [f"worker {rank} (rank {rank} on localhost)" for rank in range(TASKS)]
+
+
+@pytest.mark.parametrize("lasts", [0.5, 60.0])
+def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
+    monkeypatch: Patch, caplog: Logged, lasts: float
+) -> None:
+    """The port of rank 2 refuses connections, for `lasts` seconds."""
+    ports = free_ports(TASKS + 1)
+    ends = time.monotonic() + lasts
+    call = probe.call
+
+    def refuse(address: str) -> socket.socket:
+        if address.endswith(f":{ports[2]}") and time.monotonic() < ends:
+            raise ConnectionRefusedError("Connection refused")
+        return call(address)
+
+    monkeypatch.setattr(probe, "call", refuse)
+    monkeypatch.setattr(reach, "_PAUSE", 0.1)
+    monkeypatch.setattr(reach, "_FIRST_NOTICE", 0.0)
+
+    def wait(rank: int) -> str:
+        try:
+            wait_until_ready(cluster_of(rank, ports), 2.0)
+        except sr.RendezvousError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(TASKS) as pool:
+        told = set(pool.map(wait, range(TASKS)))
+    line = (
+        f"{WORKERS[2]} does not answer {WORKERS[0]}, {WORKERS[1]} at localhost:{ports[2]}: "
+        "Connection refused; if a firewall"
+    )
+    assert f"has waited 0 s: {line}" in caplog.text
+    if lasts < 1:
+        assert told == {""}
+    else:
+        (error,) = told
+        assert error.startswith(f"not ready: {line}")
+
+
+def test_packets_that_the_network_drops_for_their_size(monkeypatch: Patch) -> None:
+    def answer_half(connection: socket.socket) -> None:
+        connection.sendall(b"2\n" + bytes(1000))
+        connection.settimeout(None)
+        connection.recv(1)
+
+    monkeypatch.setattr(probe, "_CONNECT_SECONDS", 0.5)
+    task = Task(2, "localhost", 2, "worker", 2, f"localhost:{free_ports(1)[0]}")
+    with probe.listening(task, answer_half), pytest.raises(OSError, match="a larger MTU than"):
+        probe.ask_rank(task)
+
+
+def test_the_tasks_of_a_large_step_together_ask_all_and_each_asks_few() -> None:
+    tasks = [Task(rank, "n9", rank, "worker", rank, "n9:1") for rank in range(5, 1005)]
+    asked = {task.rank: probe.tasks_to_ask(task.rank, tasks) for task in tasks}
+    assert {task for few in asked.values() for task in few} == {*tasks}
+    assert all(tasks[0] in few for rank, few in asked.items() if rank != 5)
+    assert all(tasks[rank - 5] not in few for rank, few in asked.items())
+    assert max(map(len, asked.values())) <= 12
 
 
 def test_a_task_that_is_alone_is_ready_at_once() -> None:
