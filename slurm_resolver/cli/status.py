@@ -15,7 +15,7 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.wire import Process, open_connection
+from slurm_resolver.coordination.wire import NO_ANSWER, Message, Process, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -113,12 +113,16 @@ def main(args: Namespace) -> int:
     reasons: dict[str, None] = {}  # in their order, each once
     for address in addresses:
         try:
-            workers = _ask(address)
+            answer = _ask(address)
         except (OSError, RendezvousError) as error:
             reasons[str(error)] = None
         else:
-            _print(workers, args.json)
+            _print(answer, args.json)
             return 0
+    if NO_ANSWER in reasons:
+        text = f"job {ref_of(slurm_job)}: local rank 0 on {addresses[0].node} {NO_ANSWER}"
+        print_line(text, "slurm-resolver status")
+        return 1
     why = shorten([*reasons], _MOST_REASONS) or "srun has started nothing"
     text = describe_job(slurm_job) or (
         f"no coordination service answers in a step of job {ref_of(slurm_job)} ({why}): the "
@@ -203,28 +207,32 @@ def _addresses(
                 yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 
 
-def _ask(address: ServiceAddress) -> list[Worker]:
+def _ask(address: ServiceAddress) -> Message:
     """Returns what a service knows of the workers; raises as `open_connection`."""
     observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
     connection, answer = open_connection(address, observer)
     connection.socket.close()
+    return answer
+
+
+def _print(answer: Message, as_json: bool) -> None:
     workers: list[Worker] = answer["workers"]
-    return workers
-
-
-def _print(workers: list[Worker], as_json: bool) -> None:
-    slow = slowest(workers)
+    silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
+    slow = None if silent else slowest(workers)
     if as_json:
-        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
+        shown = {"workers": workers, "slowest": slow and slow["rank"], "silent": silent}
+        print(json.dumps(shown))
     elif workers:
         lines = [table(workers), describe_epoch(slow or workers[0]), advise(workers)]
         if slow:
             lines.append(f"slowest: {slow['name']}, which spends the most time outside of steps")
-        print("\n".join(filter(None, lines)))
+        print("\n".join(filter(None, [*lines, *silent])))
     else:
         print(
             "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and "
-            "ResumableLoop do"
+            "ResumableLoop do",
+            *silent,
+            sep="\n",
         )
 
 

@@ -17,6 +17,8 @@ gather
 serving
     Parameter servers, and workers of a coordinator, only serve the tasks that train. They end when
     the training is over (`training_with_servers` in the service, `member` in the tasks).
+silent
+    A process that does not answer, as it is stopped or hangs (`silence`).
 progress
     What each worker does, which it reports every 5 s (`progress`).
 
@@ -25,6 +27,8 @@ What a task can rely on:
 - A gather ends in every task, with all values, or with an error that names the missing tasks.
 - A task that ends with a goodbye has left. One that ends without, or whose node is silent for the
   grace, is lost: all others are told which one, and why. A shorter outage of the network is none.
+- A process that is silent on a node that answers, such as a stopped one, is named after the grace,
+  and lost after four times as long. That of the service is no exception.
 - Only processes that know the step's secret take part, where there is one; and only one process for
   each rank and role at a time.
 - A forked process does not inherit the connection.
@@ -60,13 +64,12 @@ class ServiceAddress(NamedTuple):
     remedy: str = ""
 
     @property
-    def heartbeat_seconds(self) -> float:
-        """The seconds for which TensorFlow waits for a silent task; its own default is 10.
+    def silence(self) -> float:
+        """The seconds for which a process may not answer, on a node that does, until it is lost.
 
-        After an outage of almost `grace`, TCP may take as long again to send what was lost, as its
-        pauses double. A heartbeat of TensorFlow may take half of the time that is given here.
+        A program may hold Python's interpreter lock for long, as in imports.
         """
-        return max(10.0, 4 * self.grace)
+        return 4 * self.grace
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
+from slurm_resolver.coordination.silence import TICK_SECONDS, Silence, describe, why_lost
 from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
@@ -65,8 +66,9 @@ class Client:
     _service_rank = 0
     # after a failure of the connection: when the service counts as gone
     _gone_at = math.inf
-    # whether the service has run and ended
+    # whether the service has run and ended; why, if it is lost
     _has_ended = False
+    _loss = ""
 
     def __init__(self, address: ServiceAddress) -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
@@ -88,6 +90,8 @@ class Client:
         self._told: dict[str, set[int]] = defaultdict(set)
         # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
+        # returns what this process does, such as "in step 811"; others name it if it is silent
+        self.does: Callable[[], str] = str
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
         if address.hosts_service:
@@ -116,7 +120,7 @@ class Client:
             gather = self.offer(purpose, value, without=list(without), until=until, timeout=seconds)
 
             def has_ended() -> object:
-                return gather in self._answers or self.refusal
+                return gather in self._answers or self.refusal or self._loss
 
             def is_reached() -> object:
                 return self._connection or has_ended()
@@ -130,8 +134,10 @@ class Client:
             del self._standing[gather]
             answer = self._answers.pop(gather, None)
         if answer is None:
+            gone = f"{self.address.name} is gone, and cannot take part in {purpose}: {self._loss}."
             raise RendezvousError(
                 self.refusal
+                or (self._loss and gone)
                 or f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}.",
                 unreached=True,
             )
@@ -202,7 +208,9 @@ class Client:
         until = monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
-                self.service = Service(self.address, lambda rank: self.name_of(rank))
+                self.service = Service(
+                    self.address, lambda rank: self.name_of(rank), lambda: self.does()
+                )
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with suppress(OSError):
@@ -251,11 +259,27 @@ class Client:
             self._connection = connection
             self._gone_at = math.inf
             self._has_ended = False
+            self._loss = ""
             for message in self._standing.values():
                 self._send(message)
             self._changed.notify_all()
+        silence = Silence[int](self.address)
+        service = ""  # how it names itself
         while True:
+            silence.await_answer(self._service_rank)
+            if silence.find():
+                who = service or self.name_of(self._service_rank)
+                warn("%s", describe([who], self.address))
+            if silence.silent_for(self.address.silence) and not self._loss:
+                self._lose_service(why_lost(self.address))
+            if not connection.has_message(monotonic() + TICK_SECONDS):
+                continue
             message = connection.receive()
+            if silence.heard(self._service_rank):
+                warn("%s answers again", self.name_of(self._service_rank))
+            if "ping" in message:
+                service = message["ping"]
+                self._send({"pong": self.does()})
             if "closing" in message:
                 self._has_ended = True
                 connection.socket.shutdown(socket.SHUT_WR)
@@ -271,19 +295,22 @@ class Client:
             return
         if self._gone_at == math.inf:  # it has not been reached before
             return
+        self._lose_service(why)
+
+    def _lose_service(self, why: str) -> None:
+        """Notes that the process of the service is lost."""
         self._gone_at = math.inf
         self._has_ended = True
-        for key in [*self._standing]:
-            if isinstance(key, Gather):
-                part = f"cannot take part in {key.purpose}: {why}"
-                self._answers[key] = {"error": f"{self.address.name} is gone, and {part}."}
+        self._loss = why
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
         """Takes a message of the service, and passes it on to those who listen."""
         if self._closed:
             return
-        if "gathered" in message:
+        if "silent" in message:
+            warn("%s", message["silent"])
+        elif "gathered" in message:
             self._answers[Gather(*message["gathered"])] = message
         elif "told" in message:
             self._told[message["told"]].add(message["rank"])

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf
+from slurm_resolver.coordination.silence import Silence
 from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.wording import shorten
 
@@ -71,10 +71,8 @@ class Report(NamedTuple):
         fits = self.stage in (TRAINING, VALIDATION)
         return f"{text} of epoch {self.epoch}" if fits else text
 
-    def does(self, silence: float) -> str:
+    def does(self) -> str:
         """Returns what the worker does, such as "in step 811, saving"."""
-        if self.silent > silence:
-            return f"unresponsive: no report for {self.silent:.0f} s, last {self.where()}"
         if self.phase in (IDLE, PREPARING):
             return self.phase
         return self.where() if self.phase == STEP else f"{self.where()}, {self.phase}"
@@ -88,24 +86,22 @@ def report_seconds(limit: float) -> float:
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_stall(workers: Reports, limit: float, silence: float) -> list[int]:
+def find_stall(workers: Reports, limit: float) -> list[int]:
     """Returns the ranks that the others wait for if none has done anything for too long.
 
-    They are those that have not reported for `silence` seconds, or are in the earliest step; all
-    workers if that is unknown. Without a stall it returns [].
+    They are those in the earliest step; all workers if that is unknown. Without a stall it returns
+    [].
     """
     reports = workers.values()
     phases = {report.phase for report in reports}
     if phases == {IDLE}:
         return []
-    behind = [rank for rank, report in workers.items() if report.silent > silence]
-    if not behind:
-        least = min(report.begun for report in reports)
-        late = [rank for rank, report in workers.items() if report.begun == least]
-        waits = {STEP, MEETING}
-        if len(late) == len(workers) and phases - {IDLE, *waits}:
-            waits.add(IDLE)
-        behind = [rank for rank in late if workers[rank].phase not in waits] or late
+    least = min(report.begun for report in reports)
+    late = [rank for rank, report in workers.items() if report.begun == least]
+    waits = {STEP, MEETING}
+    if len(late) == len(workers) and phases - {IDLE, *waits}:
+        waits.add(IDLE)
+    behind = [rank for rank in late if workers[rank].phase not in waits] or late
     # An idle worker may prepare its data for long before a fit, but not while the others train.
     if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
@@ -113,10 +109,10 @@ def find_stall(workers: Reports, limit: float, silence: float) -> list[int]:
     return behind if min(report.age for report in reports) > limit else []
 
 
-def describe_stall(workers: Reports, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
+def describe_stall(workers: Reports, behind: Sequence[int], name_of: NameOf) -> str:
     """Returns the line that every task logs; `behind` are the ranks that `find_stall` returns."""
     seconds = min(report.age for report in workers.values())
-    texts = {rank: report.does(silence) for rank, report in workers.items()}
+    texts = {rank: report.does() for rank, report in workers.items()}
     line = f"no step for {seconds:.0f} s: {_describe(texts, behind, name_of)}"
     others = [rank for rank in workers if rank not in behind]
     if others:
@@ -150,44 +146,43 @@ class Monitor:
     _told_at = float("-inf")
     _is_stalled = False
 
-    def __init__(self, send: Send, name_of: NameOf) -> None:
+    def __init__(self, send: Send, name_of: NameOf, clock: Silence[Process]) -> None:
         self._send = send
         self._name_of = name_of
+        self._clock = clock
         # by rank: when the last report came, and the report
         self._reports: dict[int, tuple[float, Report]] = {}
-        # the last tick, and the first one after this process was stopped
-        self._ticked_at = monotonic()
-        self._awake_at = self._ticked_at
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
         self._limit = message["limit"]
-        self._reports[process.rank] = (monotonic(), Report(*message["progress"]))
+        self._reports[process.rank] = (self._clock.now, Report(*message["progress"]))
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
         self._reports.pop(process.rank, None)
 
-    def tick(self, now: float) -> None:
-        """Reports a stall, and its end. The service calls it several times a second."""
-        seconds = report_seconds(self._limit)
-        silence = 3 * seconds
-        if now - self._ticked_at > seconds:  # this process was stopped, not the others
-            self._awake_at = now
-        self._ticked_at = now
-        if not (self._limit and self._reports) or now - self._awake_at < 2 * seconds:
+    def report_seconds(self) -> float:
+        """Returns the seconds between two reports of a worker."""
+        return report_seconds(self._limit)
+
+    def tick(self) -> None:
+        """Reports a stall, and its end; called several times a second while all processes answer.
+
+        What a process does that does not answer is unknown, and `silence` names it.
+        """
+        workers = self._workers()
+        if not (self._limit and workers):
             return
-        workers = self._workers(now)
-        behind = find_stall(workers, self._limit, silence)
+        behind = find_stall(workers, self._limit)
+        now = self._clock.now
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            # A stopped process cannot end itself. If one is silent, all that are behind are.
-            is_stopped = workers[behind[0]].silent > silence
             self._send(
                 None,
                 {
-                    "stall": describe_stall(workers, behind, silence, self._name_of),
+                    "stall": describe_stall(workers, behind, self._name_of),
                     "behind": [] if self._is_stalled else behind[:_MOST_TRACEBACKS],
-                    "end": [*workers] if is_stopped else behind,
+                    "end": behind,
                 },
             )
             self._told_at = now
@@ -201,12 +196,13 @@ class Monitor:
         return {
             "workers": [
                 {"rank": rank, "name": self._name_of(rank), **report._asdict()}
-                for rank, report in self._workers(monotonic()).items()
+                for rank, report in self._workers().items()
             ]
         }
 
-    def _workers(self, now: float) -> Reports:
+    def _workers(self) -> Reports:
         """Returns the last reports, with their ages by now."""
+        now = self._clock.now
         return {
             rank: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
             for rank, (at, report) in sorted(self._reports.items())

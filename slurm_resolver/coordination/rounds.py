@@ -114,6 +114,12 @@ class Rounds:
             elif failure:
                 current.next_notice = 0.0
 
+    def end_without(self, rank: int) -> None:
+        """Ends all rounds, as this task has ended and no other process will follow."""
+        for current in self._rounds.values():
+            if not current.answer:
+                self._end_without(current, rank)
+
     def tick(self, now: float) -> None:
         """Ends rounds whose time is up, and reports which tasks are missing.
 

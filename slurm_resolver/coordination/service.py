@@ -10,6 +10,8 @@ how they end to `training_with_servers`, and to `progress`, which watches all tr
 | without one, as its node has reset it | is lost, unless it returns within 5 s |
 | without one, as its node is silent | is lost, unless it returns within the grace |
 
+A process that keeps its connection, but does not answer, is lost as well: see `silence`.
+
 At its end, the service asks each task to close its end of the connection, so that the task has all
 messages. It waits for the grace for tasks whose nodes have not got them, or that are about to
 return; and for 3 s for the others, whose processes may be stopped.
@@ -19,20 +21,23 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import resource
 import secrets
 import socket
 import termios
 import threading
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
+from slurm_resolver.coordination.silence import Silence, describe, why_lost
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.training_with_servers import ServedTraining
 from slurm_resolver.coordination.wire import (
@@ -54,6 +59,7 @@ _CLOSE_SECONDS = 3.0  # for a process to close its connection as the service end
 # service.
 _SEND_BYTES = 1 << 20
 _TICK_SECONDS = 0.25
+_PINGS = 6  # in the grace
 # Connections of strangers, beyond those of missing tasks. The handshake ends them after 5 s, and
 # those that were ended at once would come back at once.
 _STRANGERS = 512
@@ -68,6 +74,7 @@ class _Link:
     """A process that represents a task, and its connection."""
 
     process: Process
+    does: str = ""  # by its last answer
     writer: StreamWriter | None = None  # None while the connection has failed
     # after the connection has failed: what will make the process lost, and why
     loss: asyncio.TimerHandle | None = None
@@ -79,12 +86,15 @@ class Service:
 
     # whether it asks the tasks to close their connections
     _is_closing = False
+    # when the next ping is due
+    _pings_at = 0.0
 
-    def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
-        """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
+    def __init__(self, address: ServiceAddress, name_of: NameOf, does: Callable[[], str]) -> None:
+        """Takes the port, and serves in a thread.
 
-        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained
-        or this process may not open enough files.
+        `name_of` returns how messages name a rank, and `does` what this process does. Raises
+        OSError if the port cannot be used, RendezvousError if the secret cannot be obtained or this
+        process may not open enough files.
         """
         self.address = address
         self._secret = Secret()
@@ -93,7 +103,10 @@ class Service:
         # what the messages of the tasks are for
         self._rounds = Rounds(address, self.send, name_of)
         self._training = ServedTraining(address.grace, self.send, name_of)
-        self._monitor = Monitor(self.send, name_of)
+        self._silence = Silence[Process](address)
+        self._monitor = Monitor(self.send, name_of, self._silence)
+        self._name_of = name_of
+        self._does = does
         # by the first key of a message
         self._receivers = {
             "gather": self._rounds.message,
@@ -142,7 +155,9 @@ class Service:
                 self.send(None, {"left": self._departed})
                 self._departed = []
             self._rounds.tick(now)
-            self._monitor.tick(now)
+            self._find_silent()
+            if not self._silence.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
+                self._monitor.tick()
         self._is_closing = True
         self.send(None, {"closing": True})
         begin = monotonic()
@@ -209,7 +224,8 @@ class Service:
             "rank": self.address.rank,
         }
         if process.role == "observer":
-            answer.update(self._monitor.status())
+            silent = self._silence.silent_for(self.address.grace / 2)
+            answer.update(self._monitor.status(), silent=self._describe_all(silent))
         refusal = self._find_rival(process)
         if refusal:
             writer.write(encode({**answer, "refused": refusal}))
@@ -250,7 +266,12 @@ class Service:
                 if "goodbye" in message:
                     self._end(link, message["goodbye"], said_goodbye=True)
                     return
-                self._receivers[next(iter(message))](process, message)
+                if self._silence.heard(process):
+                    self.send(None, {"silent": f"{self._name_of(process.rank)} answers again"})
+                if "pong" in message:
+                    link.does = message["pong"]
+                else:
+                    self._receivers[next(iter(message))](process, message)
         except (EOFError, ConnectionError) as error:
             if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
@@ -261,6 +282,7 @@ class Service:
         finally:
             if link.writer is writer:
                 link.writer = None
+                self._silence.heard(process)
                 link.reason = reason
                 link.loss = asyncio.get_running_loop().call_later(
                     seconds, self._end, link, reason, False
@@ -292,18 +314,48 @@ class Service:
             writer.write(encode({"closing": True}))
         return link
 
+    def _find_silent(self) -> None:
+        """Pings all processes, names those that are silent, and ends them after a longer time."""
+        now = self._silence.now
+        if now >= self._pings_at:
+            self._pings_at = now + min(self._monitor.report_seconds(), self.address.grace / _PINGS)
+            self.send(None, {"ping": self._describe(self.address.rank, os.getpid(), self._does())})
+            for link in self._links.values():
+                if link.writer:
+                    self._silence.await_answer(link.process)
+        new = self._silence.find()
+        if new:
+            self.send(None, {"silent": describe(self._describe_all(new), self.address)})
+        for process in self._silence.silent_for(self.address.silence):
+            self._end(self._links[process[:2]], why_lost(self.address), said_goodbye=False)
+            self._rounds.end_without(process.rank)
+
+    def _describe_all(self, processes: Iterable[Process]) -> list[str]:
+        """Returns how messages name processes, with what they did by their last answers."""
+        return [
+            self._describe(process.rank, process.pid, self._links[process[:2]].does)
+            for process in processes
+        ]
+
+    def _describe(self, rank: int, pid: int, does: str) -> str:
+        name = f"{self._name_of(rank)}, process {pid}"
+        return f"{name}, last {does}" if does else name
+
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""
         process = link.process
+        if failure:
+            self.send(None, {"gone": process.rank, "why": failure})
         self._links.pop(process[:2], None)
+        self._silence.heard(process)
+        if link.writer:  # it may be stopped: it learns the reason once it continues
+            link.writer.close()
         link.writer = None
         if failure or process.role == "program":  # else its program follows
             self._rounds.ended(process, failure, said_goodbye)
         self._training.ended(process, failure, said_goodbye)
         self._monitor.ended(process)
-        if failure:
-            self.send(None, {"gone": process.rank, "why": failure})
-        elif process.role == "program":
+        if not failure and process.role == "program":
             self._departed.append(process.rank)
 
 

@@ -19,6 +19,7 @@ a message is. A task sends:
 | training, leader, cluster, serves | its part in a training with servers: `training_with_servers` |
 | … seconds | the leader and the servers have to come in this time |
 | progress, task, limit | what the worker does: `progress` |
+| pong | its answer to a ping: `silence` |
 | goodbye | it leaves; with the reason if it has failed, else '' |
 
 The service sends:
@@ -30,6 +31,8 @@ The service sends:
 | told, value, rank | what another task tells all |
 | over | how the training has ended; null if it has not |
 | stall, behind, end | no step ends: a line for the log, and the ranks that are behind |
+| ping | asks for a pong, and names the service's process: `silence` |
+| silent | a process does not answer, or answers again: a line for the log |
 | gone, why | the task with this rank is lost, or has failed |
 | left | the tasks with these ranks have left |
 | closing | the service ends once the task has closed its end of the connection |
@@ -41,6 +44,7 @@ import base64
 import hmac
 import json
 import secrets
+import select
 import socket
 import zlib
 from collections.abc import Sequence
@@ -62,6 +66,7 @@ PROTOCOL = 1
 MOST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
+NO_ANSWER = "accepts connections, but does not answer: it is stopped, or hangs in C code"
 
 
 class Process(NamedTuple):
@@ -134,8 +139,10 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        # what has come beyond the last message
-        self._rest = b""
+        self._arrival = select.poll()
+        self._arrival.register(sock, select.POLLIN)
+        # what has come of the next message, and perhaps beyond it
+        self._pieces = [b""]
 
     def send(self, message: Message) -> None:
         """Sends a message; raises OSError if the connection has failed."""
@@ -146,18 +153,24 @@ class Connection:
 
         Raises TimeoutError if it has not come by then, however its bytes come.
         """
-        pieces = [self._rest]
-        room = _MOST_ANSWER_BYTES
-        while b"\n" not in pieces[-1]:
-            self.socket.settimeout(None if until is None else max(until - monotonic(), 0.001))
-            pieces.append(self.socket.recv(MOST_BYTES))
-            room -= len(pieces[-1])
-            if not pieces[-1]:
-                raise ConnectionError("it closed the connection")
-            if room < 0:
-                raise ConnectionError("another program answers there")
-        line, _, self._rest = b"".join(pieces).partition(b"\n")
+        if not self.has_message(until):
+            raise TimeoutError("it never ends its line" if any(self._pieces) else NO_ANSWER)
+        line, _, rest = b"".join(self._pieces).partition(b"\n")
+        self._pieces = [rest]
         return decode(line)
+
+    def has_message(self, until: float | None) -> bool:
+        """Waits until the next message has come whole, or until then; returns whether it has."""
+        while b"\n" not in self._pieces[-1]:
+            left = None if until is None else 1000 * max(until - monotonic(), 0.001)
+            if not self._arrival.poll(left):
+                return False
+            self._pieces.append(self.socket.recv(MOST_BYTES))
+            if not self._pieces[-1]:
+                raise ConnectionError("it closed the connection")
+            if sum(map(len, self._pieces)) > _MOST_ANSWER_BYTES:
+                raise ConnectionError("another program answers there")
+        return True
 
 
 def open_connection(address: ServiceAddress, process: Process) -> tuple[Connection, Message]:

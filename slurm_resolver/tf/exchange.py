@@ -95,7 +95,8 @@ class Workers(Peers):
             try:
                 by_rank = self.client.gather(_CALL, given, None, self.others)
             except RendezvousError as error:
-                raise FitError(self.failure or f"this worker {call}: {error} {IN_ALL}") from error
+                own = f"this worker {call}: {error} {IN_ALL}"
+                raise FitError(self.failure or self.loss or own) from error
             finally:
                 self.is_exchanging = False
             told = [_Given(*by_rank[rank]) for rank in self.ranks]
@@ -126,8 +127,8 @@ class Workers(Peers):
         within = self.is_in_step  # a step may make variables
         self.is_in_step = True
         try:
-            if self.loss:
-                raise FitError(self.failure or self.loss)
+            if self.absence:
+                raise FitError(self.failure or self.absence)
             yield
         except (tf.errors.OutOfRangeError, StopIteration):  # there was no data for a step
             self._steps -= 1
@@ -160,7 +161,7 @@ class Workers(Peers):
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
-                if not self.client or self.loss or not differ:
+                if not self.client or self.absence or not differ:
                     raise
         value = kwargs["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value)
@@ -236,8 +237,9 @@ class Workers(Peers):
             yield
         except Exception as error:
             reason = self.reason_of(error)
-            if reason and isinstance(error, tf.errors.OpError):
-                raise FitError(self.failure or reason) from error
+            # After a loss, errors of other kinds follow from it as well.
+            if self.loss or (reason and isinstance(error, tf.errors.OpError)):
+                raise FitError(self.failure or self.loss or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
             in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)
             if self.client and not in_all:

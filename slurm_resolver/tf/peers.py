@@ -18,7 +18,7 @@ from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client, leave_all
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.coordination.wire import Message
-from slurm_resolver.errors import KerasError
+from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
@@ -47,7 +47,8 @@ class Peers:
         call: the method in which they fail together, such as "fit".
         calls: how many calls this worker has begun.
         failure: of another worker, in the current call.
-        loss: which worker is gone or has ended.
+        loss: which worker is lost.
+        absence: which worker cannot take part in a step: it is lost, or has ended.
         is_in_step: whether this worker is in a step of all workers.
         is_exchanging: whether it waits in an exchange: a worker that has failed then answers.
     """
@@ -56,6 +57,7 @@ class Peers:
     calls = 0
     failure = ""
     loss = ""
+    absence = ""
     is_in_step = False
     is_exchanging = False
 
@@ -82,16 +84,21 @@ class Peers:
         reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
         if not reason and isinstance(error, OF_PEERS):
             if self.client:
-                self.client.wait_for(lambda: self.failure or self.loss, _GONE_SECONDS)
-            reason = self.failure or self.loss or self.lost_by(error)
+                self.client.wait_for(lambda: self.failure or self.absence, _GONE_SECONDS)
+            reason = self.failure or self.absence or self.lost_by(error)
         return reason
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         name = lost_task(error, self.names, self.name)
         if name and self.client:
-            name = self.client.name_of(self.ranks[self.names.index(name)])
+            name = self.client.name_of([*self.ranks][self.names.index(name)])
         return name and _describe_loss(name, "it does not answer TensorFlow")
+
+    def refuse_loss(self) -> None:
+        """Raises FitError if another worker is lost, for which this one would wait."""
+        if self.loss:
+            raise FitError(self.failure or self.loss)
 
     def _take_failure(self, message: Message) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
@@ -112,9 +119,10 @@ class Peers:
             own = self.client.name_of(self.client.address.rank)
             if reason.startswith(own):
                 reason = f"{own} was stopped or cut off, and the others have ended without it"
-            if not (cause and self.loss):
+            if not (self.loss and (cause or self.loss.startswith(own))):
                 warn("%s", reason)
             self.loss = self.loss or reason
+            self.absence = self.absence or reason
             abort_collectives(reason)
 
     def _take_goodbyes(self, message: Message) -> None:
@@ -122,9 +130,11 @@ class Peers:
         left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
             name = self.client.name_of(left[0])
-            self.loss = self.loss or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
+            self.absence = (
+                self.absence or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
+            )
             if self.is_in_step:
-                abort_collectives(self.loss)
+                abort_collectives(self.absence)
 
 
 def _describe_loss(name: str, why: str) -> str:
@@ -153,7 +163,7 @@ def _leave() -> None:
         return
     lost = _newest.lost_by(error)
     leave_all((lost or cause_of(error))[:500])
-    if lost or _newest.loss:
+    if lost or _newest.absence:
         exit_at_once()
 
 

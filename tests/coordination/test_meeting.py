@@ -183,6 +183,38 @@ def test_the_missing_are_reported_while_others_wait(step: Step) -> None:
     assert second.ends()[1] == []
 
 
+def next_line(task: Task) -> str:
+    """Returns the next line of a task's log."""
+    assert task.process.stderr is not None
+    return task.process.stderr.readline().decode()
+
+
+@pytest.mark.parametrize("stopped", [0, 1], ids=["the service", "another"])
+def test_a_stopped_task_is_named_and_then_lost(step: Step, stopped: int) -> None:
+    ranks = {0, 1, 2} - {stopped}
+    others = [step.start(rank, PATIENT) for rank in ranks if rank == 0]
+    victim = step.start(stopped, "time.sleep(60)")
+    others += [step.start(rank, PATIENT) for rank in ranks if rank != 0]
+    victim.process.send_signal(signal.SIGSTOP)
+    for task in others:
+        assert next_line(task).startswith(f"no answer for 3 s from rank {stopped}")
+        said = task.says()[-1]
+        assert f"rank {stopped} is gone" in said or f"{SERVICE.format(port=step.port)} is" in said
+        assert "its process has not answered for 12 s: stopped, or hanging in C code." in said
+
+
+@pytest.mark.parametrize("stopped", [0, 1], ids=["the service", "another"])
+def test_a_shorter_stop_changes_nothing(step: Step, stopped: int) -> None:
+    tasks = [step.start(rank, "sys.stdin.readline(); gather(None)") for rank in range(3)]
+    tasks[stopped].process.send_signal(signal.SIGSTOP)
+    assert next_line(tasks[2]).startswith(f"no answer for 3 s from rank {stopped}")
+    tasks[stopped].process.send_signal(signal.SIGCONT)
+    assert next_line(tasks[2]) == f"rank {stopped} answers again\n"
+    for task in tasks:
+        task.go()
+    assert [task.says()[-1] for task in tasks] == ["[0, 1, 2]"] * 3
+
+
 def test_a_second_process_for_a_rank_is_refused(step: Step) -> None:
     step.start(0, "time.sleep(60)")
     for rank in (0, 1):

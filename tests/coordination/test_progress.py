@@ -12,7 +12,6 @@ from slurm_resolver.cli.status import (
     slowest,
     table,
 )
-from slurm_resolver.coordination import progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -28,7 +27,6 @@ from slurm_resolver.coordination.progress import (
 from slurm_resolver.errors import LaunchError
 
 LIMIT = 300.0
-SILENCE = 15.0
 
 
 def task(rank: int) -> str:
@@ -37,15 +35,15 @@ def task(rank: int) -> str:
 
 def at(
     step: int, phase: str = STEP, *, stage: str = "training", epoch: int = 1, age: float = 301.0,
-    begun: int = -1, silent: float = 0.0, ms: float = 5.0,
+    begun: int = -1, ms: float = 5.0,
 ) -> Report:  # fmt: skip
     begun = step if begun < 0 else begun
-    return Report(stage, epoch, step, begun, phase, age + silent, ms, silent=silent)
+    return Report(stage, epoch, step, begun, phase, age, ms)
 
 
 def said(workers: dict[int, Report]) -> str:
-    behind = find_stall(workers, LIMIT, SILENCE)
-    said = describe_stall(workers, behind, SILENCE, task) if behind else ""
+    behind = find_stall(workers, LIMIT)
+    said = describe_stall(workers, behind, task) if behind else ""
     return said.replace(" of epoch 1", "")
 
 
@@ -75,20 +73,6 @@ STALLS = {
         ),
     ),
     "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) is in step 812"),
-    "stopped": (
-        {
-            **WAITING,
-            7: at(
-                811,
-                age=5,
-                silent=296,
-            ),
-        },
-        (
-            "worker 7 (rank 7 on n3) is unresponsive: no report for 296 s, last in step 811. "
-            f"The others wait: {FIRST_FIVE} and 2 more are in step 812"
-        ),
-    ),
     "a worker that has left fit": (
         {
             0: at(5),
@@ -290,21 +274,3 @@ def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
     except LaunchError as error:
         told = str(error).rpartition(": ")[2]
     assert told == ARRAY[states]
-
-
-def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
-    """Its clock has continued, and it reads the others' reports only after the first tick."""
-    sent: list[wire.Message] = []
-    monitor = progress.Monitor(lambda ranks, message: sent.append(message), task)
-    monitor.message(
-        wire.Process(0, "program", "", 1),
-        {"progress": list(at(5, age=1)), "limit": LIMIT},
-    )
-    now = monitor._reports[0][0]
-    monitor.tick(now + 0.2)
-    monitor.tick(now + 900)
-    assert sent == []
-    for passed in (903, 906, 909, 912):
-        monitor.tick(now + passed)
-    (message,) = sent
-    assert "no report" in message["stall"]

@@ -1,24 +1,20 @@
 """Trains with Keras' `fit` or a loop, and hangs in the place that its argument names.
 
-Rank 1 hangs in step 6 of the first epoch for STUCK_SECONDS seconds. Shortly before, every rank
-writes its process id to the file pid.<rank>.
+Rank 1 hangs in step 6 of the first epoch for STUCK_SECONDS seconds.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.context import Context
 
 import slurm_resolver as sr
 
@@ -31,8 +27,6 @@ STEPS = 12
 
 
 def stand_still(kind: str, step: int) -> None:
-    if step == 4 and kind != "data":  # data is read ahead
-        Path(f"pid.{RANK}").write_text(str(os.getpid()))
     if kind == KIND and RANK == 1 and step == 6:
         time.sleep(SECONDS)
 
@@ -107,11 +101,6 @@ def loop(strategy: Any) -> None:
 
 
 if __name__ == "__main__":
-    # On a busy machine, TensorFlow's 10 s are too short for the report to come first.
-    longer = functools.partialmethod(
-        Context.configure_coordination_service, heartbeat_timeout_in_ms=60_000
-    )
-    Context.configure_coordination_service = longer
     logging.basicConfig(format="%(message)s")
     on_stall = os.environ.get("ON_STALL", "report")
     training = sr.MultiWorkerMirroredStrategy(on_stall=on_stall)  # type: ignore[arg-type]

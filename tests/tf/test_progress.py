@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from folders import HELPERS
 from kinds import Strings
 from local_run import in_step
-from slurm_jobs import read, wait_for
 
 from slurm_resolver.coordination import progress as phases
 from slurm_resolver.tf.progress import Reporter
@@ -95,25 +93,3 @@ def test_long_compilations_and_validations_are_no_fault(tmp_path: Path) -> None:
     lines = finish(start(tmp_path, "good", 9))
     assert stalls(lines) == []
     assert sorted(line for line in lines if line.endswith("trained")) == TRAINED
-
-
-def test_a_stopped_process_is_named(tmp_path: Path) -> None:
-    job = start(tmp_path, "stopped")
-    pid = tmp_path / "pid.1"
-    wait_for(lambda: read(pid) != "", 120)
-    process = int(pid.read_text())
-    os.kill(process, signal.SIGSTOP)
-    assert job.stdout is not None
-    found = next(
-        filter(
-            re.compile(
-                r"0: no step for \d+ s: worker 1 \(rank 1 on localhost\) is unresponsive: no"
-            ).match,
-            job.stdout,
-        ),
-        "",
-    )
-    os.kill(process, signal.SIGCONT)
-    with job:
-        assert found
-        assert "0: trained\n" in list(job.stdout)

@@ -36,6 +36,9 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.tf.start import choose_communication, starting_together
 
+# The coordination service notices a silent worker: see `coordination.silence`. TensorFlow's own
+# heartbeats would not even outlast a job that is suspended.
+_HEARTBEAT_MS = 1000 * 24 * 3600
 # The types of numbers that TensorFlow's CollectiveBcastSend takes, and that hold all others.
 _BROADCAST = (tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -84,8 +87,7 @@ class MultiWorkerMirroredStrategy(
                 every minute.
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it; with "exit", the tasks that the others wait for also end, with
-                status 1 (all tasks, if one is silent), so that `slurm-resolver supervise` starts
-                the step again.
+                status 1, so that `slurm-resolver supervise` starts the step again.
             custom_losses: what to do if the graph of a Keras 3 model's step does not show whether
                 the workers may split a batch. "whole": every worker computes the whole batches,
                 which is right for any loss. "mean": they split the batches, which is right if each
@@ -111,7 +113,7 @@ class MultiWorkerMirroredStrategy(
                 context = private_names.CONTEXT.get()()
                 with_timeout = functools.partial(
                     configure.of(context),
-                    heartbeat_timeout_in_ms=int(client.address.heartbeat_seconds * 1000),
+                    heartbeat_timeout_in_ms=_HEARTBEAT_MS,
                 )
                 configure.set(context, with_timeout)
             super().__init__(

@@ -31,6 +31,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.data_waits import timed
 from slurm_resolver.tf.keras.configuration import describe_model
 from slurm_resolver.tf.keras.differences import REMEDY, compare
@@ -215,7 +216,7 @@ class StepFunction:
             except ComputeWholeError as error:
                 self._make_functions(error)
                 continue
-            except FitError:
+            except (FitError, *OF_PEERS):
                 raise
             except Exception as error:
                 if self._depends_on_step:

@@ -41,8 +41,18 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
     start = identity_of(slurm_step_of(model.distribute_strategy.cluster_resolver))
     identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving(), writing_together():
-        write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs))
+        write_once(
+            filepath,
+            identity,
+            lambda path: save(model, path, *args, **kwargs),
+            _refusal_of_loss(model.distribute_strategy),
+        )
     return None
+
+
+def _refusal_of_loss(strategy: Any) -> Method:
+    workers = getattr(strategy, "workers", None)  # not those of a coordinator
+    return workers.refuse_loss if workers else lambda: None
 
 
 @functools.cache
@@ -55,18 +65,24 @@ def attributes_to_skip(find: Method, kind: str) -> Any:
     return call_outside(functools.partial(find, kind))
 
 
-def write_once(path: str | os.PathLike[str], identity: str, write: Method) -> None:
+def write_once(
+    path: str | os.PathLike[str],
+    identity: str,
+    write: Method,
+    refuse_loss: Method = lambda: None,
+) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
     `write` gets a path of the same name in another folder. The file or new folder is then moved in
     one step, so that no process reads half of it. It exists for every process when this returns.
-    Raises SavingError if the process that writes has stopped writing.
+    Raises SavingError if the process that writes has stopped writing. A process that waits calls
+    `refuse_loss`, which may raise an error as well.
     """
     path = os.path.realpath(path)  # replaces the target of a link, not the link
     folder, name = os.path.split(path)
     scratch = os.path.join(folder, f".saving-{zlib.crc32(f'{name} {identity}'.encode()):08x}")
     before = _state(path)
-    waited = _take(scratch, path)
+    waited = _take(scratch, path, refuse_loss)
     try:
         if waited and _state(path) not in (None, before):
             return
@@ -76,7 +92,7 @@ def write_once(path: str | os.PathLike[str], identity: str, write: Method) -> No
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _take(scratch: str, path: str) -> bool:
+def _take(scratch: str, path: str, refuse_loss: Method) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it."""
     seen = None
     since = time.monotonic()
@@ -84,6 +100,7 @@ def _take(scratch: str, path: str) -> bool:
         with contextlib.suppress(FileExistsError):
             os.makedirs(scratch)  # asks the file server itself; stat may be answered from a cache
             return seen is not None
+        refuse_loss()
         states = [
             _state(os.path.join(parent, name))
             for parent, _, files in os.walk(scratch)
