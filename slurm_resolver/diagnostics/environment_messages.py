@@ -88,13 +88,14 @@ remedy = Install it in the image, or mount the folder of its environment into th
 hides = container-not-started
 
 [container-not-started]
-cues = FATAL:  |container creation failed|couldn't start container|Failed to create
-    |container start failed
+cues = FATAL:  |container creation failed|couldn't start container|ailed to create
+    |container start failed|enroot-
 cause = The container did not start on this node; the lines beside this one say why.
 remedy = Start it alone on this node: srun --nodelist=NODE -n 1 … Folders to mount have to exist on
     each node. If only some nodes fail, leave them out (--exclude) and tell the site.
 pattern = FATAL:  |container creation failed|pyxis: couldn't start container
-    |pyxis: container start failed|Failed to create (?:user|mount) namespace
+    |pyxis: container start failed|[Ff]ailed to create (?:user|mount) namespace
+    |enroot-\w{1,20}: failed
 
 [mpi-without-pmi]
 cues = PMI support|PMIX ERROR|in file pmix|PMI2_|PMI_|MPI_Init

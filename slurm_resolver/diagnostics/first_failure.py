@@ -84,6 +84,7 @@ class FailureReader(MessageReader):
     has_crashed = False
     all_end = False
     slurm_job: str | None = None
+    _refusal: Failure | None = None  # the last line, if it is an error of srun
 
     def __init__(self, file: str = "") -> None:
         super().__init__(file)
@@ -101,6 +102,8 @@ class FailureReader(MessageReader):
         if ends_all:
             self.all_end = True
             self.slurm_job = self.slurm_job or ends_all[1] or ends_all[2]
+        is_refusal = text.startswith("srun: error: ")
+        self._refusal = Failure(number, text[:_LONGEST]) if is_refusal else None
         if _LAUNCHER.match(text):
             self._read_launcher(text, number)
             return
@@ -151,7 +154,8 @@ class FailureReader(MessageReader):
 
     def last_line(self, rank: str) -> str:
         """Returns the last line that this task has written, as far as it has a label."""
-        return self._tasks[rank].last if rank in self._tasks else ""
+        label = rank if rank in self._tasks or len(self.ends) > 1 else ""
+        return self._tasks[label].last if label in self._tasks else ""
 
     def _with_clue(self, end: Failure | None) -> Failure | None:
         """Returns what the task wrote before it ended so, or the log ended; else the end."""
@@ -159,8 +163,10 @@ class FailureReader(MessageReader):
             return end
         label = end.rank if end and end.rank in self._tasks else ""
         clue = label in self._tasks and self._tasks[label].clue(has_failed=bool(end))
-        if not clue or (not end and (self.ends or self.all_end)):
-            return end
+        if not end and (self.ends or self.all_end):
+            return None
+        if not clue:
+            return end or self._refusal
         if end and (label or len(self.ends) == 1):
             return end._replace(line_number=clue.line_number, line=clue.line, is_end=False)
         return clue

@@ -19,6 +19,8 @@ _LAST_LINES = 2  # of a log
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _TRACEBACK = "Traceback (most recent call last)"
+# Python says this of an error that ends nothing, above its traceback.
+_IGNORED = re.compile("Exception ignored |--- Logging error ---")
 _GROUP = re.compile(r" +\| ")  # before the lines of an exception group
 # The last line of a traceback: the class of the error, which has a dot or a capital letter. srun
 # --label may cut the indentation of the lines of code above it, and of those that underline them.
@@ -122,6 +124,7 @@ class TaskOutput:
     trained: int = 0
     last: str = ""
     _in_traceback: bool = False
+    _is_ignored: bool = False  # the next error
     _lines: int = 0  # without those of dumps
     _error: Failure | None = None
     _error_at: int = 0  # the value of `_lines`
@@ -141,8 +144,13 @@ class TaskOutput:
             self._in_traceback = True
         elif self._in_traceback:
             text = _GROUP.sub("", text, count=1)
-            if _ERROR.match(text):
+            if _ERROR.match(text) and self._is_ignored:
+                self._in_traceback = False
+                self._is_ignored = False
+            elif _ERROR.match(text):
                 self._take_error(text, number, fatal=False)
+        elif _IGNORED.match(text):
+            self._is_ignored = True
         elif _FATAL.match(text):
             self._take_error(text, number, fatal=True)
         elif not self._complete(text) and _CLUE.match(text):
