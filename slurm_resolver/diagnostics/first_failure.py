@@ -154,8 +154,7 @@ class FailureReader(MessageReader):
 
     def last_line(self, rank: str) -> str:
         """Returns the last line that this task has written, as far as it has a label."""
-        label = rank if rank in self._tasks or len(self.ends) > 1 else ""
-        return self._tasks[label].last if label in self._tasks else ""
+        return self._tasks[rank].last if rank in self._tasks else ""
 
     def _with_clue(self, end: Failure | None) -> Failure | None:
         """Returns what the task wrote before it ended so, or the log ended; else the end."""

@@ -747,19 +747,19 @@ pattern = (?:${srun} |${shell} +\d+ )User defined signal
 kind = end
 
 [timed-out]
-cues = exit code 124
+cues = exit code 124|exit status 124
 cause = The command `timeout`, if it started the program, ended it: its time was up.
 remedy = Give it more time, or find out where the program waits: python -X faulthandler, and
     timeout --signal=ABRT
-pattern = ${srun} Exited with exit code 124
+pattern = (?:${srun} Exited with exit code|ended with exit status) 124
 kind = end
 
 [killed-in-task]
-cues = exit code 137
+cues = exit code 137|exit status 137
 cause = The program within the task was killed (137 is 128 and SIGKILL): most often, it used more
     memory than was granted.
 remedy = ${memory}
-pattern = ${srun} Exited with exit code 137
+pattern = (?:${srun} Exited with exit code|ended with exit status) 137
 kind = end
 
 [task-failed]
@@ -777,10 +777,11 @@ pattern = ${shell} +\d+ [^\s\d]
 kind = end
 
 [task-crashed]
-cues = srun: error:
+cues = srun: error:|was ended by SIG
 cause = A signal ended the task: a crash; if Killed, scancel or a lack of memory.
 remedy = python -X faulthandler shows where; sacct -j JOBID -o JobID,State,ExitCode,MaxRSS
 pattern = ${srun} (?!Exited with|Out Of Memory|Terminated)[A-Z]
+    |slurm-resolver run: task \d{1,7} was ended by SIG(?!TERM|INT)
 kind = end
 
 [program-not-executable]

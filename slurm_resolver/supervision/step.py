@@ -32,6 +32,7 @@ _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 
 FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
+_VARYING = re.compile("0x[0-9a-f]+|[0-9]{4,}")  # process ids, times and addresses in errors
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
@@ -205,7 +206,7 @@ class StepOutput(FailureReader):
             kind=kind,
             status=status,
             text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
-            error=why if line else f"{end.task}: {end.line}",
+            error=_VARYING.sub("0", why) if line else f"{end.task}: {end.line}",
             seconds=time.monotonic() - self._begun,
             node=end.node,
             progress=self._progress,

@@ -229,6 +229,9 @@ def test_output_in_pieces() -> None:
 
 RESUMED = "0: slurm_resolver: training resumes from checkpoints/ckpt-{}\n"
 LONG = PROGRESS_SECONDS + 1
+CHECKED = """\
+1: F0000 00:00:1795916196.475921   13841 tensor_shape.cc:207] Check failed: size >= 0
+srun: error: n2: task 1: Aborted"""
 
 
 @pytest.mark.parametrize(
@@ -241,6 +244,7 @@ LONG = PROGRESS_SECONDS + 1
         (RESUMED.format(7) + RAISED, RESUMED.format(7) + RAISED, LONG, True),
         (RESUMED.format(7) + RAISED, RESUMED.format(8) + RAISED, 5.0, False),
         (KILLED, KILLED.replace("task 3", "task 2"), 5.0, False),
+        (CHECKED, CHECKED.replace("17959", "18026").replace("13841", "20117"), 5.0, True),
         (NODE, NODE, 5.0, False),  # a step continues while there are nodes
     ],
 )
