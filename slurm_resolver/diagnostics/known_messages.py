@@ -71,6 +71,15 @@ remedy = Correct that error. Its traceback is in that task's output: srun --labe
 pattern = (?P<address>(?:chief|worker) \d{1,6}) has failed in (?:fit|evaluate|predict):[ ]
 kind = effect
 
+[task-silent]
+cues = no answer for |has not answered for
+cause = The process of this task does not answer, although its node does: it is stopped (SIGSTOP, a
+    suspended job), or hangs in C code, most often for a file system or a GPU.
+remedy = On its node, ps -u $$USER -o pid,stat,wchan:30,args shows T for stopped, and D for a
+    process that waits in the kernel: then leave the node out (--exclude), and tell the site.
+pattern = no answer for \d{1,9} s from (?P<address>[^:]{1,80}):|its process has not answered for[ ]
+kind = hint
+
 [task-gone]
 cues = is gone
 cause = The task ended before the training was over, or with an exception. The others stopped.
