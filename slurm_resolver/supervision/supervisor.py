@@ -260,7 +260,7 @@ class Supervisor:
                 time.sleep(_POLL_SECONDS)  # the signal that ends the job comes here later
             except OSError as error:
                 self._unanswered = True
-                if time.monotonic() > until or "Invalid job id" in str(error):
+                if time.monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
                     raise NoRestartError(
                         f"Slurm does not know job {self._step.job_label}, or does not answer "
                         f"({error})"
