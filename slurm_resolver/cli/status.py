@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import statistics
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
@@ -15,9 +17,11 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination.secret import VARIABLE
 from slurm_resolver.coordination.wire import NO_ANSWER, Message, Process, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
+from slurm_resolver.slurm.ancestors import read_proc
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
@@ -110,6 +114,9 @@ def main(args: Namespace) -> int:
         addresses = list(_addresses(slurm_job, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id or own.job_label}: {error}") from None
+    secret = find_secret(slurm_job)
+    if secret:
+        os.environ.setdefault(VARIABLE, secret)
     reasons: dict[str, None] = {}  # in their order, each once
     for address in addresses:
         try:
@@ -153,6 +160,23 @@ def choose_job(jobs: list[Fields]) -> Fields:
     raise LaunchError(
         f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
     )
+
+
+def find_secret(slurm_job: Fields) -> str:
+    """Returns the secret of a job whose batch file made one, which this user's processes here have.
+
+    It returns "" if this machine runs none of the job's processes, or if they have no secret.
+    """
+    ids = {slurm_job["JobId"], slurm_job.get("HetJobId")}
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended
+            if os.stat(f"/proc/{process}").st_uid != os.geteuid():
+                continue
+            lines = read_proc(f"/proc/{process}/environ").split("\0")
+            values = dict(line.split("=", 1) for line in lines if "=" in line)
+            if values.get("SLURM_JOB_ID") in ids and VARIABLE in values:
+                return values[VARIABLE]
+    return ""
 
 
 def describe_job(slurm_job: Fields) -> str:

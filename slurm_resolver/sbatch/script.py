@@ -61,6 +61,7 @@ def batch_file(settings: BatchSettings) -> str:
         "least": least,
         "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
         "all_nodes": settings.nodes + spare,
+        "several": settings.nodes * settings.tasks_per_node > 1,
         "plane": settings.nodes > 1,
         # With spare nodes the checks have more tasks than the training.
         "fit": jobs and (-1 in jobs.values() or not spare),
@@ -124,6 +125,14 @@ cpus   |#SBATCH --cpus-per-task=<cpus>
        |
        |<environment>
        |
+several|# Without munge, the tasks recognize each other by a secret, which admits no other user.
+several|# Only this user and root can read it in the environment of a process.
+several|munge=${SLURM_RESOLVER_MUNGE_SOCKET:-/run/munge/munge.socket.2}
+several|if ! command -v unmunge >/dev/null || [ ! -S "$munge" ]; then
+several|    : "${SLURM_RESOLVER_SECRET:=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')}"
+several|    export SLURM_RESOLVER_SECRET
+several|fi
+several|
        |# The options of all steps. --label: the rank before each line of output.
 plane  |# --distribution: ranks in the order of the nodes, whatever the topology is.
 cpus   |# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.

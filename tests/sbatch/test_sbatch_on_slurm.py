@@ -16,7 +16,9 @@ from page_blocks import texts_of
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
-from slurm_jobs import ENVIRONMENT
+from slurm_jobs import ENVIRONMENT, read, wait_for
+
+from slurm_resolver.coordination.secret import MUNGE_SOCKET_VARIABLE, VARIABLE
 
 OPTION_SETS = {
     "plain": "--no-check",
@@ -195,3 +197,36 @@ def test_status_75_is_a_requeue(
         ),
     )
     assert [output.count(line) for line in ("start  0", "start  1", "saved")] == [2, 2, 1]
+
+
+MEETS = (
+    "import signal, slurm_resolver as sr; from slurm_resolver.coordination.client import connect; "
+    "connect(sr.resolve().service); signal.pause()"
+)
+
+
+def test_without_munge_the_file_makes_a_secret_that_status_finds(
+    real_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
+) -> None:
+    environment = {**ENVIRONMENT, MUNGE_SOCKET_VARIABLE: "/nowhere"}
+    (tmp_path / "job").write_text(
+        printed_batch_file("-N 2 -t 5", shlex.join(["python", "-c", MEETS]), capsys)
+    )
+    job = real_slurm.run(
+        "sbatch --parsable -o out job", cwd=tmp_path, env=environment
+    ).stdout.strip()
+    status = f"slurm-resolver status {job}"
+    try:
+        wait_for(
+            lambda: (
+                "no worker reports yet"
+                in real_slurm.run(status, env=environment, status=None).stdout
+            ),
+            explain=lambda: read(tmp_path / "out"),
+        )
+        stranger = {**environment, VARIABLE: "guessed by another user"}
+        refused = real_slurm.run(status, env=stranger, status=1).stderr
+        assert "no coordination service answers in a step of job" in refused
+    finally:
+        real_slurm.run(f"scancel {job}")
+    assert VARIABLE not in read(tmp_path / "out")
