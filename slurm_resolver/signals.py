@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+import threading
+from collections.abc import Collection, Iterable
 from typing import Any
 
 # The signals that a launcher passes on to what it starts, or ends it by.
@@ -16,8 +17,12 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+# Slurm sends them to all processes of a step, and they end a process that does not expect them.
+OF_USERS = (signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these, and a program that it starts would ignore them as well.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+_receivers: dict[int, threading.Thread] = {}  # by the signal that they get for this process
 
 
 def handle(numbers: Iterable[int], handler: Any) -> None:
@@ -37,6 +42,35 @@ def end_children_by_sigterm(*handlers: Any) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=restore)
+
+
+def ignore_in_children(numbers: Collection[int] = OF_USERS) -> None:
+    """Lets children that this process forks ignore signals for which it has no handler."""
+
+    def ignore() -> None:
+        handle([one for one in numbers if signal.getsignal(one) == signal.SIG_DFL], signal.SIG_IGN)
+
+    os.register_at_fork(after_in_child=ignore)
+
+
+def keep_from_children(numbers: Collection[int]) -> None:
+    """Blocks signals in this thread and its children; another thread gets them for this process.
+
+    A program that a child runs has no handler, and cannot be made to ignore a signal that this
+    process handles. But a blocked signal stays blocked.
+    """
+
+    def receive() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, left)
+        threading.Event().wait()
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    # A forked child has the table, but not the threads.
+    left = [one for one in numbers if one not in _receivers or not _receivers[one].is_alive()]
+    if left:
+        thread = threading.Thread(target=receive, name="slurm_resolver signals", daemon=True)
+        thread.start()
+        _receivers.update(dict.fromkeys(left, thread))
 
 
 def signal_name(number: int) -> str:

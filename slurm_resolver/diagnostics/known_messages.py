@@ -654,13 +654,6 @@ remedy = TensorFlow needs none: srun --mpi=none. srun --mpi=list shows which one
 pattern = srun: (?:error|fatal): .{0,100}(?:plugin name for mpi/|nvalid MPI type|find mpi plugin)
 kind = request
 
-[job-has-ended]
-cues = has expired|Expired or invalid job
-cause = The variables SLURM_… of this shell are those of a job that has ended, as in tmux or screen.
-remedy = Open another shell, or unset them: unset "$${!SLURM@}" (in bash).
-pattern = srun: (?:error: Slurm job \S{1,40} has expired|.{0,80}Expired or invalid job)
-kind = request
-
 [slurm-unreachable]
 cues = Socket timed out on send/recv|Unable to contact slurm controller|Job credential expired
     |nvalid job credential|Zero Bytes were transmitted

@@ -37,9 +37,10 @@ class SignalWatch:
         # Python removes its handlers before TensorFlow has shut down. A signal in between must not
         # kill a program that has finished.
         atexit.register(signals.handle, self._numbers, signal.SIG_IGN)
+        signals.end_children_by_sigterm(self._record)
         # The other signals reach all processes of the step: a child that reads data must live until
         # the training is saved.
-        signals.end_children_by_sigterm(self._record)
+        signals.keep_from_children([one for one in self._numbers if one != signal.SIGTERM])
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""

@@ -10,3 +10,9 @@ except ImportError as error:
         "install it: pip install 'tensorflow[and-cuda]>=2.15' for NVIDIA GPUs, or tensorflow-cpu. "
         "The rest of slurm_resolver works without it."
     ) from error
+
+from slurm_resolver import signals
+
+# Slurm sends a signal before the time limit to all processes of a step. A process that reads data,
+# and that the program forks before this package handles the signal, must live until all is saved.
+signals.ignore_in_children()

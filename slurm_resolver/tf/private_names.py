@@ -310,6 +310,10 @@ ENUMERATE_ITERATOR = Name(
     "keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator",
     RESUME,
 )
+CATCH_STOP_ITERATION = Name(
+    "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)",
+    RESUME,
+)
 CURRENT_ITERATOR = Name(
     "keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator",
     RESUME,

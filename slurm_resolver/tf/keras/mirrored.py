@@ -77,6 +77,9 @@ class MultiWorkerMirroredStrategy(
         Otherwise TensorFlow raises RuntimeError ("Collective ops must be configured at program
         startup").
 
+        From then on, SIGUSR1 and SIGUSR2 are blocked in this thread and in the processes that it
+        starts. Another thread gets them for this process, whose handlers run as before.
+
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`. If it names
@@ -107,6 +110,9 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
+        # Before TensorFlow starts its threads: those that run the generators of datasets may start
+        # processes, too.
+        signals.keep_from_children(signals.OF_USERS)
         with starting_together(cluster_resolver, start_timeout, TRAIN) as client:
             configure = private_names.CONFIGURE_HEARTBEATS
             if client and not configure.is_missing():

@@ -6,6 +6,7 @@ the steps that were trained before, and so `fit` neither trains in them nor call
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -18,10 +19,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver import signals
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
-from slurm_resolver.tf import private_names
+from slurm_resolver.tf import data_waits, private_names
 from slurm_resolver.tf.keras.sharing import Share, is_one_of
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
@@ -91,6 +93,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "save_every": save_every,
             "max_to_keep": max_to_keep,
         }
+        if termination is None:  # `fit` makes it only after it has read the first batch
+            signals.keep_from_children(signals.OF_USERS)
 
     def set_model(self, model: Any) -> None:
         """Stores the model; raises ResumeError for one of Keras 2."""
@@ -177,6 +181,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         for name, wrapper in (
             (private_names.GET_ITERATOR, self._get_iterator),
             (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
+            (private_names.CATCH_STOP_ITERATION, self._save_on_error),
         ):
             name.set(data, functools.partial(wrapper, name.of(data)))
         if backup.restored:
@@ -208,6 +213,27 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 return
             if step[0] + self.model.steps_per_execution > self._until:
                 yield step
+
+    @contextlib.contextmanager
+    def _save_on_error(self, call: Method) -> Iterator[None]:
+        """Saves if the next batch cannot be read after a signal; runs around an epoch's steps."""
+        try:
+            with call():
+                yield
+        except Exception as error:
+            self._backup.save_after(error, is_between_steps=self._got_no_data(error))
+            raise
+
+    def _got_no_data(self, error: Exception) -> bool:
+        """Whether a step has failed because it got no data, before it changed a variable."""
+        if self.model.steps_per_execution > 1:
+            return False
+        spec = private_names.DISTRIBUTED_DATASET.of(self._data).element_spec
+        asked_at, _ = data_waits.read()
+        if isinstance(spec, Share) and asked_at > 0:  # the graph of a step waits for it
+            return True
+        read = getattr(type(self._iterator).__next__, "__code__", None)
+        return any(frame.f_code is read for frame, _ in traceback.walk_tb(error.__traceback__))
 
     def _catch_up(self, iterator: Any) -> None:
         """Restores the metrics, and skips the batches that were trained on."""

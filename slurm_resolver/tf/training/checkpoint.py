@@ -18,6 +18,7 @@ from slurm_resolver import run_events
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -32,6 +33,8 @@ _BATCH_BY_BATCH = (
     private_names.PARALLEL_MAP_DATASET,
     private_names.PREFETCHED,
 )
+# Seconds that a rank whose data failed after a signal waits for those of the others to fail.
+_ERROR_WAIT = 5.0
 _CLOUD_ADDRESS = "GCE_METADATA_IP"
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
@@ -171,6 +174,32 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         _handler.save_checkpoint_if_preempted()
         if self._every and self._since >= self._every:
             self.save()
+
+    def save_after(self, error: Exception, is_between_steps: bool) -> None:
+        """Saves, and does not return, if a signal came before an error that ends the training.
+
+        Slurm sends its signal to all processes of a step: it may end one that reads the data. What
+        the leader saves is right if its own error came between two steps. The others may wait for
+        it in the next step, and never end that.
+
+        Args:
+            error: the error of this rank.
+            is_between_steps: whether this rank's variables are those after a whole step.
+        """
+        received = self._termination.watch.received
+        if not received:
+            return
+        told: dict[str, Any] = {}
+        with contextlib.suppress(ResumeError):
+            told = self._ranks.compare("the save after an error", is_between_steps, _ERROR_WAIT)
+        alone = self._ranks.leads and is_between_steps and not self._folder.is_read_together()
+        saves = alone or next(iter(told.values()), False)  # the leader's
+        end = "saved as it was before" if saves else "not saved, as the leader may be within"
+        failed = "after %s, the training failed (%s); it is %s this step"
+        warn(failed, received, cause_of(error), end)
+        if saves:
+            self.save()
+            self._termination.exit_fn()
 
     def after_steps(self, count: int = 1) -> None:
         """Counts steps that are done."""

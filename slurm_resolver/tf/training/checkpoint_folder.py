@@ -194,7 +194,7 @@ class CheckpointFolder:
         """
         if not self._ranks.leads:
             self._checkpoint.save_counter.assign_add(1)
-            if self._is_read_together():
+            if self.is_read_together():
                 # All variables are read before the write can fail.
                 with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(*_CANNOT_WRITE):
                     self._checkpoint.write(os.path.join(scratch, "unused"))
@@ -227,7 +227,7 @@ class CheckpointFolder:
         finally:
             logger.disabled = before
 
-    def _is_read_together(self) -> bool:
+    def is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
         found = tf.train.TrackableView(self._checkpoint).descendants()
         # Keras 3's variables hold TensorFlow's.

@@ -116,6 +116,9 @@ class ResumableLoop:
                     batch = next(iterator)
                 except (StopIteration, tf.errors.OutOfRangeError):
                     return
+                except Exception as error:
+                    backup.save_after(error, is_between_steps=True)
+                    raise
                 reporter.enter(phase)
                 yield batch
                 reporter.end_step()

@@ -56,9 +56,12 @@ def termination_config(
 
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
     no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor, and the
-    PreemptionCheckpointHandler installs it again. A child process that the task forks later ends on
-    SIGTERM, and ignores the other signals; one that it spawns has no handler. If forked processes
-    read the data, have Slurm send another signal before SIGTERM (``#SBATCH --signal=USR1@120``).
+    PreemptionCheckpointHandler installs it again.
+
+    Slurm sends a signal to all processes of a step. Child processes that the task starts later end
+    on SIGTERM; the other signals are blocked in them, whether they are forked or spawned. If such
+    processes read the data, have Slurm send another signal before SIGTERM (``#SBATCH
+    --signal=USR1@120``).
 
     Training ends with the save, as Slurm gives a task little time after SIGTERM: KillWait, or the
     partition's GraceTime.
