@@ -27,7 +27,7 @@ DATA = "waiting for data"
 STEP = "in the step"
 CALLBACK = "in a callback"
 SAVING = "saving"
-MEETING = "waiting for all to call it"
+MEETING = "waiting for the others"
 _PATIENT = (
     PREPARING,
     COMPILING,
@@ -73,7 +73,7 @@ class Report(NamedTuple):
 
     def does(self) -> str:
         """Returns what the worker does, such as "in step 811, saving"."""
-        if self.phase in (IDLE, PREPARING):
+        if self.phase in (IDLE, PREPARING) or not self.stage:
             return self.phase
         return self.where() if self.phase == STEP else f"{self.where()}, {self.phase}"
 
@@ -103,7 +103,8 @@ def find_stall(workers: Reports, limit: float) -> list[int]:
         waits.add(IDLE)
     behind = [rank for rank in late if workers[rank].phase not in waits] or late
     # An idle worker may prepare its data for long before a fit, but not while the others train.
-    if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
+    is_before = phases == {IDLE, MEETING}
+    if is_before or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []

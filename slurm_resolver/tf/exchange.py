@@ -24,11 +24,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.progress import MEETING
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.peers import IN_ALL, Peers, abort_collectives
 from slurm_resolver.tf.private_names import Method
+from slurm_resolver.tf.progress import reporter
 from slurm_resolver.wording import shorten
 
 # Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.
@@ -93,7 +95,8 @@ class Workers(Peers):
         else:
             self.is_exchanging = True
             try:
-                by_rank = self.client.gather(_CALL, given, None, self.others)
+                with reporter.doing(MEETING):
+                    by_rank = self.client.gather(_CALL, given, None, self.others)
             except RendezvousError as error:
                 own = f"this worker {call}: {error} {IN_ALL}"
                 raise FitError(self.failure or self.loss or own) from error
@@ -156,7 +159,8 @@ class Workers(Peers):
             return create(*args, **kwargs)  # in a step, which all workers take
         if not self._is_unmade:
             try:
-                with self.step(f"makes the variable {kwargs.get('name')!r} in strategy.scope()"):
+                begins = f"makes the variable {kwargs.get('name')!r} in strategy.scope()"
+                with reporter.doing(MEETING), self.step(begins):
                     return create(*args, **kwargs)
             except (tf.errors.OpError, FitError) as error:
                 differ = self._is_unmade or re.search(_MISMATCHES, str(error))
@@ -237,8 +241,9 @@ class Workers(Peers):
             yield
         except Exception as error:
             reason = self.reason_of(error)
-            # After a loss, errors of other kinds follow from it as well.
-            if self.loss or (reason and isinstance(error, tf.errors.OpError)):
+            # After a loss, errors of Keras follow from it as well.
+            follows = self.loss and not isinstance(error, FitError)
+            if follows or (reason and isinstance(error, tf.errors.OpError)):
                 raise FitError(self.failure or self.loss or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
             in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)

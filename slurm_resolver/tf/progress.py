@@ -113,14 +113,14 @@ class Reporter:
         self.enter(phases.CALLBACK if self.stage else phases.IDLE)
 
     @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Saves in the block."""
-        phase = self.phase
-        self.enter(phases.SAVING)
+    def doing(self, phase: str) -> Iterator[None]:
+        """Is in another phase in the block, such as SAVING."""
+        before = self.phase
+        self.enter(phase)
         try:
             yield
         finally:
-            self.enter(phase)
+            self.enter(before)
 
     def where(self) -> str:
         """Returns the step that this process is in, such as "in step 812 of epoch 3", or ''."""

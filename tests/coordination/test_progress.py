@@ -88,6 +88,16 @@ STALLS = {
             "worker 0 (rank 0 on n0) is in step 5"
         ),
     ),
+    "at an epoch's end": (
+        {
+            0: at(812, MEETING),
+            1: at(812, CALLBACK),
+        },
+        (
+            "worker 1 (rank 1 on n0) is in step 812, in a callback. The others wait: "
+            "worker 0 (rank 0 on n0) is in step 812, waiting for the others"
+        ),
+    ),
     "an epoch later": (
         {
             0: at(
@@ -125,6 +135,11 @@ GOOD = {
             age=3500,
         ),
     },
+    "one makes a variable, and the other prepares its data": {
+        0: at(0, IDLE, stage="", age=3500),
+        1: at(0, MEETING, stage="", age=3500),
+    },
+    "one saves at an epoch's end": {0: at(812, MEETING, age=3500), 1: at(812, SAVING, age=3500)},
     "one worker has just begun a step": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
@@ -154,6 +169,10 @@ def test_a_good_run_is_silent(workers: dict[int, Report]) -> None:
 
 
 def test_what_may_take_long_is_told_after_an_hour() -> None:
+    assert said({0: at(0, IDLE, stage="", age=4000), 1: at(0, MEETING, stage="", age=4000)}) == (
+        "no step for 4000 s: worker 0 (rank 0 on n0) is outside of fit, evaluate and predict. The "
+        "others wait: worker 1 (rank 1 on n0) is waiting for the others"
+    )
     assert said({0: at(5, age=4000), 1: at(4, SAVING, age=4000)}).endswith(
         "worker 1 (rank 1 on n0) is in step 4, saving. The others wait: worker 0 (rank 0 on n0) "
         "is in step 5"

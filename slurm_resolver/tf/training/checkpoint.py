@@ -15,6 +15,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver import run_events
+from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
@@ -212,7 +213,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     def save(self) -> None:
         """Saves; all ranks call it at the same step."""
         self.more = self._collect()
-        with reporter.saving():
+        with reporter.doing(SAVING):
             path = self._folder.save()
         self._termination.saved_at = self._at
         self._since = 0

@@ -20,6 +20,7 @@ import zlib
 from typing import Any
 
 from slurm_resolver.cluster.addresses import identity_of
+from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import SavingError
 from slurm_resolver.tf.keras.files.callback_files import writing_together
 from slurm_resolver.tf.keras.outside_graph import call_outside
@@ -40,7 +41,7 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
     # The workers do not wait for an incomplete save of an earlier start.
     start = identity_of(slurm_step_of(model.distribute_strategy.cluster_resolver))
     identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
-    with reporter.saving(), writing_together():
+    with reporter.doing(SAVING), writing_together():
         write_once(
             filepath,
             identity,
