@@ -201,6 +201,12 @@ class Client:
         if self.service:
             self.service.close()
 
+    def _describe(self) -> str:
+        """Returns how messages name this process, with what it does."""
+        does = self.does()
+        name = f"{self.name_of(self.address.rank)}, process {self._process.pid}"
+        return f"{name}, last {does}" if does else name
+
     def _start_service(self) -> None:
         """Starts the service in this process, unless another process of the task runs it."""
         from slurm_resolver.coordination.service import Service
@@ -209,7 +215,7 @@ class Client:
         while self.service is None:
             try:
                 self.service = Service(
-                    self.address, lambda rank: self.name_of(rank), lambda: self.does()
+                    self.address, lambda rank: self.name_of(rank), self._describe
                 )
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
@@ -279,7 +285,7 @@ class Client:
                 warn("%s answers again", self.name_of(self._service_rank))
             if "ping" in message:
                 service = message["ping"]
-                self._send({"pong": self.does()})
+                self._send({"pong": self._describe()})
             if "closing" in message:
                 self._has_ended = True
                 connection.socket.shutdown(socket.SHUT_WR)

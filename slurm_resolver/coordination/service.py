@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import resource
 import secrets
 import socket
@@ -74,7 +73,7 @@ class _Link:
     """A process that represents a task, and its connection."""
 
     process: Process
-    does: str = ""  # by its last answer
+    name: str  # as it has named itself last, with what it did
     writer: StreamWriter | None = None  # None while the connection has failed
     # after the connection has failed: what will make the process lost, and why
     loss: asyncio.TimerHandle | None = None
@@ -89,10 +88,12 @@ class Service:
     # when the next ping is due
     _pings_at = 0.0
 
-    def __init__(self, address: ServiceAddress, name_of: NameOf, does: Callable[[], str]) -> None:
+    def __init__(
+        self, address: ServiceAddress, name_of: NameOf, describe_own: Callable[[], str]
+    ) -> None:
         """Takes the port, and serves in a thread.
 
-        `name_of` returns how messages name a rank, and `does` what this process does. Raises
+        `name_of` returns how messages name a rank, and `describe_own` this process. Raises
         OSError if the port cannot be used, RendezvousError if the secret cannot be obtained or this
         process may not open enough files.
         """
@@ -106,7 +107,7 @@ class Service:
         self._silence = Silence[Process](address)
         self._monitor = Monitor(self.send, name_of, self._silence)
         self._name_of = name_of
-        self._does = does
+        self._describe_own = describe_own
         # by the first key of a message
         self._receivers = {
             "gather": self._rounds.message,
@@ -225,7 +226,7 @@ class Service:
         }
         if process.role == "observer":
             silent = self._silence.silent_for(self.address.grace / 2)
-            answer.update(self._monitor.status(), silent=self._describe_all(silent))
+            answer.update(self._monitor.status(), silent=self._names_of(silent))
         refusal = self._find_rival(process)
         if refusal:
             writer.write(encode({**answer, "refused": refusal}))
@@ -269,7 +270,7 @@ class Service:
                 if self._silence.heard(process):
                     self.send(None, {"silent": f"{self._name_of(process.rank)} answers again"})
                 if "pong" in message:
-                    link.does = message["pong"]
+                    link.name = message["pong"]
                 else:
                     self._receivers[next(iter(message))](process, message)
         except (EOFError, ConnectionError) as error:
@@ -304,7 +305,7 @@ class Service:
             if link:  # it has ended, and this process follows it
                 self._training.ended(link.process, link.reason, said_goodbye=True)
                 self._monitor.ended(link.process)
-            link = self._links[process[:2]] = _Link(process)
+            link = self._links[process[:2]] = _Link(process, self._name_of(process.rank))
         elif link.writer:
             link.writer.close()
         link.writer = writer
@@ -319,27 +320,20 @@ class Service:
         now = self._silence.now
         if now >= self._pings_at:
             self._pings_at = now + min(self._monitor.report_seconds(), self.address.grace / _PINGS)
-            self.send(None, {"ping": self._describe(self.address.rank, os.getpid(), self._does())})
+            self.send(None, {"ping": self._describe_own()})
             for link in self._links.values():
                 if link.writer:
                     self._silence.await_answer(link.process)
         new = self._silence.find()
         if new:
-            self.send(None, {"silent": describe(self._describe_all(new), self.address)})
+            self.send(None, {"silent": describe(self._names_of(new), self.address)})
         for process in self._silence.silent_for(self.address.silence):
             self._end(self._links[process[:2]], why_lost(self.address), said_goodbye=False)
             self._rounds.end_without(process.rank)
 
-    def _describe_all(self, processes: Iterable[Process]) -> list[str]:
-        """Returns how messages name processes, with what they did by their last answers."""
-        return [
-            self._describe(process.rank, process.pid, self._links[process[:2]].does)
-            for process in processes
-        ]
-
-    def _describe(self, rank: int, pid: int, does: str) -> str:
-        name = f"{self._name_of(rank)}, process {pid}"
-        return f"{name}, last {does}" if does else name
+    def _names_of(self, processes: Iterable[Process]) -> list[str]:
+        """Returns how processes have named themselves last."""
+        return [self._links[process[:2]].name for process in processes]
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""
