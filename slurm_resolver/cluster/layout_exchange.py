@@ -19,6 +19,7 @@ from slurm_resolver.cluster.layout import (
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.slurm.step_variables import Component, SlurmStep
 
@@ -33,6 +34,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     Raises:
         LayoutError: if not all tasks call it in time, or their reports do not fit
             SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE.
+        RendezvousError: if the coordination service cannot start, or refuses this task.
     """
     nodes, counts = nodes_and_counts(step)
     name = identity_of(step).replace(" ", "-")
@@ -48,6 +50,8 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
                 options.meeting_seconds,
             )
             text = json.dumps(_layout_from_places(places, nodes, counts))
+        except RefusedError:  # another layout would not help
+            raise
         except RendezvousError as error:
             raise LayoutError(
                 "the variables do not say where the ranks of this step run, and the tasks could "

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
+from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.coordination.silence import TICK_SECONDS, Silence, describe, why_lost
 from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at
 from slurm_resolver.coordination.wire import (
@@ -69,6 +70,8 @@ class Client:
     # whether the service has run and ended; why, if it is lost
     _has_ended = False
     _loss = ""
+    # whether the network has ended the last connection, not the service's process
+    _was_cut = False
 
     def __init__(self, address: ServiceAddress) -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
@@ -133,11 +136,12 @@ class Client:
                 self.wait_for(has_ended, _ANSWER_SECONDS)
             del self._standing[gather]
             answer = self._answers.pop(gather, None)
+        if answer is None and self.refusal:
+            raise RefusedError(self.refusal, unreached=True)
         if answer is None:
             gone = f"{self.address.name} is gone, and cannot take part in {purpose}: {self._loss}."
             raise RendezvousError(
-                self.refusal
-                or (self._loss and gone)
+                (self._loss and gone)
                 or f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}.",
                 unreached=True,
             )
@@ -236,14 +240,20 @@ class Client:
         while not (self._closed or self.refusal):
             try:
                 connection, answer = open_connection(self.address, self._process)
+            except RefusedError as error:
+                self.refusal = str(error)
+                continue
             except (OSError, RendezvousError) as error:
                 self._take_failure(error)
                 self.wait_for(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
-            with suppress(OSError), connection.socket:
-                self._attend(connection, answer)
+            try:
+                with connection.socket:
+                    self._attend(connection, answer)
+            except OSError as error:
+                self._was_cut = type(error) is not ConnectionError
             self._connection = None
             if self._has_ended:  # there may never be another service, nor a need for one
                 self.wait_for(lambda: self._standing or self._closed)
@@ -295,7 +305,8 @@ class Client:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
         why = f"it has not answered for {self.address.grace:g} s: {self.problem}"
-        if isinstance(error, ConnectionRefusedError):
+        # A firewall refuses, too; it has cut the connection before.
+        if isinstance(error, ConnectionRefusedError) and not self._was_cut:
             why = "its process has ended"
         elif monotonic() < self._gone_at:
             return

@@ -121,7 +121,7 @@ def describe_stall(workers: Reports, behind: Sequence[int], name_of: NameOf) -> 
     if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where()}:
         line += (
             ". They wait for each other in its collective operations: look at the network between "
-            "their nodes, and at their GPUs (nvidia-smi, dmesg)"
+            "their nodes (firewalls, the MTU), and at their GPUs (nvidia-smi, dmesg)"
         )
     return line
 

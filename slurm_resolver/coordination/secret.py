@@ -12,6 +12,7 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -27,15 +28,24 @@ from slurm_resolver.errors import RendezvousError
 VARIABLE = "SLURM_RESOLVER_SECRET"
 MUNGE_SOCKET_VARIABLE = "SLURM_RESOLVER_MUNGE_SOCKET"
 
+
+class RefusedError(RendezvousError):
+    """This task cannot take part in the step; to try again is of no use."""
+
+
 _SHORTEST = 16  # characters
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
-_MUNGE_SECONDS = 10.0
+_MUNGE_SECONDS = 30.0
 _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
 _REPLAYED = 17  # unmunge(1) only: the credential is valid, but was decrypted here before
-_REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -hex 32)"
+REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -hex 32)"
 # how messages name a task's means to recognize the others; beside them, VARIABLE
 MUNGE = "munge"
 NONE = "no secret"
+
+# The keys that munge has decrypted here, by their names: it may take longer than a handshake, or
+# than a task may be away.
+_keys: dict[object, bytes] = {}
 
 
 class Secret:
@@ -48,11 +58,17 @@ class Secret:
         self._renew_at = math.inf
         if self._offer["means"] == MUNGE:
             self.key = secrets.token_bytes(32)
+            self._offer["key"] = _name_of(self.key)
             self._encrypt()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `offer` has to call munge, which may take long."""
+        return monotonic() > self._renew_at
 
     def offer(self) -> dict[str, str]:
         """Returns the message from which a task of the same user obtains the secret."""
-        if monotonic() > self._renew_at:
+        if self.is_due:
             with suppress(RendezvousError):
                 self._encrypt()
         return self._offer
@@ -71,30 +87,39 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     """
     means = find_means()
     if offer.get("means") != means:
-        raise RendezvousError(
+        raise RefusedError(
             f"{name} and this task have different kinds of secret: {offer.get('means')!r:.40} "
-            f"there, and {means!r} here. {_REMEDY}, and see that srun passes it on (--export)."
+            f"there, and {means!r} here. {REMEDY}, and see that srun passes it on (--export)."
         )
     if means != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
+    if offer.get("key") in _keys:
+        return _keys[offer.get("key")]
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     found = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
     if not found:
-        raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
-    return bytes.fromhex(found[1])
+        raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
+    key = bytes.fromhex(found[1])
+    _keys[_name_of(key)] = key
+    return key
+
+
+def _name_of(key: bytes) -> str:
+    """Returns a name for a random key, from which nobody can find the key."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def find_means() -> str:
-    """Returns VARIABLE, MUNGE or NONE; RendezvousError if the variable is too short."""
+    """Returns VARIABLE, MUNGE or NONE; raises RefusedError if the variable is too short."""
     value = os.environ.get(VARIABLE)
     if value is None:
         has_munge = shutil.which("unmunge") and Path(_munge_socket()).is_socket()
         return MUNGE if has_munge else NONE
     if len(value) < _SHORTEST:
-        raise RendezvousError(
+        raise RefusedError(
             f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "
-            f"can guess. {_REMEDY}."
+            f"can guess. {REMEDY}."
         )
     return VARIABLE
 
@@ -118,5 +143,5 @@ def _run_munge(program: str, options: list[str], text: str) -> str:
         reason = str(error)
     raise RendezvousError(
         f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or do "
-        f"without it. {_REMEDY}."
+        f"without it. {REMEDY}."
     )

@@ -7,10 +7,13 @@ how they end to `training_with_servers`, and to `progress`, which watches all tr
 |---|---|
 | after a goodbye | has left |
 | without one, as the process closed it | is lost, unless it returns within 2 s |
-| without one, as its node has reset it | is lost, unless it returns within 5 s |
+| without one, as it was reset | is lost, unless it returns within half of the grace |
 | without one, as its node is silent | is lost, unless it returns within the grace |
 
 A process that keeps its connection, but does not answer, is lost as well: see `silence`.
+
+A service that cannot start, as it may not open enough files, says so to each task, and to all tasks
+before its process ends: the others would wait for it.
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
 messages. It waits for the grace for tasks whose nodes have not got them, or that are about to
@@ -21,6 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
+import os
 import resource
 import secrets
 import socket
@@ -52,6 +57,7 @@ from slurm_resolver.coordination.wire import (
 )
 from slurm_resolver.errors import RendezvousError
 
+_TELL_SECONDS = 30.0  # for the tasks to learn, at the end of this process, that it cannot serve
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _CLOSE_SECONDS = 3.0  # for a process to close its connection as the service ends
 # Linux takes a whole answer at once: this task may then hold the interpreter, and block the
@@ -94,12 +100,19 @@ class Service:
         """Takes the port, and serves in a thread.
 
         `name_of` returns how messages name a rank, and `describe_own` this process. Raises
-        OSError if the port cannot be used, RendezvousError if the secret cannot be obtained or this
-        process may not open enough files.
+        OSError if the port cannot be used.
         """
         self.address = address
-        self._secret = Secret()
-        _allow_connections(address)
+        # why it cannot serve: the secret cannot be obtained, or too few files may be open
+        self._problem = ""
+        # the ranks that know that, and until when it waits for the others
+        self._informed: set[object] = set()
+        self._inform_until = math.inf
+        try:
+            self._secret = Secret()
+            _allow_connections(address)
+        except RendezvousError as error:
+            self._problem = str(error)
         self._socket = listen_at(address.port)
         # what the messages of the tasks are for
         self._rounds = Rounds(address, self.send, name_of)
@@ -140,6 +153,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it."""
+        self._inform_until = monotonic() + _TELL_SECONDS
         self._training.is_leaving = True
         self._thread.join()
 
@@ -149,7 +163,7 @@ class Service:
             self._admit, sock=self._socket, limit=MOST_BYTES, backlog=_ACCEPTED
         )
         self._socket.listen(_BACKLOG)
-        while not self._training.is_leaving or self._training.has_to_tell():
+        while not self._training.is_leaving or self._has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
             now = monotonic()
             if self._departed:  # one message, as large steps end at once
@@ -169,6 +183,12 @@ class Service:
             await asyncio.sleep(_TICK_SECONDS / 25)
         server.close()
         await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
+
+    def _has_to_tell(self) -> bool:
+        """Whether tasks have to learn how the training ends, or that the service cannot start."""
+        if not self._problem:
+            return self._training.has_to_tell()
+        return len(self._informed) < self.address.num_tasks and monotonic() < self._inform_until
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
@@ -201,8 +221,17 @@ class Service:
 
         Raises OSError if it is refused.
         """
+        if self._problem:
+            greeting = {"identity": self.address.identity, "problem": self._problem}
+            writer.write(encode({"protocol": PROTOCOL, **greeting}))
+            hello = decode(await reader.readuntil())
+            if hello.get("role") != "observer":
+                self._informed.add(str(hello.get("rank")))
+            raise ConnectionRefusedError
         challenge = secrets.token_hex(16)
         key = self._secret.key
+        if self._secret.is_due:  # munge may take long
+            await asyncio.get_running_loop().run_in_executor(None, self._secret.offer)
         offer = self._secret.offer()
         writer.write(encode({"protocol": PROTOCOL, "challenge": challenge, "offer": offer}))
         hello = decode(await reader.readuntil())
@@ -217,7 +246,12 @@ class Service:
             and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
         )
-        if not (is_valid and is_proof(proof, key, "task", challenge, hello)):
+        if not is_valid:
+            raise ConnectionRefusedError
+        if not is_proof(proof, key, "task", challenge, hello):
+            if process.role != "observer":
+                self._rounds.unproven.add(process.rank)
+            writer.write(encode({"unproven": True}))
             raise ConnectionRefusedError
         answer = {
             "proof": prove(key, "service", challenge, hello),
@@ -277,9 +311,12 @@ class Service:
             if self._is_closing and link.writer is writer:  # it has all messages
                 self._links.pop(process[:2], None)
                 link.writer = None
-            # After an outage, a node resets the connections that it has given up before it returns.
-            seconds = RETURN_SECONDS if isinstance(error, EOFError) else HANDSHAKE_SECONDS
-            reason = "its process has ended"
+            # After an outage, a node resets the connections that it has given up before it returns;
+            # a firewall may do so, too.
+            reason = f"its connection was reset, and it has not returned for {seconds:g} s"
+            if not isinstance(error, ConnectionResetError):
+                seconds = RETURN_SECONDS
+                reason = "its process has ended"
         finally:
             if link.writer is writer:
                 link.writer = None

@@ -8,6 +8,9 @@ A connection begins with a mutual handshake, in which the secret itself is never
     service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
              and {"refused": "why"}, or what an observer asks for
 
+A service that cannot start greets with {"protocol": 1, "identity": I, "problem": "why"}, and the
+task answers with its rank and role. It answers {"unproven": true} to another secret.
+
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
 
@@ -52,7 +55,7 @@ from time import monotonic
 from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.secret import accept_offer
+from slurm_resolver.coordination.secret import REMEDY, RefusedError, accept_offer
 from slurm_resolver.coordination.tcp import connect_to
 
 Message = dict[str, Any]
@@ -197,12 +200,16 @@ def _shake(
     connection = Connection(sock)
     try:
         greeting = connection.receive(until)
+        if "problem" in greeting and greeting.get("identity") == address.identity:
+            connection.send(process._asdict())
+            raise RefusedError(f"{address.name} cannot start: {greeting['problem']}")
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise ConnectionError(
                 "another program or another version of slurm_resolver answers there"
             )
-        key = accept_offer(offer, address.name)
+        key = accept_offer(offer, address.name)  # which may take long
+        until = monotonic() + HANDSHAKE_SECONDS
         hello = {
             **process._asdict(),
             "identity": address.identity,
@@ -215,6 +222,8 @@ def _shake(
             raise ConnectionError(
                 "a service answers there, but it belongs to another step, or another start"
             )
+        if "unproven" in answer:
+            raise RefusedError(f"{address.name} and this task have different secrets. {REMEDY}.")
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
             raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"

@@ -135,10 +135,7 @@ def serve(resolver: Any, server: Any, start_timeout: float) -> int:
     member.await_joined(start_timeout)
     refusal = member.client.refusal
     if refusal:
-        raise JobsError(
-            f"serve() in process {os.getpid()}: {refusal} Call it in the process that represents "
-            "the rank."
-        )
+        raise JobsError(f"serve() in process {os.getpid()}: {refusal}")
     if server is None and not member.outcome:
         server = tf.distribute.Server(
             resolver.cluster_spec(), own.job, own.index, protocol=resolver.rpc_layer

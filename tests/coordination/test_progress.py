@@ -68,7 +68,8 @@ STALLS = {
         WAITING,
         (
             f"{FIRST_FIVE} and 2 more are in step 812. They wait for each other in its collective "
-            "operations: look at the network between their nodes, and at their GPUs (nvidia-smi, "
+            "operations: look at the network between their nodes (firewalls, the MTU), and at "
+            "their GPUs (nvidia-smi, "
             "dmesg)"
         ),
     ),
