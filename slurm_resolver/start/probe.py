@@ -106,14 +106,18 @@ def tasks_to_ask(rank: int, tasks: Sequence[Task]) -> list[Task]:
     return [tasks[position] for position in asked if position != own]
 
 
-def find_unreached(
-    asked: Sequence[Task], ask: Callable[[Task], object] = ask_rank
-) -> dict[int, str]:
-    """Asks some tasks, and returns why those that did not answer did not, by rank."""
+def find_unreached(asked: Sequence[Task], serving: Collection[int] = ()) -> dict[int, str]:
+    """Asks some tasks, and returns why those that did not answer did not, by rank.
+
+    A server of TensorFlow listens, or soon will, at the ports of the ranks that are `serving`.
+    """
 
     def problem(task: Task) -> str:
         try:
-            ask(task)
+            if task.rank in serving:
+                call(task.address).close()
+            else:
+                ask_rank(task)
         except OSError as error:
             return str(error)
         return ""

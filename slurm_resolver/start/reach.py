@@ -14,12 +14,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 
-from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
-from slurm_resolver.start.probe import ask_rank, call, find_unreached, tasks_to_ask
+from slurm_resolver.start.probe import find_unreached, tasks_to_ask
 from slurm_resolver.wording import shorten
 
 _PAUSE = 1.0
@@ -51,45 +50,29 @@ def wait_until_reached(
     Raises:
         RendezvousError: in every task, if some do not answer in time. It names them.
     """
-    own = cluster.task
-    assert own
-    assert cluster.service
-    others = [task.rank for task in cluster.tasks if task.rank not in waiting]
-    next_notice = monotonic() + _FIRST_NOTICE
+    own = client.address.rank
+    tasks = cluster.tasks
     began = monotonic()
-    asked = tasks_to_ask(
-        own.rank,
-        [task for task in cluster.tasks if task.rank in waiting or task.rank in serving],
-    )
-
-    def ask(task: Task) -> None:
-        if task.rank in waiting:
-            ask_rank(task)
-        else:
-            call(task.address).close()
-
+    notice_at = began + _FIRST_NOTICE
+    others = [task.rank for task in tasks if task.rank not in waiting]
+    asked = tasks_to_ask(own, [tasks[rank] for rank in sorted({*waiting, *serving})])
     while True:
-        problems = find_unreached(asked, ask)
-        asked = [task for task in asked if task.rank in problems]
+        unreached = find_unreached(asked, serving)
+        asked = [tasks[rank] for rank in unreached]
         now = monotonic()
-        note = {
-            "unreached": [*problems.items()][:_MOST_NAMED],
-            "gives_up": now > until,
-        }
         seconds = max(0.0, until - now) + _ROUND_SECONDS
+        note = (now > until, [*unreached.items()][:_MOST_NAMED])
         answers = client.gather("the test of the ports", note, seconds, without=others)
-        notes = {rank: note for rank, note in enumerate(answers) if note}
-        told = describe_unreached(
-            {rank: note["unreached"] for rank, note in notes.items()}, cluster
-        )
+        notes = {rank: answer for rank, answer in enumerate(answers) if answer}
+        told = describe_unreached({rank: note[1] for rank, note in notes.items()}, cluster)
         if not told:
             return
-        text = f"{told}{cluster.service.remedy}"
-        if any(note["gives_up"] for note in notes.values()):
+        text = f"{told}{client.address.remedy}"
+        if any(gives_up for gives_up, _ in notes.values()):
             raise RendezvousError(f"not ready: {text}.")
-        if own.rank == min(waiting) and monotonic() > next_notice:
-            next_notice += _NEXT_NOTICES
-            warn("has waited %.0f s: %s", monotonic() - began, text)
+        if own == min(waiting) and now > notice_at:
+            notice_at += _NEXT_NOTICES
+            warn("has waited %.0f s: %s", now - began, text)
         time.sleep(_PAUSE)
 
 
