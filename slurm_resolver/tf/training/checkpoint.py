@@ -19,7 +19,7 @@ from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.causes import cause_of
+from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -188,13 +188,14 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
             is_between_steps: whether this rank's variables are those after a whole step.
         """
         received = self._termination.watch.received
-        if not received:
+        if not received or isinstance(error, OF_PEERS):  # another rank has ended
             return
         told: dict[str, Any] = {}
         with contextlib.suppress(ResumeError):
             told = self._ranks.compare("the save after an error", is_between_steps, _ERROR_WAIT)
-        alone = self._ranks.leads and is_between_steps and not self._folder.is_read_together()
-        saves = alone or next(iter(told.values()), False)  # the leader's
+        # Where only SIGTERM came, another task may have failed: srun then ends this one by it.
+        alone = self._ranks.leads and received != "SIGTERM" and not self._folder.is_read_together()
+        saves = next(iter(told.values()), alone and is_between_steps)  # what the leader has told
         end = "saved as it was before" if saves else "not saved, as the leader may be within"
         failed = "after %s, the training failed (%s); it is %s this step"
         warn(failed, received, cause_of(error), end)
