@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,14 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
 def _warned_of_nothing() -> None:
     """Lets each test see the warnings that a process logs only once."""
     log.warned.clear()
+
+
+@pytest.fixture(autouse=True)
+def _blocked_signals() -> Iterator[None]:
+    """Unblocks what a test blocks, such as by a strategy: other tests start processes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from captured import Patch
 from programs_on_path import stand_ins
-from slurm_jobs import read
+from slurm_jobs import read, wait_for
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import requeue_job
@@ -270,6 +270,7 @@ def test_the_first_signal_is_noted_and_later_sigterm_ends_the_wait(handlers: Non
     watch = SignalWatch(["SIGUSR2", "SIGTERM"])
     watch.arm()
     os.kill(os.getpid(), signal.SIGUSR2)
+    wait_for(lambda: watch.received is not None)  # another thread gets it
     os.kill(os.getpid(), signal.SIGTERM)
     assert watch.received == "SIGUSR2"
     watch.leave_on_sigterm()
