@@ -79,7 +79,7 @@ class _Link:
     """A process that represents a task, and its connection."""
 
     process: Process
-    name: str  # as it has named itself last, with what it did
+    name: str = ""  # as it has named itself last, with what it did
     writer: StreamWriter | None = None  # None while the connection has failed
     # after the connection has failed: what will make the process lost, and why
     loss: asyncio.TimerHandle | None = None
@@ -342,7 +342,7 @@ class Service:
             if link:  # it has ended, and this process follows it
                 self._training.ended(link.process, link.reason, said_goodbye=True)
                 self._monitor.ended(link.process)
-            link = self._links[process[:2]] = _Link(process, self._name_of(process.rank))
+            link = self._links[process[:2]] = _Link(process)
         elif link.writer:
             link.writer.close()
         link.writer = writer
@@ -369,8 +369,10 @@ class Service:
             self._rounds.end_without(process.rank)
 
     def _names_of(self, processes: Iterable[Process]) -> list[str]:
-        """Returns how processes have named themselves last."""
-        return [self._links[process[:2]].name for process in processes]
+        """Returns how processes have named themselves last, or their tasks."""
+        return [
+            self._links[process[:2]].name or self._name_of(process.rank) for process in processes
+        ]
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""
