@@ -79,7 +79,7 @@ class _Claim(NamedTuple):
 class CallbackFiles:
     """The files that the callbacks of this worker write."""
 
-    _hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
+    hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -125,7 +125,7 @@ class CallbackFiles:
         if kind == "r":
             claim = self._claims.get(full)
             # Another worker may still write what it creates in this hook.
-            is_new = claim and claim.rank != self._rank and claim.hook == self._hook
+            is_new = claim and claim.rank != self._rank and claim.hook == self.hook
             return own if is_new or os.path.lexists(own) else path
         claim = self._claim(full)
         if claim.rank == self._rank:
@@ -139,14 +139,14 @@ class CallbackFiles:
         """Runs a hook of a callback."""
         self._hooks[label] += 1
         current = f"{label} {self._hooks[label]}"
-        with setting(self, "_hook", current), setting(_current, "files", self):
+        with setting(self, "hook", current), setting(_current, "files", self):
             return hook(*args, **kwargs)
 
     def _claim(self, full: str) -> _Claim:
         """Returns which worker writes a path: this one, if none has claimed it before."""
         client = self._workers.client
         if full not in self._claims:
-            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self._hook)
+            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self.hook)
             client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
         return self._claims.get(full) or _Claim(self._rank, "")
 
