@@ -37,9 +37,22 @@ from slurm_resolver.wording import shorten
 _SECONDS = 5.0
 _LISTED = 4  # workers that an error names
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
-_STEP = "begins the next step"
+STEP = "begins the next step"
+STEP_OF_CALLBACK = "begins a step in a callback"
 _FAILED = "has failed"
 _UNMADE = "cannot make a variable"
+# What to do if a worker ends an epoch while another one begins the next step of it.
+STOPPED = (
+    "stop_training was set within the epoch in the worker that ends it: set it at the end of an "
+    "epoch, or in every worker at the same step."
+)
+ENDED = (
+    "The data has fewer batches in the worker that ends the epoch: check whether its files are "
+    "complete. Data that differs between workers needs AutoShardPolicy.OFF, and steps_per_epoch if "
+    "its length differs."
+)
+_REMEDIES = (IN_ALL, STOPPED, ENDED)
+_GONE_SECONDS = 2.0  # in which the service says why a worker is missing
 # TensorFlow's words if workers send or receive other shapes or types.
 _MISMATCHES = "mismatch in the collective|expected type"
 
@@ -51,6 +64,7 @@ class _Given(NamedTuple):
     value: Any
     steps: int  # how many it has begun
     within: str  # the method in which it fails together with the others
+    remedy: str = IN_ALL  # if another worker begins the next step instead
 
 
 class Workers(Peers):
@@ -58,7 +72,7 @@ class Workers(Peers):
 
     _failed = False  # whether this worker alone has failed in its last call
     _is_unmade = False  # whether another worker cannot make the current variable
-    _begins = _STEP  # what this worker has begun with the others, as messages say it
+    _begins = STEP  # what this worker has begun with the others, as messages say it
     # How many exchanges and steps this worker has begun, and those of one that waits for it.
     _exchanges = 0
     _steps: int = 0
@@ -72,12 +86,13 @@ class Workers(Peers):
         if client:
             client.listen("awaited", self._take_waiting)
 
-    def exchange(self, call: str, value: Any) -> list[Any]:
+    def exchange(self, call: str, value: Any, remedy: str = IN_ALL) -> list[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.
 
         Args:
             call: what this worker does, such as "calls fit"; all workers have to do the same.
             value: what this worker gives.
+            remedy: what to do if another worker begins the next step instead.
 
         Raises:
             FitError: if another worker does something else, has ended, or is lost.
@@ -85,7 +100,7 @@ class Workers(Peers):
         if len(self.names) < 2:
             return [value]
         self._exchanges += 1
-        given = self._give(call, value)
+        given = self._give(call, value)._replace(remedy=remedy)
         if not self.client:  # under TF_CONFIG there is no service
             line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
             gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
@@ -98,15 +113,18 @@ class Workers(Peers):
                 with reporter.doing(MEETING):
                     by_rank = self.client.gather(_CALL, given, None, self.others)
             except RendezvousError as error:
+                # One that is lost says why; one that has left may have left out the call.
+                self.client.wait_for(
+                    lambda: self.failure or self.loss or self.absence, _GONE_SECONDS
+                )
                 own = f"this worker {call}: {error} {IN_ALL}"
                 raise FitError(self.failure or self.loss or own) from error
             finally:
                 self.is_exchanging = False
             told = [_Given(*by_rank[rank]) for rank in self.ranks]
-        first = told[0].call
         for name, other in zip(self.names, told):
-            if other.call != first:
-                calls = _describe_calls(self.names[0], first, name, other.call)
+            if other.call != told[0].call:
+                calls = _describe_calls(self.names[0], told[0], name, other)
                 raise FitError(self.failure or calls)
         return [one.value for one in told]
 
@@ -114,7 +132,7 @@ class Workers(Peers):
         return _Given(call, value, steps=self._steps, within=self.call)
 
     @contextlib.contextmanager
-    def step(self, begins: str = _STEP) -> Iterator[None]:
+    def step(self, begins: str = STEP) -> Iterator[None]:
         """Takes a step of all workers in the block, or does something else in which all take part.
 
         Args:
@@ -202,7 +220,8 @@ class Workers(Peers):
         elif self._is_awaited(self._steps):
             self.client.offer(_CALL, self._give(self._begins))
             other = self.ranks[message["rank"]]
-            abort_collectives(_describe_calls(other, given.call, self.name, self._begins))
+            own = self._give(self._begins)
+            abort_collectives(_describe_calls(other, given, self.name, own))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
@@ -245,8 +264,9 @@ class Workers(Peers):
             follows = self.loss and not isinstance(error, FitError)
             if follows or (reason and isinstance(error, tf.errors.OpError)):
                 raise FitError(self.failure or self.loss or reason) from error
-            # If workers have made different calls, or TensorFlow misses one, all raise that.
-            in_all = str(error).endswith(IN_ALL) or isinstance(error, OF_PEERS)
+            # If workers have made different calls, or one is missing, all raise that.
+            is_missed = self.loss or isinstance(error, OF_PEERS)
+            in_all = is_missed or str(error).endswith(_REMEDIES)
             if self.client and not in_all:
                 topic = f"failed {self.calls}"
                 self.client.tell(topic, cause_of(error))
@@ -260,5 +280,9 @@ class Workers(Peers):
             self.failure = ""
 
 
-def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
-    return f"{name} {call}, and {other} {others_call}. {IN_ALL}"
+def _describe_calls(name: str, given: _Given, other: str, others: _Given) -> str:
+    remedy = IN_ALL
+    for one, another in ((given, others), (others, given)):
+        if another.call == STEP:
+            remedy = one.remedy
+    return f"{name} {given.call}, and {other} {others.call}. {remedy}"

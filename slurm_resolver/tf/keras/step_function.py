@@ -33,8 +33,10 @@ from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.data_waits import timed
+from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
 from slurm_resolver.tf.keras.configuration import describe_model
 from slurm_resolver.tf.keras.differences import REMEDY, compare
+from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.normalization import statistics_of
 from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
@@ -123,8 +125,9 @@ class StepFunction:
         if self._kind == "train" and not self._strategy.workers.call:
             self._compare_in_own_loop()
         reporter.begin_step(count)
+        begins = STEP_OF_CALLBACK if is_in_hook() else STEP
         try:
-            with self._strategy.workers.step():
+            with self._strategy.workers.step(begins):
                 return self._predict(data) if isinstance(data, list) else self._take_steps(data)
         except tf.errors.OpError as error:
             text = str(error)

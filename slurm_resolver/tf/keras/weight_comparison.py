@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.exchange import ENDED, STOPPED, Workers
 from slurm_resolver.tf.keras.differences import REMEDY, Entry, compare
 
 
@@ -89,7 +89,8 @@ def callback_of(workers: Workers, remedy: str) -> Any:
     class SlurmResolverCheck(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.on_test_end()  # which `fit` calls only after a validation
-            stops = workers.exchange(f"ends epoch {epoch + 1}", bool(self.model.stop_training))
+            own = bool(self.model.stop_training)
+            stops = workers.exchange(f"ends epoch {epoch + 1}", own, STOPPED if own else ENDED)
             compare_weights(workers, self.model, f"after epoch {epoch + 1}", remedy)
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)

@@ -14,6 +14,7 @@ from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
 
+IN_ALL = "Make each call in all workers"  # what to do if one worker alone makes a call
 PROGRAM = quiet_helper("keras_bad_fit")
 SECONDS = 240
 
@@ -99,14 +100,25 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
     assert "RuntimeError: of the callback\n" in done.stderr.replace(reason, "")
 
 
-def test_a_stop_of_one_worker_within_an_epoch_is_an_error_in_all(
-    real_slurm: SlurmCluster, tmp_path: Path
+@pytest.mark.parametrize(
+    ("why", "failing", "message"),
+    [
+        ("stop", 2, "stop_training was set within the epoch in the worker that ends it: set it"),
+        ("data", 2, "The data has fewer batches in the worker that ends the epoch: check whether"),
+        ("step", 2, "worker 0 begins a step in a callback"),
+        ("killed", 1, "is gone in step 4 of epoch 1: its process has ended"),
+    ],
+)
+def test_a_worker_that_ends_an_epoch_early_is_an_error_with_its_own_remedy(
+    real_slurm: SlurmCluster, tmp_path: Path, why: str, failing: int, message: str
 ) -> None:
-    done = start(real_slurm, tmp_path, "stopping", "within")
+    done = start(real_slurm, tmp_path, "ending", why, status=None)
+    assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]
-    assert len(errors) == 2, done.stderr[-4000:]
-    for error in errors:
-        assert "worker 1 ends epoch 1" in error
+    assert len(errors) == failing, done.stderr[-4000:]
+    assert message in errors[0]
+    if why != "step":
+        assert IN_ALL not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,11 @@ def writing_together() -> contextlib.AbstractContextManager[None]:
     return setting(_current, "files", None)
 
 
+def is_in_hook() -> bool:
+    """Whether this thread runs a hook of a callback, and nothing that all workers do together."""
+    return getattr(_current, "files", None) is not None
+
+
 def _redirect(original: Method, kinds: str) -> Method:
     """Returns a function that redirects the paths among its arguments in the hooks of callbacks."""
 
