@@ -127,15 +127,19 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
     if call != "fit":
         return
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
+    one_replica = getattr(sharing, "local_replicas", 0) == 1
+    # Those of a frozen model may come from outside: the workers compare them with the others.
+    frozen = {id(one) for one in model.weights if one_replica and not one.trainable}
     for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
-        if not strategy.extended.variable_created_in_scope(variable.value):
+        is_inside = strategy.extended.variable_created_in_scope(variable.value)
+        if not is_inside and id(variable) not in frozen:
             raise FitError(
                 f"fit of {model.name!r}: the variable {variable.path!r} was created outside "
                 f"strategy.scope(). {SCOPE}"
             )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)
-        if value and getattr(sharing, "local_replicas", 0) != 1:
+        if value and not one_replica:
             raise FitError(
                 f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow "
                 "supports neither under ParameterServerStrategy nor with several GPUs in a task. "

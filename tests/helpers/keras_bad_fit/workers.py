@@ -69,6 +69,14 @@ def other_weights_before() -> None:
 
 
 @way
+def other_frozen_model() -> None:
+    frozen = model()
+    frozen.layers[0].bias.assign([5.0 * WORKER])
+    frozen.trainable = False
+    trained(of_kind(lambda inputs, outputs: keras.Model(inputs, frozen(inputs) + outputs)))
+
+
+@way
 def other_momentum() -> None:
     trained(in_scope(lambda: model(keras.optimizers.SGD(0.1, momentum=0.9 * WORKER))))
 

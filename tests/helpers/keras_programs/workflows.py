@@ -219,3 +219,18 @@ def with_metrics(strategy: Any) -> Outcome:
         found.append([mean.result(), error.result()])
     mean.reset_state()
     return {"metrics": numbers(found), "reset": numbers(mean.result())}
+
+
+@program("model")
+def frozen_outside(strategy: tf.distribute.Strategy) -> Outcome:
+    """Uses a frozen model that was made outside the scope, as a layer."""
+    keras.utils.set_random_seed(7)
+    frozen = perceptron(layers.BatchNormalization)
+    frozen.trainable = False
+
+    def make() -> Any:
+        inputs = keras.Input(frozen.input_shape[1:])
+        hidden = layers.Dense(8, activation="relu")(inputs)
+        return keras.Model(inputs, layers.Dense(3)(layers.concatenate([frozen(inputs), hidden])))
+
+    return fitted(ready(strategy, make), data(), predict=True)

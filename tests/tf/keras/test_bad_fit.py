@@ -36,6 +36,7 @@ IN_BOTH = {
     "other_rate": "in step 1 of epoch 1, in the learning rate: 0.01 in worker 0, 0.1 in worker 1",
     "other_weights": "the workers differ after epoch 1, in sequential_",
     "other_weights_before": "/bias: 0 in worker 0, 5 in worker 1. ",
+    "other_frozen_model": "/bias: 0 in worker 0, 5 in worker 1. ",
     "other_momentum": "in model.optimizer (SGD).momentum: 0.0 in worker 0, 0.9 in worker 1",
     "class_weight_in_one": "in fit.class_weight: None in worker 0, 'given' in worker 1",
     "restored_in_one": "in fit.callbacks that restore a training: none in worker 0, BackupAndResum",

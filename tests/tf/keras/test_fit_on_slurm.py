@@ -38,6 +38,7 @@ STEPS = {
 
 # What ParameterServerStrategy refuses.
 REFUSED = {
+    "model_frozen_outside",
     "optimizer_accumulated",
     "optimizer_ema_overwritten",
     "step_eagerly",
