@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import math
-import os
 import resource
 import secrets
 import socket
