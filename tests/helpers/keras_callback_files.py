@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import sqlite3
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,34 +51,6 @@ class ConfusionMatrix(Callback):  # type: ignore[misc]
         image = tf.io.encode_png(tf.cast(matrix[:, :, None], tf.uint8)).numpy()
         (self.folder / f"matrix-{epoch:02d}.png").write_bytes(image)
         np.save(self.folder / f"matrix-{epoch:02d}.npy", matrix)
-
-
-class Tracker(Callback):  # type: ignore[misc]
-    """Writes a run's folder, as trackers of experiments do when they are offline."""
-
-    def __init__(self, folder: Path, index: int) -> None:
-        super().__init__()
-        self.root = folder / "runs"
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.run = self.root / "run-1"
-        self.run.mkdir(parents=True)
-        (self.run / "config.json").write_text(json.dumps({"epochs": self.params["epochs"]}))
-        self.events = open(self.run / "events.jsonl", "w", buffering=1)  # noqa: SIM115
-
-    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        self.events.write(json.dumps({"batch": batch}) + "\n")
-
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        summary = self.run / "summary.json"
-        with tempfile.NamedTemporaryFile("w", dir=self.run, delete=False) as file:
-            json.dump({"epoch": epoch, **rounded(logs)}, file)
-        os.replace(file.name, summary)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.events.close()
-        if not (self.root / "latest").is_symlink():
-            os.symlink("run-1", self.root / "latest")
 
 
 class Database(Callback):  # type: ignore[misc]
@@ -191,7 +162,6 @@ def of_keras(folder: Path, index: int) -> list[Any]:
 PROGRAMS: dict[str, Any] = {
     "keras": of_keras,
     "matrix": ConfusionMatrix,
-    "tracker": Tracker,
     "database": Database,
     "hdf5": WeightsHistory,
     "log": LogFile,
@@ -211,7 +181,7 @@ def train(strategy: Any, name: str, folder: Path, index: int) -> None:
 
 def read(path: Path) -> Any:
     """Returns what a file contains, so that equal runs have equal contents."""
-    if path.suffix in (".json", ".txt", ".jsonl", ".log"):
+    if path.suffix in (".txt", ".log"):
         return path.read_text()
     if path.suffix == ".csv":
         return [
@@ -236,9 +206,7 @@ def contents(folder: Path) -> Fields:
     found: Fields = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = os.readlink(path)
-        elif ".tfevents." in name:
+        if ".tfevents." in name:
             key = f"{name.partition('.tfevents.')[0]}.tfevents"
             found[key] = [*found.get(key, []), read(path)]
         else:
