@@ -331,6 +331,12 @@ GENERATOR = Name(
 )
 PY_DATASET = Name("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter", RESUME)
 INITIAL_EPOCH = Name("keras:Model()._initial_epoch", RESUME)
+VALIDATION_DATA = Name("keras:Model()._eval_epoch_iterator", RESUME)
+VALIDATES = Name("keras:Model._should_eval(self, epoch, validation_freq)", RESUME)
+STOPS_AT_THE_END = Name(
+    "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)",
+    RESUME,
+)
 SYMBOLIC_BUILD = Name("keras:Model._symbolic_build(self, iterator, data_batch)", RESUME)
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
@@ -339,6 +345,22 @@ ORIGINAL_DATASET = Name(
     RESUME,
 )
 TENSOR_PROTO = Name("tensorflow.core.framework.tensor_pb2:TensorProto", RESUME)
+
+# The generators of random numbers that a model does not hold.
+GLOBAL_OF_KERAS = Name(
+    "keras.src.backend.common.global_state:get_global_attribute(name)",
+    RESUME,
+)
+SEEDS_OF_KERAS = Name("keras.src.random.seed_generator:global_seed_generator", RESUME)
+SEEDS_NAME = Name("keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR", RESUME)
+# Without it, random numbers that a resumed program draws eagerly begin anew.
+EAGER_SEEDS = Name("tensorflow.python.eager.context:Context()._rng", OPTIONAL)
+# Without these, nobody is told that a step has a state that cannot be saved.
+FUNCTION_NAMES = Name(
+    "tensorflow.python.eager.context:Context.list_function_names(self)",
+    OPTIONAL,
+)
+FUNCTION = Name("tensorflow.python.eager.context:Context.get_function_def(self, name)", OPTIONAL)
 
 # Without it, a rank that ends first leaves a traceback in the others' logs.
 WATCH_KEY = Name(

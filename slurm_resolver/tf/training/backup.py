@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import sys
 import traceback
 import types
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import keras
 import numpy as np
@@ -24,14 +26,26 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import data_waits, private_names
-from slurm_resolver.tf.keras.sharing import Share, is_one_of
+from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
+from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
-from slurm_resolver.tf.training.fit_state import CallbackStates
+from slurm_resolver.tf.training.earlier_epochs import EarlierEpochs, draw, findings_of
+from slurm_resolver.tf.training.exactness import Exactness
+from slurm_resolver.tf.training.random_states import (
+    States,
+    random_states,
+    restore_random,
+    set_random_states,
+)
 from slurm_resolver.tf.training.termination import TerminationConfig
 
-_GENERATED = (private_names.GENERATOR, private_names.PY_DATASET)
+# The fits that this program has ended, by folder; one that was interrupted goes on in the next.
+_finished = Counter[str]()
+# What reads the data of fits that had ended at an earlier start, and the states of the global
+# generators of random numbers before: a later fit may read the same data.
+_owed: list[tuple[States, Callable[[], None]]] = []
 
 
 class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -74,19 +88,23 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         *,
         save_every: int | None = None,
         max_to_keep: int = 2,
+        other_data: bool = False,
         **state: Any,
     ) -> None:
         """Stores the arguments; `fit` restores when it begins.
 
         Args:
-            directory: for this training's checkpoints; one that all nodes share.
+            directory: for this training's checkpoints; one that all nodes share. The second `fit`
+                of a program with the same directory uses its folder `fit-2`, and so on.
             termination: what `termination_config` returned; None makes one with its defaults.
             save_every: also save after this many steps, the most that a crash can lose.
             max_to_keep: how many checkpoints to keep.
+            other_data: whether to resume although the data are not those of the checkpoint.
             state: further objects for the `tf.train.Checkpoint`.
         """
         super().__init__()
         self.state = state
+        self._other_data = other_data
         self.options: dict[str, Any] = {
             "directory": directory,
             "termination": termination,
@@ -126,24 +144,24 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
                 if lacking:
                     raise private_names.error_of(*lacking)
-                self._begin(callbacks, data)
+                self._begin(found, callbacks, data)
                 return
         raise ResumeError(
             "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
             "For a training loop of your own use ResumableLoop."
         )
 
-    def _begin(self, callbacks: Any, data: Any) -> None:
+    def _begin(self, fit: Any, callbacks: Any, data: Any) -> None:
         """Restores the training, and comes last among the callbacks. Keras is beginning to train.
 
-        `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
+        `fit` has the variables of Keras' `fit`, `callbacks` is Keras' list of all callbacks, and
+        `data` makes the iterators over the data.
         """
         model = self.model
+        _read_owed()
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
-        self._made = 0  # iterators over the data
-        self._iterator: Any = None  # the current one
-        self._iterators = 0  # their number, including the current one
+        self._iterator: Any = None  # over the data
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: dict[str, Any] = {}  # of the steps that were trained before
         own = (self, self._first)  # Keras' list may be that of an earlier fit
@@ -153,21 +171,33 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         )
         callbacks.callbacks = [self._first, *self._others, self]
         epochs = self.params["epochs"]
+        states = random_states()
         self._build()
+        # A run without this callback builds later, or not at all; Keras' seed may be Python's.
+        set_random_states({name: states[name] for name in states if name != "random"})
         # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
         # draw the masks of dropout. They are no weights.
         weights = set(map(id, model.weights))
         random = [one.value for one in model.variables if id(one) not in weights]
+        folder = os.fspath(self.options["directory"])
+        self._key = os.path.abspath(folder)
+        if self._key in _finished:
+            folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
+        self._state = {"model": model, "random": random, **self.state}
         backup = Backup(
             model.distribute_strategy,
-            {"model": model, "random": random, **self.state},
-            **self.options,
+            self._state,
+            **{**self.options, "directory": folder},
             complete=True,
             collect=self._collect,
         )
         self._backup = backup
         self._saved = backup.more or {}
         backup.say_start(epochs)
+        findings = findings_of(data, fit)
+        self._exactness = Exactness(backup.leads)
+        self._check_fit(findings.content)
+        self._exactness.tell(findings.other)
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
@@ -175,44 +205,71 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
         # With batches of another size, an epoch has another number of steps.
         resized = backup.epoch < epochs and backup.begin_data(batch_size)
-        if private_names.NUM_BATCHES.of(data) is None and not resized:  # until the data has ended
-            private_names.NUM_BATCHES.set(data, self._saved.get("steps"))
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
+        self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
+        self._before: Any = None  # the states of global random generators before data was read
+        if backup.restored:
+            private_names.INITIAL_EPOCH.set(model, backup.epoch)
+            self._before = random_states()
+            earlier = EarlierEpochs(model, fit, data, findings)
+            steps = None if resized else self._saved["steps"]
+            if backup.epoch >= epochs:
+                read = functools.partial(earlier.read, epochs, steps, backup.leads, resumes=False)
+                _owed.append((self._before, read))
+            elif self._draws:
+                earlier.read(backup.epoch, steps, backup.leads)
+            else:
+                self._move_by_samples()
         for name, wrapper in (
-            (private_names.GET_ITERATOR, self._get_iterator),
             (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
             (private_names.CATCH_STOP_ITERATION, self._save_on_error),
         ):
             name.set(data, functools.partial(wrapper, name.of(data)))
-        if backup.restored:
-            private_names.INITIAL_EPOCH.set(model, backup.epoch)
-            # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
-            # Python generator draws none, and must not be started unnecessarily.
-            if not is_one_of(adapter, _GENERATED):
-                for _ in range(self._saved["iterators"] - 1):
-                    iter(private_names.GET_ITERATOR.of(data)())
 
-    def _get_iterator(self, call: Method) -> Any:
-        self._made += 1
-        return call()
+    def _check_fit(self, content: int) -> None:
+        """Raises ResumeError if the checkpoint is one of another fit."""
+        self._content = content
+        problem = ""
+        if self._saved.get("content", content) != content and not self._other_data:
+            directory = self.options["directory"]
+            problem = (
+                f"{self._backup.restored} belongs to a fit on other data. Give each fit its own "
+                f"folder, such as BackupAndResume('{directory}/2'), and call the same fits in each "
+                "start. If this is the same fit, and its data have changed, pass other_data=True."
+            )
+        self._backup.agree(problem)
+
+    def _move_by_samples(self) -> None:
+        """Draws as many samples as before from an iterator that all epochs share."""
+        data = self._data
+        iterator = iter(private_names.GET_ITERATOR.of(data)())
+        for _ in range(self._backup.drawn):
+            next(iterator, None)
+        private_names.CURRENT_ITERATOR.set(data, iterator)
+        private_names.STEPS_SEEN.set(data, self._backup.drawn - self._until)
 
     def _enumerate_iterator(self, call: Method) -> Iterator[Any]:
         """Yields the steps of an epoch that are left: numbers, and the iterator over the data.
 
         Keras makes a new iterator for each epoch, or one for all epochs with `steps_per_epoch`.
         """
+        count = self.model.steps_per_execution
         for step in call():
             iterator = step[-1]
             if self._iterator is None:
-                self._catch_up(iterator)
+                self._restore_metrics()
             elif iterator is not self._iterator:
                 self._backup.drawn = 0
             self._iterator = iterator
-            self._iterators = self._made
             if self._until and self.model.stop_training:  # in a step that was trained before
                 return
-            if step[0] + self.model.steps_per_execution > self._until:
+            if step[0] + count > self._until:
+                self._restore_random()
                 yield step
+            elif self._draws:
+                with contextlib.suppress(StopIteration):
+                    draw(iterator, count)
+        self._restore_random()
 
     @contextlib.contextmanager
     def _save_on_error(self, call: Method) -> Iterator[None]:
@@ -235,26 +292,28 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         read = getattr(type(self._iterator).__next__, "__code__", None)
         return any(frame.f_code is read for frame, _ in traceback.walk_tb(error.__traceback__))
 
-    def _catch_up(self, iterator: Any) -> None:
-        """Restores the metrics, and skips the batches that were trained on."""
-        if self._until:
-            saved = self._saved["metrics"]
-            variables = self._metrics()
-            if [np.shape(value) for value in saved] == [one.shape for one in variables]:
-                for variable, value in zip(variables, saved):
-                    variable.assign(value)
-            else:
-                warn(
-                    "the metrics of this epoch start from zero: the model now has different "
-                    "metrics, or a different number of replicas"
-                )
-            for name, value in self.model.get_metrics_result().items():
-                self._logs[name] = float(value) if np.ndim(value) == 0 else value
-        for _ in range(self._backup.drawn):
-            next(iterator, None)
-        # Keras counts the steps of an iterator over all epochs, which it renews after its end.
-        seen = private_names.STEPS_SEEN.of(self._data)
-        private_names.STEPS_SEEN.set(self._data, seen + self._backup.drawn - self._until)
+    def _restore_random(self) -> None:
+        """Restores the global random generators, once the data was read that was read before."""
+        if self._before is not None:
+            restore_random(self._saved["random"], self._before)
+        self._before = None
+
+    def _restore_metrics(self) -> None:
+        """Restores the metrics of the steps that were trained before."""
+        if not self._until:
+            return
+        saved = self._saved["metrics"]
+        variables = self._metrics()
+        if [np.shape(value) for value in saved] == [one.shape for one in variables]:
+            for variable, value in zip(variables, saved):
+                variable.assign(value)
+        else:
+            warn(
+                "the metrics of this epoch start from zero: the model now has different "
+                "metrics, or a different number of replicas"
+            )
+        for name, value in self.model.get_metrics_result().items():
+            self._logs[name] = float(value) if np.ndim(value) == 0 else value
 
     def _metrics(self) -> list[tf.Variable]:
         """Returns the variables of the model's metrics.
@@ -275,8 +334,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         getattr(self.model.train_function, "join", lambda: None)()
         return {
             "callbacks": self._states.collect(),
-            "iterators": self._iterators,
+            "content": self._content,
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
+            "random": random_states(),
             "steps": private_names.NUM_BATCHES.of(self._data),
             "stop": bool(self.model.stop_training),
         }
@@ -285,6 +345,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Restores the other callbacks before the first epoch."""
         self._backup.epoch = epoch
         self._trained_metrics = None
+        self._begins = True  # a first step of the epoch
         if self._states is None:
             self._restore_callbacks()
         else:
@@ -300,8 +361,16 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
-        self._states = self._states or CallbackStates(self._others)
+        if self._states is None:
+            model = self.model
+            optimizer = model.optimizer.variables if model.optimizer else []
+            self._states = CallbackStates(self._others, saved=[*model.variables, *optimizer])
         self._states.apply(self._saved.get("callbacks", {}))
+        self._exactness.tell(*self._states.problems())
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Comes last before the step."""
+        self._exactness.before_step()
 
     def _add_logs(self, epoch: int, logs: Any) -> None:
         """Gives the other callbacks the logs of an epoch of which no step was left."""
@@ -310,6 +379,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves if that is due."""
         self._logs = {}
+        if self._begins:
+            self._begins = False
+            self._exactness.after_step(self._state)
+            self._exactness.tell(*self._states.problems())
         self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()
 
@@ -331,16 +404,14 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         backup = self._backup
         if self._states is None:
             self._restore_callbacks()
+            self._restore_random()
         else:
             backup.epoch = self.params["epochs"]
             backup.step = 0
-            # The next epoch would use the iterator of `steps_per_epoch` too.
-            continues = private_names.STEPS_PER_EPOCH.of(self._data) is not None
-            current = private_names.CURRENT_ITERATOR.of(self._data)
-            if not continues or current is not self._iterator:
+            if private_names.STEPS_PER_EPOCH.of(self._data) is None:  # one iterator for each epoch
                 backup.drawn = 0
-                self._iterators = self._made + 1
             backup.save()
+        _finished[self._key] += 1
         private_names.INITIAL_EPOCH.set(self.model, None)
         self._data = None  # which also holds this callback
         self._iterator = None
@@ -366,3 +437,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
+
+
+def _read_owed() -> None:
+    """Reads the data of fits that were not trained again; a finished training need not wait."""
+    for states, read in _owed:
+        now = random_states()
+        set_random_states(states)
+        read()
+        set_random_states(now)
+    _owed.clear()

@@ -54,6 +54,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         batch_size: how many samples a global batch has; 0 if that is not known.
         restored: the path of the checkpoint that was restored; None if there was none.
         more: what `collect` returned when that checkpoint was saved.
+        leads: whether this rank writes the checkpoints.
     """
 
     epoch = 0
@@ -99,6 +100,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._collect = collect
         self._termination = termination or termination_config(strategy.cluster_resolver)
         self._ranks = self._termination.ranks
+        self.leads = self._ranks.leads
         checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
         self._folder = CheckpointFolder(os.fspath(directory), checkpoint, self._ranks, max_to_keep)
         self.restored = self._folder.restore_newest(complete)
@@ -119,6 +121,14 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Gives the variables the values of the checkpoint again, if there is one."""
         if self.restored:
             tf.train.Checkpoint(**self._state).read(self.restored).expect_partial()
+
+    def agree(self, problem: str) -> None:
+        """Raises ResumeError in all ranks if the leader has a problem with the checkpoint."""
+        if self.restored:
+            told = self._ranks.compare("the checkpoint", problem)
+            problem = next(iter(told.values()))  # the leader's
+            if problem:
+                raise ResumeError(problem)
 
     def begin_data(self, batch_size: int, skip: bool = True) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.

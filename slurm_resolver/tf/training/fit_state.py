@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Callable
 
@@ -21,21 +20,10 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 
-States = dict[str, dict[str, str]]  # by callback, and by attribute the packed value
-Snapshot = dict[str, Any]  # of a callback, by attribute
-
 _COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)
 }
 _ALONE = (bool, int, float, str, type(None))
-# Keras sets the first two in every callback. It derives the others, which belong together, from
-# a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
-_OF_KERAS = (
-    "model",
-    "params",
-    "monitor_op",
-    "min_delta",
-)
 
 
 def pack(value: Any) -> str:
@@ -70,53 +58,3 @@ def _decode(code: Any) -> Any:
         proto = private_names.TENSOR_PROTO.get().FromString(base64.b64decode(held))
         return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
     return _COLLECTIONS[kind](map(_decode, held))
-
-
-class CallbackStates:
-    """The attributes that callbacks have changed since this was made."""
-
-    def __init__(self, callbacks: Iterable[Any]) -> None:
-        self._callbacks: dict[str, Any] = {}
-        counts = Counter[str]()
-        for callback in callbacks:
-            kind = type(callback).__name__
-            counts[kind] += 1
-            self._callbacks[f"{kind} {counts[kind]}"] = callback
-        self._before = {name: _snapshot(one) for name, one in self._callbacks.items()}
-
-    def collect(self) -> States:
-        """Returns by callback the attributes that have changed, with their values packed.
-
-        A callback is left out if one of them is not plain: half of a state may be worse than none.
-        """
-        states = {}
-        for name, callback in self._callbacks.items():
-            before = self._before[name]
-            changed = {
-                key: value for key, value in _snapshot(callback).items() if before.get(key) != value
-            }
-            if changed and all(isinstance(value, str) for value in changed.values()):
-                states[name] = changed
-        return states
-
-    def apply(self, states: States) -> None:
-        """Sets the attributes of those callbacks that exist."""
-        for name, callback in self._callbacks.items():
-            for key, value in states.get(name, {}).items():
-                vars(callback)[key] = unpack(value)
-
-
-def _snapshot(callback: Any) -> Snapshot:
-    """Returns for each attribute the packed value, or an object and its identity if not plain.
-
-    The object must stay alive, as no other one may get its identity.
-    """
-    found: Snapshot = {}
-    for key, value in vars(callback).items():
-        if key in _OF_KERAS:
-            continue
-        try:
-            found[key] = pack(value)
-        except (TypeError, RecursionError):
-            found[key] = (id(value), value)
-    return found

@@ -1,0 +1,172 @@
+"""What a resumed training must do to read a dataset where it was interrupted, told by its graph.
+
+Each epoch makes an iterator. A `shuffle` draws its next order when *its* iterator is made: for some
+datasets at once, such as for `shuffle(n).map(f).batch(m)`, and for others when the first batch is
+drawn, or later, such as for the second dataset of `concatenate`. A `cache` contains what the first
+epoch has read. Python functions, and variables such as those of `tf.random.Generator`, change with
+each element. In all cases but the first, the batches of the earlier epochs are drawn again.
+
+TensorFlow's random operations start anew with each iterator, and need nothing. If they have no
+seed, or if several threads draw from them, no two runs are alike.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from slurm_resolver.tf.keras.origins import serialized_graph
+from slurm_resolver.tf.rows.operations import names
+
+# The iterator over their first input is made as soon as their own.
+_AT_ONCE = names(
+    """
+    BatchDatasetV2 FilterDataset FlatMapDataset GroupByWindowDataset InterleaveDataset MapDataset
+    OptionsDataset PaddedBatchDatasetV2 ParallelBatchDataset ParallelMapDatasetV2 PrefetchDataset
+    ScanDataset ShardDataset SkipDataset TakeDataset WindowDataset ZipDataset
+    """
+)
+# Stateful operations whose iterators are all alike, if what they read is.
+_ALIKE = names(
+    """
+    AnonymousHashTable Assert AssignVariableOp CacheDataset CacheDatasetV2 Case DummySeedGenerator
+    FixedLengthRecordDataset FixedLengthRecordDatasetV2 HashTableV2 If LookupTableFindV2
+    LookupTableSizeV2 PrintV2 RandomDataset RangeDataset ReadVariableOp ResourceGather
+    SparseTensorSliceDataset StatefulPartitionedCall TensorDataset TensorSliceDataset
+    TextLineDataset TFRecordDataset TFRecordDatasetV2 VarHandleOp While
+    """
+)
+_SHUFFLES = names("ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3")
+_SEEDS = ("seed", "seed2")
+_NUMBERS = {tf.as_dtype(name) for name in ("float32", "float64", "int32", "int64", "uint8", "bool")}
+_ops = tf.Graph()  # knows TensorFlow's operations
+
+
+class Findings(NamedTuple):
+    """What the graph of a dataset tells.
+
+    Attributes:
+        again: whether the batches of earlier epochs must be drawn again.
+        other: why a resumed training reads other data in any case, and what to write; "" if not.
+        content: a checksum of the numbers in memory that the dataset is made from.
+        shuffles: whether an epoch may read the data in another order than the one before.
+    """
+
+    again: bool
+    other: str = ""
+    content: int = 0
+    shuffles: bool = True
+
+
+def look_through(dataset: tf.data.Dataset) -> Findings:
+    """Returns what the graph of a dataset tells; of a graph that cannot be had, to draw again."""
+    graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
+    if not graph.node:
+        return Findings(again=True)
+    functions = {one.signature.name: one.node_def for one in graph.library.function}
+    nodes = {node.name: node for node in graph.node}
+    called = [node for body in functions.values() for node in body]
+    last = nodes[graph.node[-1].input[0].split(":")[0]]
+    again = any(map(_changes, called)) or _draws_late(nodes, last, at_once=True)
+    return Findings(
+        again,
+        _find_other(dataset, nodes, functions),
+        _checksum(graph.node),
+        shuffles=again or any(node.op in _SHUFFLES for node in graph.node),
+    )
+
+
+def is_random(node: Any) -> bool:
+    """Whether a node is a stateful random operation, whose position cannot be saved."""
+    return "seed" in node.attr and is_stateful(node)
+
+
+def is_stateful(node: Any) -> bool:
+    """Whether TensorFlow says that results of a node's operation may differ from call to call."""
+    try:
+        return bool(_ops.op_def_for_type(node.op).is_stateful)
+    except (RuntimeError, ValueError, tf.errors.NotFoundError):  # the name of a function
+        return False
+
+
+def _changes(node: Any) -> bool:
+    """Whether a node in a function leaves something behind for the next iterator."""
+    if node.op == "AssignVariableOp":
+        return True
+    known = node.op in _ALIKE | _SHUFFLES  # a shuffle in a function is made anew with each call
+    return is_stateful(node) and not known and not is_random(node)
+
+
+def _draws_late(nodes: dict[str, Any], node: Any, at_once: bool) -> bool:
+    """Whether making iterators is not enough for this node and what it reads."""
+    if is_stateful(node) and node.op not in _ALIKE and not (at_once and node.op in _SHUFFLES):
+        return True
+    at_once &= node.op in _AT_ONCE
+    for number, name in enumerate(node.input):
+        first = number == 0 or node.op == "ZipDataset"
+        below = nodes.get(name.lstrip("^").split(":")[0])
+        if below is not None and _draws_late(nodes, below, at_once and first):
+            return True
+    return False
+
+
+def _checksum(nodes: Iterable[Any]) -> int:
+    found = 0
+    for node in nodes:
+        tensor = node.attr["value"].tensor
+        # Scalars, such as the size of a batch, and the names of files may differ at each start.
+        if node.op == "Const" and tensor.tensor_shape.dim and tf.as_dtype(tensor.dtype) in _NUMBERS:
+            found = zlib.crc32(tensor.SerializeToString(deterministic=True), found)
+    return found
+
+
+def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) -> str:
+    """Returns why every run reads other data, and what to write; "" if none is known."""
+    for node in nodes.values():
+        if _lacks_seed(nodes, node):
+            return f"{node.op} has no seed: call keras.utils.set_random_seed(n) first"
+        name = node.attr["f"].func.name
+        called = [*_with_called(functions, name)]
+        for one in filter(is_random, called):
+            if not any(one.attr[seed].i for seed in _SEEDS):
+                return (
+                    f"a function of the data calls {one.op} without a seed: call "
+                    "keras.utils.set_random_seed(n) first, and pass seed=n to it"
+                )
+        draws = [one.op for one in called if is_random(one) or one.op.startswith("Rng")]
+        if node.op.startswith("Parallel") and draws:
+            return (
+                f"a map with num_parallel_calls calls {draws[0]}, from which several threads draw: "
+                "leave out num_parallel_calls, or use tf.random.stateless_uniform and the like"
+            )
+    if dataset.options().deterministic is False or any(
+        node.attr["deterministic"].s == b"false" for node in nodes.values()
+    ):
+        return "deterministic=False lets elements overtake each other: leave it out"
+    return ""
+
+
+def _lacks_seed(nodes: dict[str, Any], node: Any) -> bool:
+    if not node.op.endswith(("Dataset", "DatasetV2", "DatasetV3")):
+        return False
+    arguments = [argument.name for argument in _ops.op_def_for_type(node.op).input_arg]
+    seeds = [nodes[name] for argument, name in zip(arguments, node.input) if argument in _SEEDS]
+    values = [tf.make_ndarray(seed.attr["value"].tensor) for seed in seeds if seed.op == "Const"]
+    return len(values) == len(_SEEDS) and not np.any(values)
+
+
+def _with_called(functions: dict[str, Any], name: str) -> Iterator[Any]:
+    """Yields the nodes of a function, and of those that it calls."""
+    waiting = [name]
+    for each in waiting:
+        for node in functions.get(each, ()):
+            yield node
+            waiting += [name for name in _functions_of(node) if name not in waiting]
+
+
+def _functions_of(node: Any) -> Iterable[str]:
+    return [attr.func.name for attr in node.attr.values() if attr.func.name]

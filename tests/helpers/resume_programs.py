@@ -1,0 +1,453 @@
+"""Small programs whose data, model or callbacks have a state, trained whole or interrupted.
+
+The argument "compare" trains each program in this process: whole, and interrupted by an exception
+after each of the given steps. It prints as JSON how each ended. The argument "train" trains one
+program, which sends itself a signal after a step of its first start; a later start resumes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import tempfile
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from kinds import Action, Fields, Strings
+from labelled_rows import BrokenOffError
+
+import slurm_resolver as sr
+
+ROWS = 32
+BATCH = 8
+EPOCHS = 4
+STEPS = ROWS // BATCH
+X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+Y = X[:, :1]
+SIGNATURE = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
+
+strategy: Any = None
+PROGRAMS: dict[str, Action] = {}
+TOLD: set[str] = set()  # those that cannot resume exactly
+
+
+def program(function: Action) -> Action:
+    """Registers a function that returns the arguments of `fit`, and the model if it is special."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def told(function: Action) -> Action:
+    """Registers a program that cannot resume exactly, and must be told so at its first start."""
+    TOLD.add(function.__name__)
+    return program(function)
+
+
+def rows(first: int = 0, last: int = ROWS) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X[first:last], Y[first:last]))
+
+
+def part(number: Any) -> tf.data.Dataset:
+    return rows().skip(number * 8).take(8)
+
+
+# Data. Each function returns a dataset of rows.
+DATASETS: dict[str, Action] = {
+    "shuffled": lambda: rows().shuffle(ROWS, seed=3),
+    "shuffled_twice": lambda: rows().shuffle(ROWS, seed=3).shuffle(ROWS, seed=4),
+    "shuffled_and_cached": lambda: rows().shuffle(ROWS, seed=3).cache(),
+    "cached_and_shuffled": lambda: rows().cache().shuffle(ROWS, seed=3),
+    "files_then_records": lambda: (
+        tf.data.Dataset.range(4)
+        .shuffle(4, seed=1)
+        .interleave(part, cycle_length=2)
+        .shuffle(16, seed=3)
+    ),
+    "concatenated": lambda: (
+        rows(0, 16).shuffle(16, seed=3).concatenate(rows(16).shuffle(16, seed=4))
+    ),
+    "repeated_twice": lambda: rows(0, 16).shuffle(16, seed=3).repeat(2),
+    "sampled": lambda: tf.data.Dataset.sample_from_datasets(
+        [rows(0, 16).shuffle(16, seed=1), rows(16).shuffle(16, seed=2)],
+        seed=3,
+        rerandomize_each_iteration=True,
+    ),
+    "numpy_noise": lambda: rows().map(numpy_noise),
+    "unknown_length": lambda: rows().shuffle(ROWS, seed=3).filter(lambda x, y: x[0] < 99.0),
+    "unknown_length_twice": lambda: (
+        rows().shuffle(ROWS, seed=3).filter(lambda x, y: x[0] < 99.0).shuffle(9, seed=2)
+    ),
+}
+
+
+def numpy_noise(x: Any, y: Any) -> Any:
+    noisy = tf.numpy_function(
+        lambda value: value + np.random.normal(size=4).astype("float32"), [x], tf.float32
+    )
+    return tf.ensure_shape(noisy, (4,)), y
+
+
+def of_dataset(make: Action) -> Action:
+    return lambda: {"x": make().batch(BATCH)}
+
+
+for _name, _make in DATASETS.items():
+    PROGRAMS[_name] = of_dataset(_make)
+
+
+@program
+def random_generator() -> Fields:
+    generator = tf.random.Generator.from_seed(3)
+    return {"x": rows().map(lambda x, y: (x + generator.normal((4,)), y)).batch(BATCH)}
+
+
+@program
+def layer_in_map() -> Fields:
+    layer = keras.layers.GaussianNoise(1.0)
+    return {"x": rows().batch(BATCH).map(lambda x, y: (layer(x, training=True), y))}
+
+
+@program
+def keras_random_in_map() -> Fields:
+    return {"x": rows().batch(BATCH).map(lambda x, y: (x + keras.random.normal((4,)), y))}
+
+
+@program
+def endless() -> Fields:
+    return {
+        "x": rows().shuffle(ROWS, seed=1).cache().repeat().batch(BATCH),
+        "steps_per_epoch": 3,
+    }
+
+
+@program
+def counting_generator() -> Fields:
+    epoch = 0
+
+    def generate() -> Iterator[Any]:
+        nonlocal epoch
+        epoch += 1
+        for row in np.random.default_rng(epoch).permutation(ROWS):
+            yield X[row], Y[row]
+
+    data = tf.data.Dataset.from_generator(generate, output_signature=SIGNATURE)
+    return {"x": data.batch(BATCH)}
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Shuffles after each epoch, and adds noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = np.random.default_rng(1)
+        self.order = np.arange(ROWS)
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> Any:
+        chosen = self.order[index * BATCH : (index + 1) * BATCH]
+        return X[chosen] + self.random.normal(size=(BATCH, 4)).astype("float32"), Y[chosen]
+
+    def on_epoch_end(self) -> None:
+        self.order = self.random.permutation(ROWS)
+
+
+@program
+def py_dataset() -> Fields:
+    return {"x": Batches()}
+
+
+@program
+def py_dataset_for_validation() -> Fields:
+    return {"x": rows().batch(BATCH), "validation_data": Batches()}
+
+
+@program
+def cached_validation() -> Fields:
+    validation = rows().shuffle(ROWS, seed=3).take(9).cache().batch(BATCH)
+    return {"x": rows().batch(BATCH), "validation_data": validation}
+
+
+@program
+def python_generator() -> Fields:
+    def generate() -> Iterator[Any]:
+        numbers = np.random.default_rng(1)
+        while True:
+            chosen = numbers.permutation(ROWS)[:BATCH]
+            yield X[chosen], Y[chosen]
+
+    return {"x": generate(), "steps_per_epoch": 3}
+
+
+# Models.
+
+
+class Noise(keras.layers.Layer):  # type: ignore[misc]
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.draw(tf.shape(inputs))
+
+
+def noisy(draw: Any, **how: Any) -> Fields:
+    return {"x": X, "y": Y, "batch_size": BATCH, "model": perceptron(Noise(draw), **how)}
+
+
+def perceptron(*layers: Any, **how: Any) -> Any:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse", **how)
+    return model
+
+
+@program
+def keras_random_in_call() -> Fields:
+    return noisy(lambda shape: keras.random.normal((1, 4)))
+
+
+@program
+def numpy_random_in_eager_call() -> Fields:
+    return noisy(lambda shape: np.random.normal(), run_eagerly=True)
+
+
+@program
+def tf_random_in_eager_call() -> Fields:
+    return noisy(lambda shape: tf.random.normal((1, 4)), run_eagerly=True)
+
+
+@told
+def tf_random_in_call() -> Fields:
+    return noisy(lambda shape: tf.random.normal((1, 4)))
+
+
+@told
+def random_generator_in_call() -> Fields:
+    generator = tf.random.Generator.from_seed(3)
+    return noisy(lambda shape: generator.normal((1, 4)))
+
+
+# Callbacks. Each sets the rate from its state, which changes in place.
+
+
+class Rate(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, state: Any, rate: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.rate = rate
+        self.steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+        rate = 0.05 / (1 + abs(self.rate(self.state, self.steps)))
+        self.model.optimizer.learning_rate.assign(rate)
+
+
+@dataclasses.dataclass
+class Sum:
+    total: float = 0.0
+    seen: list[int] = dataclasses.field(default_factory=list)
+
+    def add(self, step: int) -> float:
+        self.total += step
+        self.seen.append(step)
+        return self.total + len(self.seen)
+
+
+def counter() -> Any:
+    count = 0
+
+    def increase() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return increase
+
+
+def appended(state: Any, step: int) -> float:
+    state.append(step)
+    return float(sum(state))
+
+
+def growing(state: Any, step: int) -> float:
+    state.append(Sum(step))
+    return float(sum(each.total for each in state))
+
+
+def increased(state: Any, step: int) -> float:
+    state.assign_add(1.0)
+    return float(state)
+
+
+def updated(state: Any, step: int) -> float:
+    state.update_state(step)
+    return float(state.result())
+
+
+def logged(state: Any, step: int) -> float:
+    state[0].debug("a step")
+    state[1] += step
+    return float(state[1])
+
+
+CALLBACKS: dict[str, Any] = {
+    "deque": (lambda: collections.deque([0], maxlen=3), appended),
+    "list": (list, appended),
+    "python_random": (lambda: random.Random(1), lambda state, step: state.random()),
+    "numpy_random": (lambda: np.random.default_rng(1), lambda state, step: state.normal()),
+    "old_numpy_random": (lambda: np.random.RandomState(1), lambda state, step: state.normal()),
+    "dataclass": (Sum, lambda state, step: state.add(step)),
+    "list_of_objects": (list, growing),
+    "closure": (counter, lambda state, step: state()),
+    "variable": (lambda: tf.Variable(0.0), increased),
+    "metric": (lambda: keras.metrics.Sum(), updated),
+    "logger_and_number": (lambda: [logging.getLogger("x"), 0], logged),
+    "global_numpy": (lambda: None, lambda state, step: np.random.normal()),
+    "global_python": (lambda: None, lambda state, step: random.random()),
+    "eager_tensorflow": (lambda: None, lambda state, step: float(tf.random.normal(()))),
+}
+
+
+def of_callback(state: Action, rate: Any) -> Action:
+    return lambda: {
+        "x": X,
+        "y": Y,
+        "batch_size": BATCH,
+        "callbacks": [Rate(state(), rate)],
+    }
+
+
+for _name, (_state, _rate) in CALLBACKS.items():
+    PROGRAMS[f"callback_with_{_name}"] = of_callback(_state, _rate)
+TOLD.add("callback_with_list_of_objects")  # which are not there when the program starts again
+
+
+@told
+def callback_with_iterator() -> Fields:
+    rates = (float(number) for number in range(1000))
+    how: Fields = of_callback(lambda: rates, lambda state, step: next(state))()
+    return how
+
+
+@told
+def csv_logger() -> Fields:
+    path = os.path.join(tempfile.mkdtemp(), "log.csv")
+    return {
+        "x": X,
+        "y": Y,
+        "batch_size": BATCH,
+        "callbacks": [keras.callbacks.CSVLogger(path)],
+    }
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function after a step, counted over all epochs."""
+
+    def __init__(self, after: int, call: Action) -> None:
+        super().__init__()
+        self.left = after
+        self.call = call
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.call()
+
+
+def fit(name: str, *callbacks: Any) -> Fields:
+    """Trains a program from its beginning, and returns its weights and history."""
+    keras.utils.set_random_seed(7)
+    how = {"callbacks": [], "epochs": EPOCHS, "verbose": 0, **PROGRAMS[name]()}
+    model = how.pop("model", None) or perceptron(keras.layers.Dense(4, "tanh"))
+    others = how.pop("callbacks")
+    history = model.fit(callbacks=[*callbacks, *others], **how)
+    return {
+        "weights": [value.tolist() for value in model.get_weights()],
+        "history": history.history,
+    }
+
+
+def break_off() -> None:
+    raise BrokenOffError
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: Strings = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def compare(name: str, steps: list[int]) -> Strings:
+    """Returns for each step "equal", "told" or "different", or an error."""
+    whole = fit(name)
+    outcomes = []
+    for step in steps:
+        lines = Lines()
+        logging.getLogger("slurm_resolver").addHandler(lines)
+        with tempfile.TemporaryDirectory() as folder:
+            backup = sr.BackupAndResume(folder, TERMINATION, save_every=1)
+            try:
+                with contextlib.suppress(BrokenOffError):
+                    fit(name, Interrupt(step, break_off), backup)
+                gc.collect()  # ends the threads that read data for the interrupted training
+                warned = [line for line in lines.lines if "resume exactly" in line]
+                resumed = fit(name, sr.BackupAndResume(folder, TERMINATION, save_every=1))
+            except Exception:
+                outcomes.append(traceback.format_exc()[-700:])
+                continue
+            finally:
+                logging.getLogger("slurm_resolver").removeHandler(lines)
+        same = resumed == whole
+        outcomes.append("told" if warned else "equal" if same else "different")
+    return outcomes
+
+
+TERMINATION: Any = None
+
+
+def main() -> None:
+    global TERMINATION, strategy
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["compare", "train"])
+    parser.add_argument("--folder")
+    parser.add_argument("--steps", type=int, nargs="+")
+    parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
+    args = parser.parse_args()
+    if args.kind == "compare":
+        TERMINATION = sr.termination_config(None, requeue=None)
+        strategy = tf.distribute.get_strategy()
+        for name in args.programs:
+            print(json.dumps({name: compare(name, args.steps)}), flush=True)
+        return
+    strategy = sr.MultiWorkerMirroredStrategy()
+    callbacks: list[Any] = []
+    if args.folder:
+        callbacks = [sr.BackupAndResume(args.folder)]
+        if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            signalled = Interrupt(args.steps[0], lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            callbacks.insert(0, signalled)
+    print(json.dumps({name: fit(name, *callbacks) for name in args.programs}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
