@@ -1,13 +1,16 @@
-"""Stops workers and cuts their nodes off, and writes what happens to docs/fault_tolerance.md.
+"""Stops workers or cuts their nodes off, and writes what happens to docs/fault_tolerance.md.
 
-    python docs/outages.py                  prints the table, which takes half an hour
-    python docs/outages.py --write          also writes it to the guide, if no row is wrong
-    python docs/outages.py --slurm 26.05    uses this version of Slurm, of `make slurms`
+    python docs/outages.py outages          prints the table of nodes that are cut off
+    python docs/outages.py stops            prints the table of stopped processes
+    python docs/outages.py stops --grace 6  … with a grace of 6 s, and stops as much shorter
+    python docs/outages.py stops --write    also writes it to the guide, if no row is wrong
+    python docs/outages.py stops --slurm 26.05  uses this version of Slurm, of `make slurms`
 
-It needs root, TensorFlow and Slurm. Each row is a training on a real Slurm, with a node for each
-worker. The status is 1 if a row is wrong: a training does not start, a fault of less than 30 s ends
-it, a longer one does not, or the wrong worker is named. Nothing else should run on the machine: a
-fault of 40 s is noticed only a few seconds before its end.
+It needs root, TensorFlow and Slurm, and takes half an hour; with --at-once 2, twice as long. Each
+row is a training on a real Slurm, with a node for each worker. The status is 1 if a row is wrong: a
+training does not start, a shorter fault than what the guide says ends it, a longer one does not, or
+nobody or the wrong worker is named. Nothing else should run on the machine: a node that is cut off
+for 40 s is noticed only a few seconds before the end.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from slurm_conf import numbered  # noqa: E402
 from slurm_installation import installations, own  # noqa: E402
 
 GUIDE = DOCS / "fault_tolerance.md"
-MARKS = re.compile(r"(<!-- outages -->\n).*?(<!-- /outages -->)", re.S)
+MARKS = r"(<!-- {0} -->\n).*?(<!-- /{0} -->)"
 GRACE = 30
 NODES = 8
 FOR_EVER = float("inf")
@@ -43,7 +46,12 @@ START_SECONDS = 300.0
 END_SECONDS = 150.0  # after a fault
 END_SRUN_SECONDS = 30.0
 STEPS_AGAIN = 20  # after which a training has survived
-NAMED = re.compile(r"^ *(\d+): \D.*?(\w+ \d+) \(rank (\d+) on \S+\) is gone")
+NAMED = re.compile(
+    r"^ *(\d+): (?:no answer for \S+ s from |\D.*?)(\w+ \d+) \(rank (\d+) on \S+\)"
+    r"(?: is gone|, process)"
+)
+MOMENTS = ("before fit", "first step", "step", "epoch's end", "saving", "before predict")
+STOPPED = Path(__file__).parents[1] / "tests" / "helpers" / "silent_training.py"
 
 # A worker writes its process id, and then the number of each step. A file is never half written.
 PROGRAM = """
@@ -82,19 +90,35 @@ class Fault(NamedTuple):
     seconds: float
     rank: int
     workers: int
+    grace: float = GRACE
+    moment: str = "step"
 
     def __str__(self) -> str:
         lasts = "for ever" if self.seconds == FOR_EVER else f"for {self.seconds:g} s"
         return f"{self.kind} {lasts}"
 
+    @property
+    def ends(self) -> bool:
+        """Whether it should end the training."""
+        return self.seconds > (self.grace if self.kind == "cut off" else 4 * self.grace)
 
-FAULTS = [
-    Fault(kind, seconds, rank, workers)
+
+OUTAGES = [
+    Fault("cut off", seconds, rank, workers)
     for workers in (2, 4)
-    for kind, durations in {"stopped": (3, 8, 20), "cut off": (5, 20, 40, FOR_EVER)}.items()
-    for seconds in durations
+    for seconds in (5, 20, 40, FOR_EVER)
     for rank in (0, 1)
 ]
+
+
+def stops(grace: float) -> list[Fault]:
+    """Returns the stops: of 40 s, 150 s and for ever if the grace is 30 s."""
+    return [
+        Fault("stopped", seconds * grace / GRACE, rank, 2, grace, moment)
+        for moment in MOMENTS
+        for seconds in (40, 150, FOR_EVER)
+        for rank in (0, 1)
+    ]
 
 
 class Trial:
@@ -118,17 +142,24 @@ class Trial:
         except (AssertionError, OSError, RuntimeError) as error:
             self.last_lines.append(str(error))
             result, names = f"{type(error).__name__} (wrong)", "nobody"
-        row = f"| {fault} | {fault.rank} | {fault.workers} | {result} | {names} |"
+        where = fault.workers if fault.kind == "cut off" else fault.moment
+        row = f"| {fault} | {fault.rank} | {where} | {result} | {names} |"
         if "(wrong)" in row:
             print(row, *self.last_lines, sep="\n", file=sys.stderr, flush=True)
         return row
+
+    def _program(self) -> list[str]:
+        (self.folder / "train.py").write_text(PROGRAM)
+        return [str(self.folder / "train.py"), str(self.folder)]
+
+    def _has_started(self) -> bool:
+        return min(self._steps()) > 20
 
     def _result(self) -> tuple[str, str]:
         """Returns what the training does, and who is named by whom."""
         fault = self.fault
         self._await(self._nodes_are_idle, IDLE_SECONDS)
         self.folder.mkdir()
-        (self.folder / "train.py").write_text(PROGRAM)
         command = [
             "srun",
             f"--job-name={self.folder.name}",
@@ -138,15 +169,18 @@ class Trial:
             f"-n{fault.workers}",
             f"-w{','.join(self.nodes)}",
             sys.executable,
-            str(self.folder / "train.py"),
-            str(self.folder),
+            *self._program(),
         ]
-        step = self.slurm.popen(command, env={"PYTHONPATH": str(DOCS.parent)})
+        env = {
+            "PYTHONPATH": str(DOCS.parent),
+            "SLURM_RESOLVER_NETWORK_GRACE": f"{fault.grace:g}",
+        }
+        step = self.slurm.popen(command, env=env, cwd=self.folder)
         with ThreadPoolExecutor(2) as pool:
             pool.submit(self._read, step.stdout)
             pool.submit(self._read, step.stderr)
             try:
-                if not self._await(lambda: min(self._steps()) > 20, START_SECONDS):
+                if not self._await(self._has_started, START_SECONDS):
                     raise RuntimeError("the training has not started")
                 survived = self._inject()
                 named = dict(self.named)  # later ones are effects of the lines below
@@ -180,11 +214,8 @@ class Trial:
         return min(self._steps()) > wanted
 
     def _switch(self, on: bool) -> None:
-        if self.fault.kind == "stopped":
-            self._kill("CONT" if on else "STOP", self.fault.rank)
-        else:
-            port = f"port{self.nodes[self.fault.rank][1:]}"
-            self.slurm.run(f"ip link set {port} {'up' if on else 'down'}")
+        port = f"port{self.nodes[self.fault.rank][1:]}"
+        self.slurm.run(f"ip link set {port} {'up' if on else 'down'}")
 
     def _kill(self, sign: str, rank: int) -> bool:
         pid = self.folder / f"pid.{rank}"
@@ -227,20 +258,56 @@ class Trial:
             right = named == fault.rank and not survived
         else:
             right = survived
-        if not right or survived != (fault.seconds < GRACE):
+        if not right or survived == fault.ends:
             result += " (wrong)"
         return result, names
 
 
-def rows(slurm: SlurmCluster, folder: Path) -> Iterator[str]:
+class StopTrial(Trial):
+    """A training in which a worker stops itself."""
+
+    def _program(self) -> list[str]:
+        return [str(STOPPED), self.fault.moment, str(self.fault.rank)]
+
+    def _has_started(self) -> bool:
+        return (self.folder / f"pid.{self.fault.rank}").exists()  # and it stops
+
+    def _switch(self, on: bool) -> None:
+        if on:
+            self._kill("CONT", self.fault.rank)
+
+    def _runs(self, rank: int | None = None) -> bool:
+        ranks = range(self.fault.workers) if rank is None else [rank]
+        return not all((self.folder / f"ended.{one}").exists() for one in ranks)
+
+    def _steps(self) -> Iterator[int]:
+        """Yields a number of steps that says whether the worker has trained to the end."""
+        for rank in range(self.fault.workers):
+            yield STEPS_AGAIN + 1 if (self.folder / f"trained.{rank}").exists() else 0
+
+    def _judge(self, survived: bool, by_rank: dict[int, tuple[int, float]]) -> tuple[str, str]:
+        fault = self.fault
+        names = "nobody"
+        first = min(by_rank.items(), key=lambda one: one[1][1], default=None)
+        if first:
+            by, (named, after) = first
+            names = f"worker {named}, by worker {by}, after {after:.0f} s"
+        is_named = first is not None and first[1][0] == fault.rank and after < fault.grace + 6
+        right = is_named and survived != fault.ends
+        return ("continues" if survived else "ends") + ("" if right else " (wrong)"), names
+
+
+def rows(
+    slurm: SlurmCluster, folder: Path, faults_of_all: list[Fault], at_once: int
+) -> Iterator[str]:
     """Yields the rows; several trainings run at the same time."""
     for workers in (2, 4):
-        faults = [fault for fault in FAULTS if fault.workers == workers]
-        places = NODES // workers
+        faults = [fault for fault in faults_of_all if fault.workers == workers]
+        places = min(NODES // workers, at_once)
         for begin in range(0, len(faults), places):
             some = faults[begin : begin + places]
             trials = [
-                Trial(
+                (Trial if fault.kind == "cut off" else StopTrial)(
                     slurm,
                     fault,
                     [f"n{place * workers + number + 1}" for number in range(workers)],
@@ -258,6 +325,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     versions = {one.version: one for one in installations()}
+    parser.add_argument("table", choices=("outages", "stops"))
+    parser.add_argument("--grace", type=float, default=GRACE, help="for stops (30)")
+    parser.add_argument("--at-once", type=int, default=4, help="trainings (4)")
     parser.add_argument("--write", action="store_true", help=f"write it to {GUIDE.name}")
     parser.add_argument(
         "--slurm",
@@ -267,8 +337,10 @@ def main() -> None:
         help=f"one of {', '.join(versions)} (the installed one)",
     )
     args = parser.parse_args()
+    is_outage = args.table == "outages"
+    faults = OUTAGES if is_outage else stops(args.grace)
     lines = [
-        "| a worker is | worker | workers | the training | first named |",
+        f"| a worker is | worker | {'workers' if is_outage else 'at'} | the training | named |",
         "| --- | --- | --- | --- | --- |",
     ]
     print(*lines, sep="\n", flush=True)
@@ -280,16 +352,18 @@ def main() -> None:
             installation=versions[args.slurm],
         )
         with cluster as slurm:
-            for row in rows(slurm, Path(folder)):
+            for row in rows(slurm, Path(folder), faults, args.at_once):
                 print(row, flush=True)
                 lines.append(row)
-    lines += ["", f"Measured with Slurm {args.slurm}."]
+    grace = "" if is_outage else f" and a grace of {args.grace:g} s"
+    lines += ["", f"Measured with Slurm {args.slurm}{grace}."]
     print(*lines[-2:], sep="\n")
     is_wrong = any("(wrong)" in line for line in lines)
     if args.write and not is_wrong:
         table = "\n".join(lines)
         text = GUIDE.read_text(encoding="utf-8")
-        GUIDE.write_text(MARKS.sub(rf"\1\n{table}\n\n\2", text), encoding="utf-8")
+        marks = re.compile(MARKS.format(args.table), re.S)
+        GUIDE.write_text(marks.sub(rf"\1\n{table}\n\n\2", text), encoding="utf-8")
     sys.exit(is_wrong)
 
 

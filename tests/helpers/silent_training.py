@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -22,9 +23,14 @@ MOMENT, VICTIM = (*sys.argv[1:], "", "")[:2]
 RANK = os.environ["SLURM_PROCID"]
 
 
+def note(event: str) -> None:
+    Path(f"{event}.{RANK}").write_text(str(os.getpid()))
+
+
 def reach(moment: str) -> None:
-    """Stops this process if this is the moment."""
-    if (moment, RANK) == (MOMENT, VICTIM):
+    """Stops this process if this is the moment, which comes more than once."""
+    if (moment, RANK) == (MOMENT, VICTIM) and not Path(f"pid.{RANK}").exists():
+        note("pid")
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -64,5 +70,8 @@ def train(callbacks: Sequence[Any]) -> None:
 
 
 if __name__ == "__main__":
-    train([Stops()])
-    print("trained")
+    try:
+        train([Stops()])
+        note("trained")
+    finally:
+        note("ended")

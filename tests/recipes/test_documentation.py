@@ -236,11 +236,12 @@ def test_the_command_that_exports_a_secret_works(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.tensorflow
-def test_the_table_of_outages() -> None:
+@pytest.mark.parametrize("table", ["outages", "stops --grace 6"])
+def test_the_table_of_outages(table: str) -> None:
     """Writes the table; the status is 1 if a row of it is wrong."""
-    command = [sys.executable, str(ROOT / "docs" / "outages.py"), "--write"]
+    program = str(ROOT / "docs" / "outages.py")
     captured(
-        command,
+        [sys.executable, program, *table.split(), "--write"],
         status=0,
         timeout=3600,
     )
