@@ -1,8 +1,9 @@
 """Small programs whose data, model or callbacks have a state, trained whole or interrupted.
 
 The argument "compare" trains each program in this process: whole, and interrupted by an exception
-after each of the given steps. It prints as JSON how each ended. The argument "train" trains one
-program, which sends itself a signal after a step of its first start; a later start resumes it.
+after each of the given steps. It prints as JSON how each ended. The argument "train" trains
+programs one after the other with one folder for backups, and sends itself a signal after a step of
+its first start, counted over all programs; a later start resumes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import random
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -369,6 +371,8 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
         self.left -= 1
         if self.left == 0:
             self.call()
+        elif self.left < 0:  # so that all ranks agree in time
+            time.sleep(0.4)
 
 
 def fit(name: str, *callbacks: Any) -> Fields:
@@ -446,7 +450,7 @@ def main() -> None:
         if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
             signalled = Interrupt(args.steps[0], lambda: os.kill(os.getpid(), signal.SIGUSR1))
             callbacks.insert(0, signalled)
-    print(json.dumps({name: fit(name, *callbacks) for name in args.programs}), flush=True)
+    print(json.dumps([fit(name, *callbacks) for name in args.programs]), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ the step, and how many batches were read.
     backup, resumable_loop    what users call: BackupAndResume and ResumableLoop
     checkpoint                the state and the position of a training, which both save
     checkpoint_folder         the files of the checkpoints
-    fit_state                 what Keras' callbacks know, as text
+    dataset_graph             whether earlier epochs' batches must be drawn again
+    earlier_epochs            reads the data of earlier epochs again
+    callback_states           what the other callbacks have changed
+    random_states             the global generators of random numbers
+    exactness                 says why a training cannot resume exactly
+    fit_state                 plain values as text
     termination               the signal, the step at which all save, and the exit
 
 A run that was preempted ends with the weights of an uninterrupted one. A checkpoint that cannot be

@@ -62,16 +62,21 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     - the model, its optimizer, the state of dropout, the epoch and the step;
     - the metrics of the epoch that was interrupted. If a signal comes during the validation, only
       the validation is repeated;
-    - the state of the other callbacks, History among them: the attributes that `fit` has changed
-      and that are numbers, strings, NumPy arrays, or lists, tuples, sets and dicts of these. A
-      callback that has changed anything else is left as it is, such as TensorBoard and CSVLogger,
-      which write to files. Each worker gets the state of the first one.
+    - the state of the other callbacks, History among them: what `fit` has changed in their
+      attributes, and in the objects that these hold. It restores numbers, strings, NumPy arrays,
+      lists, tuples, sets, dicts, deques, variables, and generators of random numbers of Python and
+      NumPy. Objects must be made before training begins. Each worker gets the state of the first
+      one;
+    - the global generators of random numbers of Python, NumPy, Keras and TensorFlow.
 
-    The batches must come in the same order each time: seed whatever shuffles. The batches that
-    were trained on are read once more and skipped. The order of a `tf.data.Dataset` that is
-    shuffled anew in each epoch is reproduced; for a PyDataset that is shuffled, use a dataset with
-    ``shuffle(n, seed=1).repeat()`` and `steps_per_epoch`. The state of a Python generator and of
-    random generators outside the model is not kept.
+    The batches come in the order of an uninterrupted run, if whatever shuffles has a seed. What was
+    trained on is read again and skipped. Batches of earlier epochs are read again, too, if the
+    order or the content of later ones depends on them: after a `cache`, a second `shuffle`, with
+    Python functions, generators, or a PyDataset, whose hooks are called. If something cannot be
+    restored, a warning at the first start names it, and what to write.
+
+    The second `fit` of a program that uses the same folder has its own folder within that. After a
+    restart, fits that had ended return their weights and history without training.
 
     If the batches have a different size than before, as with a different number of workers, the
     position in the epoch is converted by the number of samples, rounded down to a batch.

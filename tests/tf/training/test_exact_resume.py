@@ -1,0 +1,92 @@
+"""A resumed training equals an uninterrupted one, or its first start says that it will not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import helper, quiet_helper
+from keras_marks import KERAS_3
+from kinds import Fields, Strings
+from local_run import captured, in_step
+
+pytestmark = KERAS_3
+
+WARNING = "it will not resume exactly: "
+
+
+def compare(*arguments: str) -> Fields:
+    """Returns the outcomes of programs, which were interrupted after some steps."""
+    done = captured([*quiet_helper("resume_programs.py"), "compare", *arguments], status=0)
+    return {
+        name: outcomes
+        for line in done.stdout.splitlines()
+        for name, outcomes in json.loads(line).items()
+    }
+
+
+def train(workers: int, *arguments: str) -> tuple[Any, str]:
+    """Trains programs in a local step; returns what worker 0 prints, and what it logs."""
+    program = [*helper("resume_programs.py"), "train", *arguments]
+    done = captured(in_step(f"-n {workers} --requeue", *program), status=0)
+    printed = next(line[3:] for line in done.stdout.splitlines() if line.startswith("0: ["))
+    return json.loads(printed), done.stderr
+
+
+def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
+    found = compare(
+        "shuffled_and_cached",
+        "unknown_length",
+        "py_dataset",
+        "keras_random_in_call",
+        "callback_with_dataclass",
+        "tf_random_in_call",
+        "--steps=11",
+    )
+    assert found.pop("tf_random_in_call") == ["told"]
+    assert {outcome for outcomes in found.values() for outcome in outcomes} == {"equal"}, found
+
+
+@pytest.mark.nightly
+def test_no_program_is_silently_different() -> None:
+    """Each is interrupted in its first, third and last epoch."""
+    found = compare("--steps", "3", "11", "15")
+    counts = Counter(outcome for outcomes in found.values() for outcome in outcomes)
+    print(dict(counts))
+    assert {*counts} == {"equal", "told"}, found
+    told = {name for name, outcomes in found.items() if "told" in outcomes}
+    assert told == {
+        "callback_with_iterator",
+        "callback_with_list_of_objects",
+        "csv_logger",
+        "random_generator_in_call",
+        "tf_random_in_call",
+    }
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "programs",
+    [
+        ["files_then_records"],
+        ["counting_generator"],
+        ["cached_validation"],
+        ["callback_with_deque"],
+        ["shuffled_and_cached", "py_dataset", "callback_with_closure"],
+    ],
+)
+def test_after_a_signal_each_fit_of_a_program_equals_an_uninterrupted_one(
+    tmp_path: Path, workers: int, programs: Strings
+) -> None:
+    """Of three fits with one folder, the second is interrupted, and the first is not repeated."""
+    whole, _ = train(workers, *programs)
+    step = 5 if len(programs) == 1 else 20
+    resumed, log = train(workers, *programs, f"--folder={tmp_path}", f"--steps={step}")
+    assert "training resumes from" in log
+    assert log.count("nothing is left to train") == len(programs) // 2
+    assert WARNING not in log
+    assert resumed == whole
