@@ -42,6 +42,7 @@ _CLOUD_ADDRESS = "GCE_METADATA_IP"
 # therefore serves all trainings of a process, and saves the current one.
 _handler: Any = None
 _running: Any = None
+_default: TerminationConfig | None = None
 
 
 class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
@@ -92,18 +93,21 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         Raises:
             ResumeError: for the reasons of `CheckpointFolder.restore_newest`.
         """
-        global _running
+        global _running, _default
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
         self._state = state
         self._every = save_every
         self._collect = collect
-        self._termination = termination or termination_config(strategy.cluster_resolver)
+        # The handler listens for the signals of the first one.
+        _default = termination or _default or termination_config(strategy.cluster_resolver)
+        self._termination = _default
         self._ranks = self._termination.ranks
         self.leads = self._ranks.leads
         checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
         self._folder = CheckpointFolder(os.fspath(directory), checkpoint, self._ranks, max_to_keep)
         self.restored = self._folder.restore_newest(complete)
+        self._is_first = _running is None
         _running = self
         if _handler is None:
             _make_handler(strategy, self._termination)
@@ -163,7 +167,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Logs where the training resumes; as a warning, which Python shows without settings."""
         step = self._ranks.step
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        if not self._ranks.leads or not (self.restored or restarts):
+        if not self._ranks.leads or not (self.restored or (restarts and self._is_first)):
             return
         if self.restored is None:
             text = (
