@@ -211,6 +211,7 @@ SET_MASK = Name("keras.src.backend.common.masking:set_keras_mask(x, mask)")
 # The graph of a step is analysed, and the functions that it calls.
 FUNCTION_GRAPH = Name("tensorflow.python.framework.func_graph:FuncGraph")
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
+EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")
 EXECUTE = Name("tensorflow.python.eager.execute:execute(op_name, num_outputs, inputs, attrs, ctx)")
 BATCH_NORMALIZATION = Name("keras:layers.BatchNormalization.call(self, inputs)")
 

@@ -1,0 +1,27 @@
+"""Writes the graph of one process's step again, for a replica that computes some rows of the batch.
+
+The step is traced as in one process: without a strategy, for an unknown number of rows. Then two
+phases follow:
+
+1. The *plan* says for each operation what it gets: a part of a tensor, or all of it. It also says
+   which tensors the replicas put together, and when. Nothing is written.
+2. The *emission* writes the operations in the order of the plan, once for each replica.
+
+An operation that no rule of the table can divide gets whole inputs, and each replica computes all
+of it. So a missing rule costs time, and never changes a result.
+
+Read the modules in this order::
+
+    values         what can be known of a tensor: SAME, ROWS, SUM or LIST; the words of the others
+    inlining       the operations of a graph, and of the functions that it calls
+    sizes          shapes and numbers of sizes, as symbols of the number of rows; exactness says
+                   of which this is certain
+    operation      an operation as a rule sees it
+    table          which rule an operation has; rules, moving, slices and lists have them
+    effects        operations with effects, and those that only the first replica computes
+    plan           the first phase; control_flow plans and writes conditions and loops
+    collectives    how replicas put tensors together
+    creation       copies an operation with other inputs
+    emission       the second phase
+    step           both phases for a traced function
+"""

@@ -1,0 +1,193 @@
+"""An operation as a rule of the table sees it.
+
+A SUM is seen as SAME: what it is put together to. `raw` has the SUM; only what is linear uses it.
+A LOCAL statistic is seen as SAME as well, since no axis of it has rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from slurm_resolver.tf.partition.inlining import Node
+from slurm_resolver.tf.partition.sizes import Pair, SizesOf, is_count
+from slurm_resolver.tf.partition.values import (
+    SAME,
+    Kind,
+    Make,
+    NotByPartError,
+    Sizes,
+    Split,
+    Value,
+    Want,
+)
+
+
+class Operation:
+    """An operation, and what is known of its inputs.
+
+    Attributes:
+        node: its place in the graph.
+        kind: its type, such as "MatMul".
+        raw: what is known of its inputs.
+        values: the same, with SAME for each SUM and LOCAL.
+        sizes: of the graph.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        raw: Sequence[Value],
+        sizes: SizesOf,
+    ) -> None:
+        self.node = node
+        self.kind: str = node.operation.type
+        self.raw = tuple(raw)
+        self.values = tuple(SAME if one.kind in (Kind.SUM, Kind.LOCAL) else one for one in raw)
+        self.sizes = sizes
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Returns an attribute of the operation."""
+        try:
+            return self.node.operation.get_attr(name)
+        except ValueError:
+            return default
+
+    def dtype(self, place: int) -> Any:
+        """Returns the type of an input."""
+        return self.node.operation.inputs[place].dtype
+
+    def rank(self, place: int = 0) -> int:
+        """Returns the number of axes of an input."""
+        return self._rank(self.node.operation.inputs[place])
+
+    def result_rank(self, place: int = 0) -> int:
+        """Returns the number of axes of a result."""
+        return self._rank(self.node.operation.outputs[place])
+
+    @staticmethod
+    def _rank(tensor: Any) -> int:
+        rank = tensor.shape.rank
+        if rank is None:
+            raise NotByPartError("an unknown rank")
+        return int(rank)
+
+    def shape(self, place: int = 0) -> Pair:
+        """Returns the shape of an input for two sizes of the batch."""
+        return self._known(self.sizes.shape(self.node.inputs[place]))
+
+    def result_shape(self, place: int = 0) -> Pair:
+        """Returns the shape of a result for two sizes of the batch."""
+        return self._known(self.sizes.shape(self.node.outputs[place]))
+
+    def numbers(self, place: int) -> Pair:
+        """Returns an input's numbers for two sizes of the batch."""
+        return self._known(self.sizes.numbers(self.node.inputs[place]))
+
+    def constant(self, place: int) -> Any:
+        """Returns an input's numbers, which are those for any number of rows."""
+        first, second = self.numbers(place)
+        if not np.array_equal(first, second):
+            raise NotByPartError("the number of rows decides about it")
+        return first
+
+    @staticmethod
+    def _known(pair: Pair | None) -> Pair:
+        if pair is None:
+            raise NotByPartError("an unknown size")
+        return pair
+
+    def axes(self, place: int, rank: int) -> list[int]:
+        """Returns the axes that an input names, as numbers from 0."""
+        return [int(axis) % rank for axis in np.ravel(self.constant(place))]
+
+    def entries(self, place: int) -> float:
+        """Returns the number of an input's entries for the smaller batch, about."""
+        shapes = self.sizes.shape(self.node.inputs[place])
+        if shapes is None:
+            return 1.0
+        return float(np.prod([size or 1 for size in shapes[0]], dtype=float))
+
+    @property
+    def divided(self) -> list[int]:
+        """The places of the inputs with rows."""
+        return [place for place, value in enumerate(self.values) if value.has_rows]
+
+    def of_rows(self, place: int = 0) -> Value:
+        """Returns what is known of an input, which has to be the only one with rows."""
+        if self.divided != [place]:
+            raise NotByPartError("rows in another input")
+        return self.values[place]
+
+    def beside(self, place: int, wanted: Value) -> Want:
+        """Returns what to get for an input beside rows: its rows, or all of one entry.
+
+        Args:
+            wanted: where its rows are. A negative axis has one entry for all rows.
+        """
+        if wanted.axis < 0:
+            return SAME
+        if self.values[place] == wanted:
+            return wanted
+        size = self.sizes.size(self.node.inputs[place], wanted.axis)
+        if size == (1, 1):
+            return SAME
+        if not is_count(
+            size,
+            wanted.outer,
+            wanted.inner,
+        ):
+            raise NotByPartError("another size beside the rows")
+        return wanted
+
+    def split(
+        self,
+        results: Value | Sequence[Value],
+        *wants: Want,
+        make: Make | None = None,
+    ) -> Split:
+        """Returns how it is computed.
+
+        Args:
+            results: what the outputs are; one value is that of all outputs.
+            wants: what it gets as the first inputs; the others are SAME.
+        """
+        count = len(self.node.outputs)
+        found = (results,) * count if isinstance(results, Value) else tuple(results)
+        others = len(self.node.inputs) - len(wants)
+        return Split(
+            found,
+            (*wants, *(SAME,) * others),
+            make,
+        )
+
+    def along(
+        self,
+        result: Value | Sequence[Value],
+        place: int = 0,
+        **sized: Any,
+    ) -> Split:
+        """Returns how it is computed on the rows of one input; the others are SAME."""
+        wants: list[Want] = [SAME] * len(self.node.inputs)
+        wants[place] = self.values[place]
+        return self.split(
+            result,
+            *wants,
+            **sized,
+        )
+
+
+def size_at(value: Value, place: int | None = None) -> Sizes:
+    """Returns the want of a vector of sizes, in which the rows' size is this replica's."""
+    return Sizes(
+        value.axis if place is None else place,
+        value.outer,
+        value.inner,
+    )
+
+
+def count_at(pair: Pair, axis: int) -> tuple[Any, Any]:
+    """Returns the sizes along an axis for both sizes of the batch."""
+    return pair[0][axis], pair[1][axis]

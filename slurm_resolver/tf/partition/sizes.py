@@ -1,0 +1,262 @@
+"""Shapes, and numbers that are computed of sizes, as symbols of the number of rows N.
+
+TensorFlow's own shape inference is asked in two scratch graphs, in which N is 27,720 and 32,760.
+Both are highly composite, so that a batch can be divided into parts there. What is true of both is
+true of any N: a number that `exactness` does not vouch for is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.partition.creation import create
+from slurm_resolver.tf.partition.exactness import TAKING, TELLING, is_exact
+from slurm_resolver.tf.partition.inlining import Flat, Node
+from slurm_resolver.tf.partition.values import Value
+
+COUNTS = (27_720, 32_760)
+Pair = tuple[Any, Any]  # for each of these N
+
+_OPAQUE = (tf.resource, tf.variant)
+_CALLS = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
+_FEW = 64  # entries of an integer tensor that may be a shape or axes
+
+
+def is_count(pair: Pair | None, outer: int, inner: int) -> bool:
+    """Whether a size is outer · N · inner."""
+    if pair is None:
+        return False
+    return all(size == outer * count * inner for size, count in zip(pair, COUNTS))
+
+
+class SizesOf:
+    """The sizes in a graph.
+
+    Args:
+        flat: the graph.
+        value_of: returns what is known of a tensor, given its number; None if nothing is yet.
+    """
+
+    def __init__(self, flat: Flat, value_of: Callable[[int], Value | None]) -> None:
+        self._flat = flat
+        self.value_of = value_of
+        self._graphs = (tf.Graph(), tf.Graph())
+        self._scratch: dict[int, Pair] = {}
+        self._shapes: dict[int, Pair] = {}
+        self._of_rows: set[int] = set()  # whose numbers depend on N
+
+    def bind(
+        self,
+        number: int,
+        shapes: Pair | None,
+        numbers: Pair | None = None,
+    ) -> None:
+        """Notes what is known of a tensor from elsewhere."""
+        if shapes is not None:
+            self._shapes[number] = shapes
+        if numbers is None:
+            return
+        dtype = self._flat.tensors[number].dtype
+        self._scratch[number] = self._both(lambda which: tf.constant(numbers[which], dtype))
+        if not np.array_equal(*numbers):
+            self._of_rows.add(number)
+
+    def _both(self, make: Callable[[int], Any]) -> Pair:
+        """Returns what a function makes in each of the scratch graphs, whose number it gets."""
+        found = []
+        for which, graph in enumerate(self._graphs):
+            with graph.as_default():
+                found.append(make(which))
+        return found[0], found[1]
+
+    def shape(self, number: int) -> Pair | None:
+        """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
+        if number in self._shapes:
+            return self._shapes[number]
+        found = self._quick(number)
+        if found is None:
+            shapes = [one.shape for one in self._scratched(number)]
+            if any(shape.rank is None for shape in shapes):
+                return None
+            found = shapes[0].as_list(), shapes[1].as_list()
+        if None not in found[0]:
+            self._shapes[number] = found
+        return found
+
+    def size(self, number: int, axis: int) -> Pair | None:
+        """Returns the size along an axis for both N; None if it is unknown."""
+        shapes = self.shape(number)
+        if shapes is None or shapes[0][axis] is None or shapes[1][axis] is None:
+            return None
+        return shapes[0][axis], shapes[1][axis]
+
+    def numbers(self, number: int) -> Pair | None:
+        """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
+        traced = self._flat.tensors[number]
+        if traced.dtype in _OPAQUE:
+            return None
+        found = []
+        for one in self._scratched(number):
+            value = tf.get_static_value(one)
+            if value is None and one.op.type != "Placeholder" and one.dtype.is_integer:
+                value = private_names.EVALUATE_CONSTANT.get()(one)
+            if value is None:
+                return None
+            found.append(value)
+        return found[0], found[1]
+
+    def _quick(self, number: int) -> Pair | None:
+        """Returns the shape if nothing has to be inferred."""
+        shape = self._flat.tensors[number].shape
+        if shape.rank is None:
+            return None
+        sizes = shape.as_list()
+        if None not in sizes:
+            return sizes, sizes
+        value = self.value_of(number)
+        if value is None or not value.has_rows or sizes.count(None) > 1:
+            return None
+        if sizes[value.axis] is not None:
+            return None
+        found = []
+        for count in COUNTS:
+            sizes = shape.as_list()
+            sizes[value.axis] = value.outer * count * value.inner
+            found.append(sizes)
+        return found[0], found[1]
+
+    def _scratched(self, number: int) -> Pair:
+        """Returns the tensor in both scratch graphs."""
+        if number not in self._scratch:
+            node = self._flat.makers.get(number)
+            if node is None or self._is_enough(number, node):
+                self._place(number, self._shapes.get(number) or self._quick(number))
+            else:
+                self._copy(node)
+        return self._scratch[number]
+
+    def _is_enough(self, number: int, node: Node) -> bool:
+        """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
+        traced = self._flat.tensors[number]
+        operation = node.operation
+        if any(one.dtype in _OPAQUE for one in (*operation.inputs, *operation.outputs)):
+            return True
+        if operation.type in _CALLS:
+            return True
+        if self._quick(number) is None or operation.type == "Const":
+            return False
+        size = traced.shape.num_elements()
+        return not (traced.dtype.is_integer and (size is None or size < _FEW))
+
+    def _place(self, number: int, shapes: Pair | None) -> None:
+        """Makes placeholders for a tensor whose numbers are unknown."""
+        traced = self._flat.tensors[number]
+        dtype = tf.float32 if traced.dtype in _OPAQUE else traced.dtype
+
+        def place(which: int) -> Any:
+            shape = traced.shape if shapes is None else shapes[which]
+            return tf.compat.v1.placeholder(dtype, shape)
+
+        self._scratch[number] = self._both(place)
+
+    def _copy(self, node: Node) -> None:
+        """Makes an operation in both graphs, or placeholders for what is not certain of it."""
+        operation = node.operation
+        if operation.type in TELLING and self._tell(node):
+            return
+
+        inputs = [self._scratched(one) for one in node.inputs]
+
+        def copy(which: int) -> list[Any]:
+            return create(operation, [pair[which] for pair in inputs])
+
+        try:
+            results = self._both(copy)
+        except (ValueError, TypeError, tf.errors.OpError):
+            for number in node.outputs:
+                self._place(number, None)
+            return
+        of_rows = any(one in self._of_rows for one in node.inputs) or self._reads_rows(node)
+        for number, pair in zip(node.outputs, zip(*results)):
+            if of_rows:
+                self._note(
+                    node,
+                    number,
+                    pair,
+                )
+            else:
+                self._scratch.setdefault(number, pair)
+
+    def _tell(self, node: Node) -> bool:
+        """Makes constants of the sizes that an operation tells; returns whether all are known."""
+        shapes = [self.shape(one) for one in node.inputs]
+        if any(one is None or None in one[0] for one in shapes):
+            return False
+        for number, pair in zip(node.outputs, shapes):
+            assert pair is not None
+            is_size = node.operation.type == "Size"
+            self.bind(
+                number,
+                None,
+                (np.prod(pair[0]), np.prod(pair[1])) if is_size else pair,
+            )
+        return True
+
+    def _reads_rows(self, node: Node) -> bool:
+        """Whether an operation tells sizes that depend on N."""
+        if node.operation.type not in TELLING:
+            return False
+        shapes = [self.shape(one) for one in node.inputs]
+        return any(one is None or one[0] != one[1] for one in shapes)
+
+    def _note(
+        self,
+        node: Node,
+        number: int,
+        pair: Pair,
+    ) -> None:
+        """Notes a result that depends on N, or its shape alone."""
+        kind = node.operation.type
+        traced = self._flat.tensors[number]
+        shapes = [one.shape for one in pair]
+        if kind in TAKING and any(one in self._of_rows for one in node.inputs[1:]):
+            known = self._certain_part(traced, shapes)
+            self._place(number, known)
+            return
+        numbers = [self._numbers_of_input(one) for one in node.inputs]
+        if not is_exact(node.operation, numbers):
+            is_known = all(shape.rank is not None for shape in shapes)
+            self._place(number, (shapes[0], shapes[1]) if is_known else None)
+            return
+        self._scratch[number] = pair
+        self._of_rows.add(number)
+        if traced.dtype.is_integer and traced.shape.rank in (0, 1):
+            found = self.numbers(number)
+            if found is not None and np.array_equal(*found):
+                self._of_rows.discard(number)
+
+    def _numbers_of_input(self, number: int) -> Pair | None:
+        """Returns an input's numbers, if they are few enough to decide something."""
+        is_integer = self._flat.tensors[number].dtype.is_integer
+        return self.numbers(number) if is_integer else None
+
+    @staticmethod
+    def _certain_part(traced: Any, shapes: Sequence[Any]) -> Pair | None:
+        """Returns the shape of a part that N says, without sizes that may differ for other N."""
+        if any(shape.rank is None for shape in shapes):
+            return None
+        found: tuple[list[Any], list[Any]] = ([], [])
+        for static, one, other in zip(
+            traced.shape,
+            shapes[0],
+            shapes[1],
+        ):
+            certain = static is not None or one != other
+            found[0].append(one if certain else None)
+            found[1].append(other if certain else None)
+        return found

@@ -1,0 +1,168 @@
+"""What is known of a tensor of which each replica may have a part.
+
+====== ================================================= =======================================
+kind   what a replica has                                examples
+====== ================================================= =======================================
+SAME   the tensor of one process, the same in all        a variable, a constant, `tf.shape(x)`
+       replicas, bit for bit
+ROWS   its own rows along an axis                        an input, a prediction
+SUM    an addend: the sum over all replicas is the       a gradient, the sum or mean of a loss
+       tensor of one process
+LIST   a TensorList, whose elements are of a kind        the outputs of a loop over time
+LOCAL  a statistic of its own rows, which differs by     the mean of BatchNormalization with
+       definition; all of them together are their mean   `synchronized=False`
+====== ================================================= =======================================
+
+N is the number of rows of the whole batch, and all sizes that a step computes are those of the
+whole batch. An axis with rows has outer · N · inner places: two batches one after another have
+outer = 2, and rows of 5 numbers that are reshaped into one axis have inner = 5.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Callable, NamedTuple, Union
+
+import numpy as np
+
+
+class Kind(enum.Enum):
+    """What a replica has of a tensor; the module's table has the meanings."""
+
+    SAME = 1
+    ROWS = 2
+    SUM = 3
+    LIST = 4
+    LOCAL = 5
+
+
+class Value(NamedTuple):
+    """What is known of a tensor.
+
+    Attributes:
+        kind: see the table of this module.
+        axis: of ROWS: where the rows are, at least 0.
+        outer: of ROWS: how many blocks of N · inner places there are.
+        inner: of ROWS: how many places each row has in a block.
+        element: of LIST: what its elements are; None if it never had one.
+        numbers: of an element of a LIST that is SAME: its numbers for two sizes of a batch, if it
+            is a vector of sizes.
+    """
+
+    kind: Kind
+    axis: int = 0
+    outer: int = 1
+    inner: int = 1
+    element: Value | None = None
+    numbers: tuple[Any, Any] | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a replica has its own rows."""
+        return self.kind is Kind.ROWS
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a TensorList."""
+        return self.kind is Kind.LIST
+
+    def at(self, axis: int) -> Value:
+        """Returns the same rows along another axis."""
+        return self._replace(axis=axis)
+
+
+SAME = Value(Kind.SAME)
+SUM = Value(Kind.SUM)
+LOCAL = Value(Kind.LOCAL)
+
+
+def rows(axis: int = 0, outer: int = 1, inner: int = 1) -> Value:
+    """Returns the value of a tensor with rows along an axis."""
+    return Value(
+        Kind.ROWS,
+        axis,
+        outer,
+        inner,
+    )
+
+
+def list_of(element: Value | None) -> Value:
+    """Returns the value of a TensorList."""
+    return Value(Kind.LIST, element=element)
+
+
+class Sizes(NamedTuple):
+    """An input that is a vector of sizes, one of which is this replica's: outer · n · inner.
+
+    Attributes:
+        place: of that size in the vector.
+    """
+
+    place: int
+    outer: int
+    inner: int
+
+
+class Literal(NamedTuple):
+    """An input that is replaced by a constant, such as the shape of a list's elements."""
+
+    array: Any
+
+
+# What an operation gets as an input. A value says that the input is converted into one of that
+# value: SAME rows are sliced, and a SAME addend counts in the first replica. All else is put
+# together first.
+Want = Union[Value, Sizes, Literal]
+# Writes an operation, given the emission, the node and its inputs; returns its outputs.
+Make = Callable[[Any, Any, list[Any]], list[Any]]
+
+
+class Split(NamedTuple):
+    """How a replica computes an operation.
+
+    Attributes:
+        results: what its outputs are.
+        wants: what it gets as inputs.
+        make: writes it; None if the operation stays as it is.
+    """
+
+    results: tuple[Value, ...]
+    wants: tuple[Want, ...]
+    make: Make | None = None
+
+
+class NotByPartError(Exception):
+    """Raised by a rule whose operation has to be computed whole; the text says why."""
+
+
+class PlanError(Exception):
+    """Raised if a step can be neither divided nor computed whole in the replicas."""
+
+
+def join(first: Value | None, second: Value | None) -> Value | None:
+    """Returns what both values can be converted into without a collective.
+
+    Raises:
+        NotByPartError: if there is no such value.
+    """
+    if first is None or second is None or first == second:
+        return first or second
+    if first._replace(numbers=None) == second._replace(numbers=None):
+        return first._replace(numbers=None)
+    if first.is_list and second.is_list:
+        return list_of(join(first.element, second.element))
+    for one, other in ((first, second), (second, first)):
+        if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
+            return other
+    raise NotByPartError("it has rows on one path only")
+
+
+def as_tuple(array: Any) -> Any:
+    """Returns the numbers of an array as nested tuples, which can be compared."""
+    found = np.asarray(array).tolist()
+    return tuple(found) if isinstance(found, list) else found
+
+
+def names(text: str) -> frozenset[str]:
+    """Returns the words of a text, such as types of operations."""
+    return frozenset(text.split())

@@ -1,0 +1,104 @@
+"""Runs what the partition writes for several replicas in one graph, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from slurm_resolver.tf.partition.collectives import OwnRows
+from slurm_resolver.tf.partition.emission import Emission
+from slurm_resolver.tf.partition.plan import Plan
+
+
+def own_rows(total: Any, replica: int, replicas: int) -> OwnRows:
+    """Returns the rows of a replica: r, r + R, r + 2 R, …"""
+    places = tf.range(
+        tf.minimum(replica, total),
+        total,
+        replicas,
+    )
+    return OwnRows(
+        tf.convert_to_tensor(total),
+        places,
+        tf.size(places),
+        replica,
+    )
+
+
+def write_all(
+    plan: Plan, rows: Sequence[OwnRows], inputs: Sequence[Sequence[Any]]
+) -> list[list[Any]]:
+    """Returns the outputs of each replica; their collectives are sums in this graph."""
+    written: list[Any] = [Emission(plan, *given).run() for given in zip(rows, inputs)]
+    sent: Any = None
+    while True:
+        vectors = []
+        outputs = []
+        for one in written:
+            try:
+                vectors.append(one.send(sent))
+            except StopIteration as end:
+                outputs.append(end.value)
+        if outputs:
+            assert not vectors
+            return outputs
+        sent = [tf.add_n(parts) for parts in zip(*vectors)]
+
+
+class SimulatedReplicas:
+    """A step that several replicas take, each with variables of its own.
+
+    Attributes:
+        variables: for each replica, its copies of the step's variables, in the order of the
+            graph's.
+    """
+
+    def __init__(
+        self,
+        traced: Any,
+        plan: Plan,
+        replicas: int,
+    ) -> None:
+        self._plan = plan
+        self._replicas = replicas
+        self.originals = list(traced.graph.variables)
+        self.variables = [[tf.Variable(one) for one in self.originals] for _ in range(replicas)]
+        self._captured = []
+        for own in self.variables:
+            handles = {id(one.handle): copy.handle for one, copy in zip(self.originals, own)}
+            self._captured.append([handles.get(id(one), one) for one in traced.captured_inputs])
+        arguments = traced.graph.inputs[: len(traced.graph.inputs) - len(traced.captured_inputs)]
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in arguments]
+        signature = [tf.TensorSpec([], tf.int32), [specs] * replicas]
+        self._run = tf.function(
+            self._take,
+            autograph=False,
+            input_signature=signature,
+        )
+
+    def __call__(self, batch: Sequence[Any]) -> list[list[Any]]:
+        """Takes a step, and returns each replica's outputs."""
+        parts = []
+        for replica in range(self._replicas):
+            parts.append([np.asarray(one)[replica :: self._replicas] for one in batch])
+        found: list[list[Any]] = self._run(len(batch[0]), parts)
+        return found
+
+    def _take(self, total: Any, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        rows = [
+            own_rows(
+                total,
+                one,
+                self._replicas,
+            )
+            for one in range(self._replicas)
+        ]
+        inputs = [[*part, *captured] for part, captured in zip(parts, self._captured)]
+        return write_all(
+            self._plan,
+            rows,
+            inputs,
+        )

@@ -1,0 +1,550 @@
+"""Programs whose steps are partitioned: Keras' own steps, steps that compare rows, and others."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from keras_3 import keras
+
+from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.step import plan_step
+
+ROWS = 13  # of a batch; the last batch has fewer
+COLUMNS = 6
+CLASSES = 3
+
+layers: Any = keras.layers
+ops: Any = keras.ops
+
+Data = tuple[Any, Any]
+Program = Callable[[], tuple[Any, Data]]
+
+
+class Case(NamedTuple):
+    """A program, and how many collectives a step of it has at most."""
+
+    program: Program
+    collectives: int
+    nightly: bool
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(collectives: int, nightly: bool = True) -> Callable[[Program], Program]:
+    def note(program: Program) -> Program:
+        CASES[program.__name__] = Case(
+            program,
+            collectives,
+            nightly,
+        )
+        return program
+
+    return note
+
+
+random = np.random.default_rng(1)
+TABLE = random.normal(size=(3 * ROWS, COLUMNS)).astype("float32")
+LABELS = random.integers(
+    0,
+    CLASSES,
+    3 * ROWS,
+).astype("int32")
+IMAGES = random.normal(size=(3 * ROWS, 8, 8, 3)).astype("float32")
+SERIES = random.normal(size=(3 * ROWS, 5, 2)).astype("float32")
+LENGTHS = random.integers(
+    1,
+    7,
+    3 * ROWS,
+)
+TOKENS = np.where(
+    np.arange(6) < LENGTHS[:, None],
+    random.integers(
+        1,
+        9,
+        (3 * ROWS, 6),
+    ),
+    0,
+)
+VIEW = (TABLE + 0.1 * random.normal(size=TABLE.shape)).astype("float32")
+
+
+def cross_entropy() -> Any:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classifier(
+    inputs: Any,
+    hidden: Any,
+    model: Any = keras.Model,
+    **given: Any,
+) -> Any:
+    """Returns a compiled model with a dense output."""
+    found = model(inputs, layers.Dense(CLASSES)(hidden))
+    arguments = {
+        "optimizer": keras.optimizers.Adam(0.01),
+        "loss": cross_entropy(),
+        "metrics": ["accuracy"],
+    }
+    found.compile(**{**arguments, **given})
+    return found
+
+
+def mlp(*more: Any, model: Any = keras.Model, **given: Any) -> tuple[Any, Data]:
+    """Returns a model of dense layers, and of others after the first one."""
+    inputs = keras.Input((COLUMNS,))
+    hidden = layers.Dense(8, "relu")(inputs)
+    for layer in more:
+        hidden = layer(hidden)
+    return classifier(
+        inputs,
+        hidden,
+        model,
+        **given,
+    ), (TABLE, LABELS)
+
+
+def tokens_model(*more: Any) -> tuple[Any, Data]:
+    """Returns a model of tokens, of which some are masked."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = layers.Embedding(
+        9,
+        8,
+        mask_zero=True,
+    )(inputs)
+    for layer in more:
+        hidden = layer(hidden)
+    return classifier(inputs, hidden), (TOKENS.astype("int32"), LABELS)
+
+
+# --- Keras' own steps ----------------------------------------------------------------------------
+
+
+@case(collectives=1, nightly=False)
+def dense() -> Any:
+    return mlp()
+
+
+@case(collectives=1, nightly=False)
+def convolutions() -> Any:
+    inputs = keras.Input((8, 8, 3))
+    hidden = layers.Conv2D(
+        4,
+        3,
+        activation="relu",
+        padding="same",
+    )(inputs)
+    hidden = layers.DepthwiseConv2D(3)(layers.MaxPooling2D()(hidden))
+    hidden = layers.Flatten()(layers.AveragePooling2D(2)(hidden))
+    return classifier(inputs, hidden), (IMAGES, LABELS)
+
+
+@case(collectives=1, nightly=False)
+def dropout() -> Any:
+    return mlp(layers.Dropout(0.5, seed=1), layers.GaussianNoise(0.1, seed=2))
+
+
+@case(collectives=7, nightly=False)
+def batch_normalization() -> Any:
+    return mlp(layers.BatchNormalization())
+
+
+@case(collectives=1)
+def accumulated_gradients() -> Any:
+    return mlp(optimizer=keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+
+
+@case(collectives=1)
+def moving_average_of_weights() -> Any:
+    return mlp(
+        optimizer=keras.optimizers.AdamW(
+            0.01,
+            use_ema=True,
+            weight_decay=0.01,
+        )
+    )
+
+
+@case(collectives=1)
+def clipped_gradients() -> Any:
+    return mlp(optimizer=keras.optimizers.Adam(0.01, global_clipnorm=0.1))
+
+
+@case(collectives=1)
+def regularized() -> Any:
+    layer = layers.Dense(
+        4,
+        kernel_regularizer="l2",
+        activity_regularizer="l1",
+    )
+    return mlp(layer)
+
+
+@case(collectives=1)
+def half_precision() -> Any:
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        return mlp(optimizer=keras.optimizers.SGD(0.1))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+class Attention(keras.layers.Layer):  # type: ignore[misc]
+    """Self-attention beside its input."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.supports_masking = True
+        self._attention = layers.MultiHeadAttention(
+            2,
+            4,
+            **given,
+        )
+
+    def call(self, inputs: Any) -> Any:
+        return layers.add([inputs, self._attention(inputs, inputs)])
+
+
+@case(collectives=1)
+def attention() -> Any:
+    inputs = keras.Input((5, 2))
+    hidden = layers.LayerNormalization()(Attention()(layers.Dense(8)(inputs)))
+    return classifier(inputs, layers.GlobalAveragePooling1D()(hidden)), (SERIES, LABELS)
+
+
+@case(collectives=1, nightly=False)
+def masked_attention() -> Any:
+    return tokens_model(Attention(dropout=0.2), layers.GlobalAveragePooling1D())
+
+
+@case(collectives=1, nightly=False)
+def lstm() -> Any:
+    inputs = keras.Input((5, 2))
+    return classifier(inputs, layers.LSTM(4)(inputs)), (SERIES, LABELS)
+
+
+@case(collectives=1)
+def masked_gru_both_ways() -> Any:
+    return tokens_model(layers.Bidirectional(layers.GRU(4, dropout=0.1)))
+
+
+# --- Steps that compare rows ---------------------------------------------------------------------
+
+
+class TwoViews(keras.Model):  # type: ignore[misc]
+    """A model whose loss is computed of two views of a batch."""
+
+    def __init__(self, loss_of: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        dense = [keras.Input((COLUMNS,)), layers.Dense(8, "tanh"), layers.Dense(4)]
+        self.encoder = keras.Sequential(dense)
+        self.loss_of = loss_of
+
+    def call(self, inputs: Any) -> Any:
+        return self.encoder(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        first, second = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self(first, training=True), self(second, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def two_views(loss_of: Callable[[Any, Any], Any]) -> tuple[Any, Data]:
+    model = TwoViews(loss_of)
+    model.compile(keras.optimizers.SGD(0.1))
+    return model, (TABLE, VIEW)
+
+
+@case(collectives=3, nightly=False)
+def simclr() -> Any:
+    def loss(first: Any, second: Any) -> Any:
+        both = tf.math.l2_normalize(tf.concat([first, second], 0), 1)
+        rows = tf.shape(first)[0]
+        alike = tf.matmul(
+            both,
+            both,
+            transpose_b=True,
+        ) / 0.3 - 1e9 * tf.eye(2 * rows)
+        labels = tf.concat([tf.range(rows) + rows, tf.range(rows)], 0)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, alike))
+
+    return two_views(loss)
+
+
+@case(collectives=4)
+def clip() -> Any:
+    def loss(first: Any, second: Any) -> Any:
+        alike = first @ tf.transpose(second)
+        labels = ops.arange(ops.shape(first)[0])
+        of = keras.losses.sparse_categorical_crossentropy
+        one = of(
+            labels,
+            alike,
+            from_logits=True,
+        )
+        return ops.mean(
+            one
+            + of(
+                labels,
+                ops.transpose(alike),
+                from_logits=True,
+            )
+        )
+
+    return two_views(loss)
+
+
+@case(collectives=6)
+def barlow_twins() -> Any:
+    def normalized(view: Any) -> Any:
+        return (view - tf.reduce_mean(view, 0)) / (tf.math.reduce_std(view, 0) + 1e-3)
+
+    def loss(first: Any, second: Any) -> Any:
+        rows = tf.cast(tf.shape(first)[0], tf.float32)
+        alike = (
+            tf.matmul(
+                normalized(first),
+                normalized(second),
+                transpose_a=True,
+            )
+            / rows
+        )
+        return tf.reduce_sum(tf.square(alike - tf.eye(4)) * (0.1 + tf.eye(4)))
+
+    return two_views(loss)
+
+
+@case(collectives=4)
+def hardest_triplets() -> Any:
+    def loss(first: Any, second: Any) -> Any:
+        is_positive = second[:, :1] > 0
+        alike = tf.equal(is_positive, tf.transpose(is_positive))
+        distances = tf.reduce_sum(tf.square(first[:, None] - first[None]), -1)
+        farthest = tf.reduce_max(
+            tf.where(
+                alike,
+                distances,
+                0.0,
+            ),
+            1,
+        )
+        nearest = tf.reduce_min(
+            tf.where(
+                alike,
+                1e9,
+                distances,
+            ),
+            1,
+        )
+        return tf.reduce_mean(tf.nn.relu(farthest - tf.minimum(nearest, 9.0) + 0.5))
+
+    return two_views(loss)
+
+
+# --- Losses of all rows --------------------------------------------------------------------------
+
+
+def errors(labels: Any, logits: Any) -> Any:
+    labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+# A loss of labels y and logits p, and how many collectives a step has at most.
+LOSSES = """
+tf.reduce_sum(errors(y, p) * weights(y)) / (tf.reduce_sum(weights(y)) + 0.1)                -> 2
+tf.reduce_mean(tf.math.top_k(errors(y, p), tf.shape(p)[0] // 2)[0])                         -> 2
+tf.reduce_mean(errors(y, p) * tf.cast(tf.range(tf.shape(p)[0]) % 3, tf.float32))            -> 1
+tf.reduce_mean(tf.boolean_mask(errors(y, p), tf.reshape(y, [-1]) > 0))                      -> 3
+tf.cond(tf.reduce_mean(errors(y, p)) > 1.0, lambda: tf.reduce_mean(p), lambda: 2 * p[0, 0]) -> 4
+tf.cond(tf.shape(p)[0] > 12, lambda: tf.reduce_mean(errors(y, p)), lambda: 2 * p[0, 0])     -> 4
+tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(tf.square(row)), p))                     -> 3
+tf.reduce_mean(tf.square(tf.cumsum(p, 0)))                                                  -> 2
+tf.reduce_mean(tf.sort(p[:, 0])[: tf.shape(p)[0] // 2]) + tf.reduce_max(p)                  -> 3
+tf.reduce_mean(errors(y[::2], p[::2])) + tf.reduce_mean(tf.square(p[1:] - p[:-1]))          -> 2
+tf.reduce_mean(errors(y, p)) * tf.cast(tf.size(tf.unique(y[:, 0])[0]), tf.float32)          -> 2
+tf.reduce_mean(errors(y, p)) * tf.random.stateless_uniform([], [1, 2])                      -> 1
+tf.reduce_mean(errors(y, p + tf.random.stateless_normal(tf.shape(p), [1, 2])))              -> 1
+tf.nn.compute_average_loss(errors(y, p))                                                    -> 1
+tf.reduce_sum(tf.concat([p, 2 * p], 0)[3 : 3 + tf.shape(p)[0]])                             -> 2
+tf.reduce_mean(p[:, tf.shape(p)[0] % 3])                                                    -> 1
+"""
+
+
+def weights(labels: Any) -> Any:
+    return tf.cast(tf.reshape(labels, [-1]) > 0, tf.float32)
+
+
+def case_of_loss(line: str) -> None:
+    text, _, collectives = line.partition(" -> ")
+    code = compile(
+        text.strip(),
+        text,
+        "eval",
+    )
+
+    def program() -> Any:
+        def loss(y: Any, p: Any) -> Any:
+            return eval(code, {**globals(), "y": y, "p": p})
+
+        return mlp(
+            loss=loss,
+            metrics=[],
+            optimizer=keras.optimizers.SGD(0.1),
+        )
+
+    CASES[text.strip()] = Case(
+        program,
+        int(collectives),
+        nightly="cond" not in text,
+    )
+
+
+for _line in LOSSES.strip().split("\n"):
+    case_of_loss(_line)
+
+
+# --- Steps of one's own --------------------------------------------------------------------------
+
+
+@case(collectives=2, nightly=False)
+def mixup_with_the_reversed_batch() -> Any:
+    class Mixup(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            mixed = [0.7 * one + 0.3 * tf.reverse(one, [0]) for one in data]
+            return super().train_step(tuple(mixed))
+
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    model, (table, labels) = mlp(model=Mixup, loss=loss)
+    return model, (table, np.eye(CLASSES, dtype="float32")[labels])
+
+
+@case(collectives=2)
+def moving_centres() -> Any:
+    class Centres(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.centres = self.add_weight(
+                shape=(CLASSES, 8),
+                initializer="zeros",
+                trainable=False,
+            )
+
+        def call(self, inputs: Any) -> Any:
+            hidden, labels = inputs
+            labels = ops.reshape(labels, (-1,))
+            own = ops.take(
+                self.centres,
+                labels,
+                0,
+            )
+            self.add_loss(0.1 * ops.mean(ops.sum((hidden - own) ** 2, 1)))
+            ones = ops.ones_like(ops.cast(labels, "float32"))
+            counts = ops.segment_sum(
+                ones,
+                labels,
+                CLASSES,
+            )
+            moved = ops.segment_sum(
+                own - ops.stop_gradient(hidden),
+                labels,
+                CLASSES,
+            )
+            self.centres.assign(self.centres - 0.5 * moved / (1 + counts[:, None]))
+            return hidden
+
+    inputs = keras.Input((COLUMNS,))
+    labels = keras.Input((1,), dtype="int32")
+    hidden = Centres()([layers.Dense(8, "tanh")(inputs), labels])
+    return classifier([inputs, labels], hidden), ((TABLE, LABELS[:, None]), LABELS)
+
+
+@case(collectives=4)
+def wgan_gp() -> Any:
+    class Gan(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            first = [keras.Input((COLUMNS,)), layers.Dense(6, "tanh")]
+            self.generator = keras.Sequential(first)
+            second = [keras.Input((COLUMNS,)), layers.Dense(5, "relu"), layers.Dense(1)]
+            self.critic = keras.Sequential(second)
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, inputs: Any) -> Any:
+            return self.critic(self.generator(inputs))
+
+        def train_step(self, data: Any) -> Any:
+            real, _ = data
+            noise = keras.random.normal((ops.shape(real)[0], 6), seed=self.seeds)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.critic(self.generator(noise)) - self.critic(real))
+                with tf.GradientTape() as penalty:
+                    mixed = 0.5 * (real + self.generator(noise))
+                    penalty.watch(mixed)
+                    output = self.critic(mixed)
+                slopes = tf.norm(penalty.gradient(output, mixed), axis=1)
+                loss += 10.0 * tf.reduce_mean(tf.square(slopes - 1.0))
+            variables = self.critic.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return {"loss": loss}
+
+    model = Gan()
+    model.compile(keras.optimizers.SGD(0.1))
+    model.optimizer.build(model.critic.trainable_variables)
+    return model, (TABLE, LABELS)
+
+
+@case(collectives=2)
+def function_in_a_step() -> Any:
+    class Nested(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            table, labels = data
+
+            def loss_of(table: Any, labels: Any) -> Any:
+                return tf.reduce_mean(errors(labels, self(table, training=True)))
+
+            with tf.GradientTape() as tape:
+                loss = tf.function(loss_of)(table, labels)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return self.compute_metrics(
+                table,
+                labels,
+                self(table),
+            )
+
+    return mlp(model=Nested)
+
+
+def traced_step(model: Any, data: Data) -> tuple[Any, Any]:
+    """Returns the step as a function, and as it is traced once all variables are made."""
+    specs = tf.nest.map_structure(
+        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), data
+    )
+    for _ in range(2):
+        step = tf.function(model.train_step, autograph=False)
+        traced = step.get_concrete_function(specs)
+    return step, traced
+
+
+def batches(data: Data) -> list[Data]:
+    """Returns the batches of the data, of which the last one is smaller."""
+    limits = ((0, ROWS), (ROWS, 2 * ROWS), (2 * ROWS, 3 * ROWS - 2))
+    found = []
+    for begin, end in limits:
+        found.append(tf.nest.map_structure(operator.itemgetter(slice(begin, end)), data))
+    return found
+
+
+def planned(program: Program) -> tuple[Any, Any, Plan, Data]:
+    """Returns a program's step, as it is traced and planned, and its data."""
+    keras.utils.set_random_seed(3)
+    model, data = program()
+    if not model.built:
+        model(data[0][:2])
+    step, traced = traced_step(model, data)
+    return step, traced, plan_step(traced), data

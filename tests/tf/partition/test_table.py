@@ -1,0 +1,351 @@
+"""Each entry of the table: its operation alone, on random parts, against the whole.
+
+All operations of a test are in one graph, each with a result of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from simulated_replicas import SimulatedReplicas
+
+from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.step import plan_step
+from slurm_resolver.tf.partition.table import BY_ENTRY, TABLE
+
+raw = tf.raw_ops
+
+REPLICAS = 2
+ROWS = (5, 2)  # unequal parts, and one row each
+# A replica has no rows. TensorFlow's kernels for windows fail, or abort, without rows.
+NO_ROWS = 1
+
+WEIGHTS = tf.constant(np.linspace(-1, 1, 24).reshape(6, 4), tf.float32)
+KERNEL = tf.constant(np.linspace(-1, 1, 54).reshape(3, 3, 3, 2), tf.float32)
+KERNEL_3D = tf.constant(np.linspace(-1, 1, 16).reshape(2, 2, 2, 2, 1), tf.float32)
+VARIABLE = tf.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype=tf.float32)
+KEYS = tf.constant(["a", "b"], tf.string)
+LOOKUP = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(4), tf.range(4) * 10),
+    default_value=-1,
+)
+PAD = [[0, 0], [1, 2], [0, 0]]
+
+Expression = Callable[[Mapping[str, Any]], Any]
+
+
+def batch(rows: int) -> dict[str, Any]:
+    """Returns random inputs, whose first axis is that of the rows."""
+    random = np.random.default_rng(rows)
+    return {
+        "x": random.normal(size=(rows, 4, 6)).astype("float32"),
+        "y": random.uniform(0.1, 0.9, size=(rows, 4, 6)).astype("float32"),
+        "image": random.normal(size=(rows, 8, 8, 3)).astype("float32"),
+        "small": random.normal(size=(rows, 4, 4, 4, 2)).astype("float32"),
+        "index": random.integers(0, 4, rows).astype("int32"),
+        "whole": random.integers(1, 9, (rows, 3)).astype("int32"),
+    }
+
+
+def trace(expressions: Mapping[str, Expression], names: Iterable[str]) -> Any:
+    """Returns a traced function of these inputs, with a result for each expression."""
+
+    def compute(inputs: Mapping[str, Any]) -> list[Any]:
+        return [expression(inputs) for expression in expressions.values()]
+
+    given = batch(3)
+    specs = {
+        name: tf.TensorSpec([None, *given[name].shape[1:]], given[name].dtype) for name in names
+    }
+    return tf.function(compute, autograph=False).get_concrete_function(specs)
+
+
+def check(
+    expressions: Mapping[str, Expression],
+    names: Iterable[str],
+    sizes: Iterable[int] = ROWS,
+) -> Plan:
+    """Asserts that each expression is computed by part, and equals one process."""
+    names = sorted(names)
+    traced = trace(expressions, names)
+    plan = plan_step(traced)
+    assert not plan.whole
+    (last,) = plan.levels
+    together = dict(zip(expressions, plan.flat.outputs))
+    assert [name for name, number in together.items() if number not in last] == []
+    replicas = SimulatedReplicas(traced, plan, REPLICAS)
+    for rows in sizes:
+        given = batch(rows)
+        inputs = [given[name] for name in names]
+        expected = traced({name: tf.constant(given[name]) for name in names})
+        for outputs in replicas(inputs):
+            for name, one, other in zip(expressions, outputs, expected):
+                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=f"{name} of {rows} rows")
+    return plan
+
+
+def types(plan: Plan) -> set[str]:
+    return {node.operation.type for node in plan.flat.nodes}
+
+
+# --- Operations entry by entry -------------------------------------------------------------------
+
+_TYPES = (tf.float32, tf.int32, tf.bool, tf.complex64, tf.uint8)
+_MORE: dict[str, dict[str, Any]] = {
+    "AddN": {},
+    "Bitcast": {"type": tf.int32},
+    "Cast": {"DstT": tf.float64},
+    "CheckNumerics": {"message": ""},
+}
+
+
+def inputs_of(name: str) -> list[str]:
+    """Returns the names of the inputs of an operation."""
+    parameters = inspect.signature(getattr(raw, name)).parameters.values()
+    of_attributes = {"type", "DstT", "message", "name"}
+    return [
+        one.name
+        for one in parameters
+        if one.default is inspect.Parameter.empty and one.name not in of_attributes
+    ]
+
+
+def apply(name: str, first: Any, second: Any) -> Any:
+    """Returns an operation of a batch, and of what stands beside it if it has two inputs."""
+    arguments = inputs_of(name)
+    operation = getattr(raw, name)
+    if name == "AddN":
+        return operation(inputs=[first, first])
+    given = [first, second, first][: len(arguments)]
+    if name in ("Select", "SelectV2"):
+        given = [first > 0.5, first, second]
+    for dtype in _TYPES:
+        try:
+            cast = [one if one.dtype == tf.bool else tf.cast(one, dtype) for one in given]
+            return operation(**dict(zip(arguments, cast)), **_MORE.get(name, {}))
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+            continue
+    raise AssertionError(f"{name} takes none of {_TYPES}")
+
+
+@pytest.mark.parametrize(
+    "rows_last",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+)
+def test_each_entry_is_computed_of_the_entries_at_its_place(rows_last: bool) -> None:
+    def expression(name: str, second: str) -> Expression:
+        def compute(inputs: Mapping[str, Any]) -> Any:
+            first = inputs["y"]
+            given = {
+                "rows": first + 0.05,
+                "one": first[:1] * 0.0 + tf.constant(0.5, shape=(1, 4, 6)),
+            }
+            other = given["rows"] if second == "rows" else tf.constant(0.5, shape=(1, 4, 6))
+            if rows_last:
+                first = tf.transpose(first)
+                other = tf.transpose(other)
+            return apply(name, first, other)
+
+        return compute
+
+    broadcasting = {"Add", "AddV2", "Maximum", "Mul", "RealDiv", "SelectV2", "Sub", "Xlogy"}
+    found = {name: expression(name, "rows") for name in BY_ENTRY.split()}
+    found |= {f"{name} beside one": expression(name, "one") for name in broadcasting}
+    plan = check(found, ["y"], [*ROWS, NO_ROWS])
+    assert set(BY_ENTRY.split()) <= types(plan)
+
+
+# --- All others ----------------------------------------------------------------------------------
+
+# An expression of x, y, image, small, index and whole; `last` moves the rows to the last axis.
+EXPRESSIONS = """
+tf.reduce_sum(x)
+tf.reduce_sum(x, [0, 2], keepdims=True)
+tf.reduce_sum(x, 1)
+tf.reduce_sum(last(x), -1)
+tf.reduce_sum(last(x), 0)
+tf.reduce_mean(x)
+tf.reduce_mean(x, 0)
+tf.reduce_mean(last(x), [0, 2])
+tf.reduce_max(x, 1)
+tf.reduce_min(last(x), 0)
+tf.reduce_prod(x, [1, 2])
+tf.reduce_all(x > 0, 2)
+tf.reduce_any(x > 0, [1])
+tf.argmax(x, 2)
+tf.argmin(last(x), 0)
+tf.math.reduce_euclidean_norm(x, 1)
+tf.nn.l2_loss(x)
+tf.matmul(x[:, 0], WEIGHTS)
+tf.matmul(WEIGHTS, last(x[:, 0]), transpose_a=True)
+tf.matmul(x[:, 0], y[:, 0], transpose_a=True)
+tf.matmul(last(x[:, 0]), y[:, 0])
+tf.matmul(x, y, transpose_b=True)
+raw.BatchMatMul(x=x, y=tf.transpose(y, [0, 2, 1]))
+raw.BatchMatMulV3(x=x, y=tf.transpose(y, [0, 2, 1]), Tout=tf.float32)
+tf.einsum("nab,bc->nac", x, WEIGHTS)
+tf.einsum("nab,nab->b", x, y)
+tf.einsum("...ab,...cb->...ac", x, y)
+tf.einsum("bac,nab->nc", tf.reshape(tf.range(48.0), [6, 4, 2]), x)
+tf.nn.conv2d(image, KERNEL, 2, "SAME")
+tf.nn.conv2d(image, KERNEL, 1, "VALID")
+gradient(lambda t: tf.nn.conv2d(t, KERNEL, 1, "SAME"), image)
+gradient_of(lambda w: tf.nn.conv2d(image, w, 1, "SAME"), KERNEL)
+gradient(lambda t: tf.nn.depthwise_conv2d(t, KERNEL, STRIDES, "SAME"), image)
+gradient_of(lambda w: tf.nn.depthwise_conv2d(image, w, STRIDES, "SAME"), KERNEL)
+gradient(lambda t: tf.nn.conv3d(t, KERNEL_3D, STRIDES_3D, "SAME"), small)
+gradient_of(lambda w: tf.nn.conv3d(small, w, STRIDES_3D, "SAME"), KERNEL_3D)
+tf.nn.max_pool2d(image, 2, 2, "SAME")
+tf.nn.avg_pool2d(image, 2, 2, "VALID")
+tf.nn.max_pool3d(small, 2, 2, "SAME")
+tf.nn.avg_pool3d(small, 2, 2, "SAME")
+gradient(lambda t: tf.nn.max_pool2d(t, 2, 2, "SAME"), image)
+gradient(lambda t: tf.nn.avg_pool2d(t, 2, 2, "VALID"), image)
+gradient(lambda t: tf.nn.max_pool3d(t, 2, 2, "SAME"), small)
+gradient(lambda t: tf.nn.avg_pool3d(t, 2, 2, "SAME"), small)
+gradient(lambda t: gradient(lambda u: tf.square(tf.nn.max_pool2d(u, 2, 2, "SAME")), t), image)
+tf.nn.local_response_normalization(image)
+tf.image.resize(image, [4, 4], "area")
+tf.image.resize(image, [4, 4], "bicubic")
+tf.image.resize(image, [5, 5], "bilinear")
+tf.image.resize(image, [4, 4], "nearest")
+gradient(lambda t: tf.image.resize(t, [5, 5], "bilinear"), image)
+raw.FusedBatchNormV3(x=image, scale=C, offset=C, mean=C, variance=C + 1, is_training=False)[0]
+tf.nn.softmax_cross_entropy_with_logits(y[:, 0], x[:, 0])
+tf.nn.sparse_softmax_cross_entropy_with_logits(index, x[:, 0])
+tf.math.in_top_k(index, x[:, 0], 2)
+tf.nn.bias_add(x, tf.range(6.0))
+gradient_of_bias(x)
+tf.nn.softmax(x)
+tf.nn.log_softmax(x)
+tf.math.top_k(x, 2)[0]
+tf.math.top_k(x, 2)[1]
+tf.abs(tf.signal.rfft(x))
+tf.signal.irfft(tf.signal.rfft(x))
+tf.abs(tf.signal.fft(tf.cast(x, tf.complex64)))
+tf.math.real(tf.signal.ifft(tf.cast(x, tf.complex64)))
+tf.abs(tf.signal.fft2d(tf.cast(x, tf.complex64)))
+tf.abs(tf.signal.ifft2d(tf.cast(x, tf.complex64)))
+tf.linalg.band_part(x, 1, 0)
+tf.cumsum(x, 1)
+tf.cumsum(last(x), 0)
+tf.math.cumprod(x, 2)
+tf.math.cumulative_logsumexp(x, 1)
+tf.reverse(x, [1])
+tf.roll(x, 1, 2)
+tf.one_hot(index, 4)
+tf.one_hot(index, 4, axis=0)
+tf.broadcast_to(x[:, None], [tf.shape(x)[0], 3, 4, 6])
+tf.fill([tf.shape(x)[0], 2], tf.reduce_sum(WEIGHTS)) * x[:, 0, :2]
+tf.broadcast_to(WEIGHTS[0], [tf.shape(x)[0], 4]) + x[:, :, 0]
+tf.concat([x, y], 1)
+tf.concat([x, y], 0)
+tf.concat([last(x), last(y)], -1)
+tf.expand_dims(x, 0)
+tf.expand_dims(x, 2)
+tf.gather(WEIGHTS, index)
+tf.gather(x, [0, 2], axis=1)
+tf.gather(x, [[0, 2], [1, 1]], axis=2)
+tf.gather(last(x), [0, 2])
+tf.gather(x, whole % 4, axis=1, batch_dims=1)
+tf.gather(VARIABLE, index)
+LOOKUP.lookup(index)
+tf.identity_n([x, y])[1]
+tf.stack([x, y])
+tf.stack([x, y], 1)
+tf.stack([last(x), last(y)], -1)
+tf.pad(x, PAD)
+tf.pad(x, PAD, "REFLECT")
+tf.pad(x, PAD, constant_values=2.0)
+tf.reshape(x, [-1])
+tf.reshape(x, [-1, 24])
+tf.reshape(x, [tf.shape(x)[0], 2, 12])
+tf.reshape(tf.reshape(x, [-1, 6]), [-1, 4, 6])
+tf.reshape(last(x), [24, -1])
+tf.scatter_nd(index[:, None], x, [4, 4, 6])
+tf.math.unsorted_segment_sum(x, index, 4)
+x * tf.cast(tf.shape(x)[0], tf.float32)
+x * tf.cast(tf.size(x), tf.float32)
+x * tf.cast(raw.ShapeN(input=[x, y])[0][0], tf.float32)
+x * tf.cast(raw.Rank(input=x), tf.float32)
+raw.Slice(input=x, begin=[0, 1, 2], size=[-1, 2, 3])
+raw.Slice(input=tf.concat([x, y], 0), begin=tf.stack([tf.shape(x)[0], 0, 0]), size=tf.shape(x))
+tf.concat([x, y], 0)[: tf.shape(x)[0]]
+tf.concat([x, y, x], 0)[tf.shape(x)[0] :]
+tf.concat([x, y], 0)[-tf.shape(x)[0] :]
+x[:, 1:3, ::2]
+x[..., 1]
+x[:, None, 0]
+x[:, tf.newaxis, ..., :3]
+last(x)[1, 1:3]
+tf.split(x, 2, 1)[1]
+tf.split(tf.concat([x, y], 0), 2)[1]
+tf.split(x, [1, 5], 2)[1]
+tf.squeeze(x[:, :1], 1)
+gradient(lambda t: t[:, 1:3, ::2], x)
+gradient(lambda t: t[:, None, 0], x)
+gradient(lambda t: tf.concat([t, t], 0)[: tf.shape(t)[0]], x)
+tf.tile(x, [1, 2, 1])
+tf.tile(x, [2, 1, 1])
+tf.transpose(x, [1, 0, 2])
+tf.transpose(last(x))
+tf.unstack(x, axis=1)[2]
+tf.unstack(last(x))[2]
+tf.zeros_like(x) + y
+tf.ones_like(last(x)) * last(y)
+raw.Bucketize(input=x, boundaries=[-1.0, 0.0, 1.0])
+hashed(tf.strings.as_string(whole))
+hashed(tf.strings.lower(tf.strings.as_string(whole)))
+hashed(tf.strings.upper(tf.strings.as_string(whole)))
+hashed(tf.strings.strip(tf.strings.as_string(whole)))
+hashed(tf.strings.regex_replace(tf.strings.as_string(whole), "1", "2"))
+tf.strings.length(tf.strings.as_string(whole))
+tf.strings.to_number(tf.strings.as_string(whole))
+"""
+
+STRIDES = [1, 1, 1, 1]
+STRIDES_3D = [1, 1, 1, 1, 1]
+C = tf.constant([0.5, 1.0, 2.0])
+
+
+def last(tensor: Any) -> Any:
+    return tf.transpose(tensor)
+
+
+def gradient(function: Callable[[Any], Any], tensor: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        result = tf.reduce_sum(tf.square(function(tensor)))
+    return tape.gradient(result, tensor)
+
+
+def gradient_of(function: Callable[[Any], Any], weights: Any) -> Any:
+    """Returns a gradient that is a sum over rows, by its inputs with rows alone."""
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        result = tf.reduce_sum(function(weights))
+    return tape.gradient(result, weights)
+
+
+def gradient_of_bias(tensor: Any) -> Any:
+    return raw.BiasAddGrad(out_backprop=tensor)
+
+
+def hashed(texts: Any) -> Any:
+    return tf.strings.to_hash_bucket_fast(texts, 1000)
+
+
+def expression_of(text: str) -> Expression:
+    code = compile(text, text, "eval")
+    return lambda inputs: eval(code, {**globals(), **inputs})
+
+
+def test_each_other_operation_is_computed_by_part() -> None:
+    lines = EXPRESSIONS.split("\n")[1:-1]
+    plan = check({line: expression_of(line) for line in lines}, batch(1))
+    assert set(TABLE) - set(BY_ENTRY.split()) - types(plan) == set()
