@@ -8,6 +8,7 @@ that takes a step (`make_function`).
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import random
 import signal
@@ -26,6 +27,8 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
+from slurm_resolver.tf.keras.one_process import update_once
+from slurm_resolver.tf.keras.partitioned_step import PartitionedStepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -135,11 +138,26 @@ class MultiWorkerMirroredStrategy(
         local = len(self.extended.worker_devices)
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
+        # The copies of each variable, by the id of the first one's handle.
+        self.copies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        private_names.CREATE_VARIABLE.replace(self._create_variable, owner=self.extended)
         if self.of_several:
             _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
-            private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
+        private_names.replace(self.extended, "update", update_once)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
+
+    def _create_variable(self, create: Method, *args: Any, **kwargs: Any) -> Any:
+        """Makes a variable in all workers together, and notes its copies."""
+        variable = (
+            self.workers.make(create, *args, **kwargs)
+            if self.of_several
+            else create(*args, **kwargs)
+        )
+        copies: Any = getattr(variable, "values", ())
+        if len(copies) > 1:
+            self.copies[id(copies[0].handle)] = variable
+        return variable
 
     def read_dataset(self, iterator: Any, dataset: Any) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.
@@ -167,6 +185,8 @@ class MultiWorkerMirroredStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
+        if os.environ.get("SLURM_RESOLVER_STEP") == "partition":
+            return PartitionedStepFunction(model, kind)
         return StepFunction(model, kind)
 
 

@@ -25,6 +25,7 @@ from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_togethe
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.normalization import batch_normalization
+from slurm_resolver.tf.keras.one_process import is_one_process
 from slurm_resolver.tf.keras.replica_step import Step, current_step, is_in_replica
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
@@ -167,7 +168,7 @@ def patch_metrics() -> None:
 def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a metric's variable, the same in all workers, so that one alone can read it."""
     patch_metrics()  # its class may be one of the program
-    if sharing_of(tf.distribute.get_strategy()):
+    if is_one_process() or sharing_of(tf.distribute.get_strategy()):
         kwargs["aggregation"] = "only_first_replica"
     return original(metric, *args, **kwargs)
 
@@ -218,7 +219,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
 def _scope(strategy: Any) -> Any:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
-    if not is_ours(strategy) or is_in_replica():
+    if not is_ours(strategy) or is_in_replica() or is_one_process():
         return contextlib.nullcontext()
     return strategy.scope()
 
@@ -226,7 +227,13 @@ def _scope(strategy: Any) -> Any:
 def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a method of a model or optimizer in the scope of its strategy."""
     of_model = getattr(thing, "distribute_strategy", None)
-    with _scope(of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)):
+    strategy = of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)
+    with contextlib.ExitStack() as stack:
+        if is_one_process() and is_ours(strategy):
+            stack.enter_context(tf.init_scope())  # a step makes its variables outside of its graph
+            stack.enter_context(strategy.scope())
+        else:
+            stack.enter_context(_scope(strategy))
         return original(thing, *args, **kwargs)
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from slurm_resolver.tf.keras.replica_step import Step, add_up, gather_rows, replica_number
 from slurm_resolver.tf.keras.sharing import (
     Share,
+    Sharing,
     count_rows,
     have_other_rows,
     names_of_tensors,
@@ -20,6 +21,76 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.keras.split_or_whole import ComputeWholeError
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.partition.collectives import OwnRows
+
+
+def is_not_split(batch: Any, sharing: Sharing) -> Any:
+    """Returns whether each replica computes all rows of a batch: a bool, or a tensor.
+
+    It does if there are fewer rows than replicas, or if the tensors do not have the same rows.
+    """
+    if sharing.replicas == 1:
+        return True
+    if not isinstance(batch, Share):
+        return False
+    if batch.rows is not None:
+        return count_rows(batch.rows) < sharing.replicas
+    others = have_other_rows(batch.batch)
+    few = count_rows(batch.batch) < sharing.replicas
+    if isinstance(others, bool) and isinstance(few, bool):
+        return others or few
+    return tf.logical_or(others, few)
+
+
+def part_of_replica(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, OwnRows]:
+    """Returns a replica's part of a batch, and which rows these are.
+
+    Replica r of R has the rows r, r + R, r + 2 R, and so on of a `Share`. Of other batches, it has
+    what its worker has read for itself.
+    """
+    if not isinstance(batch, Share):
+        own = tf.convert_to_tensor(count_rows(batch), tf.int32)
+        (counts,) = add_up([tf.one_hot(replica, sharing.replicas, on_value=own, off_value=0)])
+        places = tf.range(own) + tf.reduce_sum(counts[:replica])
+        return batch, OwnRows(tf.reduce_sum(counts), places, own, replica)
+    first = replica
+    stride = sharing.replicas
+    if batch.rows is not None:  # the worker has no rows but those of its replicas
+        first -= sharing.first_replica
+        stride = sharing.local_replicas
+    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
+        part = part_of_batch(batch.batch, first, stride)
+    return part, _own_rows(batch, replica, sharing)
+
+
+def _own_rows(share: Share, replica: int, sharing: Sharing) -> OwnRows:
+    total = tf.convert_to_tensor(count_rows(share.batch if share.rows is None else share.rows))
+    own = (total + sharing.replicas - 1 - replica) // sharing.replicas
+    return OwnRows(total, tf.range(own) * sharing.replicas + replica, own, replica)
+
+
+def all_of_batch(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, OwnRows]:
+    """Returns all rows of a batch.
+
+    Those that a worker has are gathered, unless there are too few for all replicas: then it has
+    all of them.
+    """
+    if not isinstance(batch, Share) or batch.rows is not None:
+        part, own = part_of_replica(batch, replica, sharing)
+        few = isinstance(batch, Share) and own.total < sharing.replicas
+        given = batch.batch if isinstance(batch, Share) else batch
+        whole = tf.nest.map_structure(
+            lambda one, all_rows: tf.cond(
+                few,
+                lambda: all_rows,
+                lambda: gather_rows(one, own.places, own.total, repeated=False),
+            ),
+            part,
+            given,
+        )
+        return whole, OwnRows(own.total, tf.range(own.total), own.total, replica)
+    total = tf.convert_to_tensor(count_rows(batch.batch))
+    return batch.batch, OwnRows(total, tf.range(total), total, replica)
 
 
 def part_of_share(

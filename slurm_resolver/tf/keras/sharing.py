@@ -157,7 +157,8 @@ def part_of_batch(batch: Any, first: Any, stride: Any) -> Any:
     def part(value: Any) -> Any:
         if not _has_rows(value):
             return value
-        places = tf.range(begin, count_rows(value), step)
+        count = tf.cast(count_rows(value), tf.int64)
+        places = tf.range(tf.minimum(begin, count), count, step)
         if isinstance(value, tf.SparseTensor):
             return _rows_of_sparse(value, begin, step, tf.size(places, tf.int64))
         return tf.gather(value, places)

@@ -1,0 +1,83 @@
+"""Steps that are partitioned among workers give what one process gives, with its random numbers.
+
+STEPS_SEED is the first seed of the random steps that `make nightly` tries; by default, it is a new
+one each day.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from folders import quiet_helper
+from keras_marks import KERAS_3
+from keras_outcomes import PROGRAM, SECONDS, Outcomes, difference, outcomes, run_alone, selected
+from kinds import Strings
+from local_run import captured, in_step
+
+pytestmark = KERAS_3
+
+STEPS = quiet_helper("random_steps.py")
+ROUNDING = 1e-6  # of numbers of 64 bits
+TODAY = int(os.environ.get("STEPS_SEED", time.time() // 86_400 * 1_000))
+
+
+def run(command: Strings, folder: Path, workers: int = 0) -> None:
+    """Runs a command alone, or in workers whose steps are partitioned."""
+    captured(
+        in_step(f"-n {workers} --no-label", *command) if workers else command,
+        status=0,
+        env={
+            "PATH": os.environ["PATH"],
+            "TASK_OUTPUT": str(folder),
+            "CUDA_VISIBLE_DEVICES": "",
+            "SLURM_RESOLVER_STEP": "partition",
+        },
+        timeout=SECONDS,
+    )
+
+
+def wrong(expected: Outcomes, found: Outcomes) -> dict[str, float]:
+    """Returns by how much results differ from one process, if it is by more than rounding."""
+    far = {}
+    for name, one in expected.items():
+        other = found[name]
+        assert "error" not in one, name
+        what = {key: one[key] for key in ("history", "weights")}
+        distance = difference(what, {key: other.get(key, []) for key in what})
+        if distance > ROUNDING:
+            far[f"{name}: {', '.join(one['used'])} {other.get('error', '')}"] = distance
+    return far
+
+
+@pytest.mark.parametrize(
+    ("workers", "first", "count"),
+    [
+        (2, 1, 6),
+        pytest.param(2, TODAY, 100, marks=pytest.mark.nightly),
+        pytest.param(3, TODAY + 100, 50, marks=pytest.mark.nightly),
+    ],
+)
+def test_random_steps_equal_one_process(
+    tmp_path: Path, workers: int, first: int, count: int
+) -> None:
+    print(f"STEPS_SEED={first}")
+    command = [*STEPS, str(first), str(count)]
+    run(command, tmp_path)
+    run(command, tmp_path, workers)
+    (alone,) = outcomes(tmp_path, ["alone"])
+    of_workers = outcomes(tmp_path, [str(rank) for rank in range(workers)])
+    assert wrong(alone, of_workers[0]) == {}
+    assert all(found == of_workers[0] for found in of_workers)
+
+
+@pytest.mark.nightly
+def test_programs_equal_one_process(tmp_path: Path) -> None:
+    names = selected(["*"])
+    alone = run_alone(tmp_path, names)
+    run([*PROGRAM, *names], tmp_path, workers=2)
+    (found,) = outcomes(tmp_path, ["0"])
+    far = {name: difference(alone[name], found[name]) for name in alone}
+    assert {name: distance for name, distance in far.items() if distance > 1e-4} == {}
