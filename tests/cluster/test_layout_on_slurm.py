@@ -162,5 +162,5 @@ def test_children_get_the_layout_that_was_told(
     for rank in range(4):
         assert told[f"task-{rank}"] == told[f"child-{rank}"] == told["task-0"]
         # the early child did not get the layout
-        assert told[f"early-{rank}"].startswith("LayoutError: ")
+        assert told[f"early-{rank}"].startswith("RefusedError: ")
         assert f"rank {rank} is represented by process " in told[f"early-{rank}"]

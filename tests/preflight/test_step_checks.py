@@ -23,7 +23,6 @@ IDS = [
     "secret",
     "tensorflow",
     "keras",
-    "proxies",
     "gpus",
     "requeue",
     "signal",
