@@ -14,36 +14,22 @@ from task_variables import ONE_NODE
 import slurm_resolver as sr
 from slurm_resolver.start import proxy
 
-P = "http://10.9.9.9:3128"
-
 
 @pytest.mark.parametrize(
-    ("given", "added"),
+    ("given", "direct"),
     [
-        ({}, {}),
-        ({"HTTP_PROXY": P}, {}),  # gRPC does not read it
-        ({"https_proxy": "", "http_proxy": P}, {}),  # the first one that is set counts
-        ({"http_proxy": P}, {"no_grpc_proxy": "n9"}),
-        ({"grpc_proxy": P, "no_proxy": "a, n9"}, {"no_grpc_proxy": "a,n9"}),
-        ({"https_proxy": P, "no_proxy": "a", "no_grpc_proxy": "b"}, {"no_grpc_proxy": "b,n9"}),
-        ({"https_proxy": P, "no_grpc_proxy": ""}, {"no_grpc_proxy": "n9"}),
+        ({}, "fd77::9"),
+        ({"no_proxy": "a, fd77::9"}, "a,fd77::9"),
+        ({"no_proxy": "a", "no_grpc_proxy": "b"}, "b,fd77::9"),
+        ({"no_proxy": "a", "no_grpc_proxy": ""}, "fd77::9"),
     ],
 )
-def test_what_is_added_to_the_environment(given: Texts, added: Texts) -> None:
+def test_what_is_added_to_the_environment(given: Texts, direct: str) -> None:
     environ = {**given}
-    for _ in range(2):
-        proxy.connect_directly(sr.resolve(environ=ONE_NODE), environ)
-        assert environ == {**given, **added}
-
-
-def test_an_ipv6_address_and_too_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = {"http_proxy": P}
     cluster = sr.resolve(environ=ONE_NODE, node_address={"n9": "fd77::9"})
-    proxy.connect_directly(cluster, environ)
-    assert environ["no_grpc_proxy"] == "fd77::9"
-    monkeypatch.setattr(proxy, "_MOST_BYTES", 3)
-    proxy.connect_directly(cluster, environ)
-    assert environ["grpc_proxy"] == ""
+    for _ in range(2):
+        proxy.connect_directly(cluster, environ)
+        assert environ == {**given, "no_grpc_proxy": direct}
 
 
 PROGRAM = """
