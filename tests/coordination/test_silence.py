@@ -71,12 +71,3 @@ def test_who_is_silent(case: str, monkeypatch: Patch) -> None:
         else:
             watched.run(abs(event), answers=event > 0)
     assert watched.said == said
-
-
-def test_the_line_names_them_and_says_when_the_training_ends() -> None:
-    assert silence.describe(["worker 1 (rank 1 on n1)"], ADDRESS).startswith(
-        "no answer for 30 s from worker 1 (rank 1 on n1): "
-    )
-    many = silence.describe([f"worker {rank}" for rank in range(99)], ADDRESS)
-    assert "worker 4 and 94 more: " in many
-    assert many.endswith("ends if this lasts 120 s")

@@ -12,7 +12,7 @@ from folders import DATA
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Strings
-from phrases import told_by_phrases
+from phrases import phrases
 
 from slurm_resolver.diagnostics.known_messages import MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
@@ -60,7 +60,7 @@ def test_logs_of_real_runs(name: str) -> None:
 def test_every_message_has_a_log() -> None:
     assert sorted(EXPECTED) == NAMES
     found = {line.split(" ")[0] for lines in EXPECTED.values() for line in lines}
-    found |= {line.split(" ")[0] for lines in told_by_phrases().values() for line in lines}
+    found |= {line.split(" ")[0] for phrase in phrases().values() for line in phrase.told}
     assert {known.id for known in KNOWN_MESSAGES} - found == {
         "leader-not-started",
         "peer-refused",

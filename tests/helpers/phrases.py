@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from folders import DATA
 from kinds import Strings
 
 _ARROW = "=> "  # before what `explain` tells
 
 
-def _blocks() -> dict[str, Strings]:
-    """Returns the lines of each log, with those of what is told, by its title."""
-    blocks = {}
+class Phrase(NamedTuple):
+    """The lines of a log, and what is told of it: its first failure, its causes, or no failure."""
+
+    log: Strings
+    told: Strings
+
+
+def phrases() -> dict[str, Phrase]:
+    """Returns the logs by their titles."""
+    found = {}
     for path in sorted((DATA / "phrases").glob("*.txt")):
         text = path.read_text(encoding="utf-8").replace("␛", "\x1b")
         for block in text.split("\n----\n"):
             title, *lines = block.splitlines()
-            blocks[f"{path.stem}: {title}"] = lines
-    return blocks
-
-
-def logs_of_phrases() -> dict[str, Strings]:
-    """Returns the lines of each log, by its title."""
-    return {
-        title: [line for line in lines if not line.startswith(_ARROW)]
-        for title, lines in _blocks().items()
-    }
-
-
-def told_by_phrases() -> dict[str, Strings]:
-    """Returns what is told of each log: its first failure, its causes, or that nothing failed."""
-    return {
-        title: [line[len(_ARROW) :] for line in lines if line.startswith(_ARROW)]
-        for title, lines in _blocks().items()
-    }
+            told = [line[len(_ARROW) :] for line in lines if line.startswith(_ARROW)]
+            log = [line for line in lines if not line.startswith(_ARROW)]
+            found[f"{path.stem}: {title}"] = Phrase(log, told)
+    return found

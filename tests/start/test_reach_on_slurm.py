@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,31 +57,23 @@ def run(slurm: SlurmCluster, output: Path, case: Case, port: int) -> Texts:
     return {path.name: json.loads(path.read_text()) for path in output.iterdir()}
 
 
-@pytest.fixture(scope="module")
-def running(
-    real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Future[Texts]]]:
-    """The cases run at the same time, because they mostly wait."""
-    folder = tmp_path_factory.mktemp("reach")
-    with ThreadPoolExecutor(len(CASES)) as pool:
-        yield {
-            name: pool.submit(run, real_slurm, folder / str(number), case, 24_001 + 2 * number)
-            for number, (name, case) in enumerate(CASES.items())
-        }
-
-
 @pytest.mark.newest
 @pytest.mark.root
 @pytest.mark.needs("iptables")
-@pytest.mark.parametrize("name", CASES)
 def test_each_task_names_the_one_that_does_not_answer(
-    running: Mapping[str, Future[Texts]], name: str
+    real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    case = CASES[name]
-    told = running[name].result()
-    asked = f"{WORKERS[case.silent]} does not answer {WORKERS[1 - case.silent]} at "
-    assert sorted(told) == ["0", "1"]
-    for error in told.values():
-        assert error.startswith(f"not ready: {asked}"), error
-        assert f": {case.why}" in error
-        assert "; if a firewall between the nodes blocks the port, open it" in error
+    """The cases run at the same time, because they mostly wait."""
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        running = {
+            name: pool.submit(run, real_slurm, tmp_path / str(port), case, port)
+            for port, (name, case) in zip(range(24_001, 25_000, 2), CASES.items())
+        }
+    for name, case in CASES.items():
+        told = running[name].result()
+        asked = f"{WORKERS[case.silent]} does not answer {WORKERS[1 - case.silent]} at "
+        assert sorted(told) == ["0", "1"], name
+        for error in told.values():
+            assert error.startswith(f"not ready: {asked}"), f"{name}: {error}"
+            assert f": {case.why}" in error, name
+            assert "; if a firewall between the nodes blocks the port, open it" in error

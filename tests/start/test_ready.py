@@ -89,18 +89,6 @@ def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
         assert error.startswith(f"not ready: {line}")
 
 
-def test_packets_that_the_network_drops_for_their_size(monkeypatch: Patch) -> None:
-    def answer_half(connection: socket.socket) -> None:
-        connection.sendall(b"2\n" + bytes(1000))
-        connection.settimeout(None)
-        connection.recv(1)
-
-    monkeypatch.setattr(probe, "_CONNECT_SECONDS", 0.5)
-    task = Task(2, "localhost", 2, "worker", 2, f"localhost:{free_ports(1)[0]}")
-    with probe.listening(task, answer_half), pytest.raises(OSError, match="a larger MTU than"):
-        probe.ask_rank(task)
-
-
 def test_the_tasks_of_a_large_step_together_ask_all_and_each_asks_few() -> None:
     tasks = [Task(rank, "n9", rank, "worker", rank, "n9:1") for rank in range(5, 1005)]
     asked = {task.rank: probe.tasks_to_ask(task.rank, tasks) for task in tasks}
