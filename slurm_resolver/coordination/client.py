@@ -93,8 +93,6 @@ class Client:
         self._told: dict[str, set[int]] = defaultdict(set)
         # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
-        # returns what this process does, such as "in step 811"; others name it if it is silent
-        self.does: Callable[[], str] = str
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
         if address.hosts_service:
@@ -205,12 +203,6 @@ class Client:
         if self.service:
             self.service.close()
 
-    def _describe(self) -> str:
-        """Returns how messages name this process, with what it does."""
-        does = self.does()
-        name = f"{self.name_of(self.address.rank)}, process {self._process.pid}"
-        return f"{name}, last {does}" if does else name
-
     def _start_service(self) -> None:
         """Starts the service in this process, unless another process of the task runs it."""
         from slurm_resolver.coordination.service import Service
@@ -218,9 +210,7 @@ class Client:
         until = monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
-                self.service = Service(
-                    self.address, lambda rank: self.name_of(rank), self._describe
-                )
+                self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with suppress(OSError):
@@ -295,7 +285,7 @@ class Client:
                 warn("%s answers again", self.name_of(self._service_rank))
             if "ping" in message:
                 service = message["ping"]
-                self._send({"pong": self._describe()})
+                self._send({"pong": True})
             if "closing" in message:
                 self._has_ended = True
                 connection.socket.shutdown(socket.SHUT_WR)

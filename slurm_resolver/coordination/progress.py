@@ -163,6 +163,14 @@ class Monitor:
         """Forgets a worker."""
         self._reports.pop(process.rank, None)
 
+    def describe(self, process: Process) -> str:
+        """Returns how messages name a process, with what it has reported last."""
+        name = f"{self._name_of(process.rank)}, process {process.pid}"
+        if process.rank not in self._reports:
+            return name
+        _, report = self._reports[process.rank]
+        return f"{name}, last {report.does()}"
+
     def report_seconds(self) -> float:
         """Returns the seconds between two reports of a worker."""
         return report_seconds(self._limit)

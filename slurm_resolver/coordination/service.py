@@ -25,16 +25,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import math
+import os
 import resource
 import secrets
 import socket
 import termios
 import threading
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from time import monotonic
-from typing import Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
@@ -78,7 +78,6 @@ class _Link:
     """A process that represents a task, and its connection."""
 
     process: Process
-    name: str = ""  # as it has named itself last, with what it did
     writer: StreamWriter | None = None  # None while the connection has failed
     # after the connection has failed: what will make the process lost, and why
     loss: asyncio.TimerHandle | None = None
@@ -93,13 +92,10 @@ class Service:
     # when the next ping is due
     _pings_at = 0.0
 
-    def __init__(
-        self, address: ServiceAddress, name_of: NameOf, describe_own: Callable[[], str]
-    ) -> None:
+    def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread.
 
-        `name_of` returns how messages name a rank, and `describe_own` this process. Raises
-        OSError if the port cannot be used.
+        `name_of` returns how messages name a rank. Raises OSError if the port cannot be used.
         """
         self.address = address
         # why it cannot serve: the secret cannot be obtained, or too few files may be open
@@ -119,7 +115,7 @@ class Service:
         self._silence = Silence[Process](address)
         self._monitor = Monitor(self.send, name_of, self._silence)
         self._name_of = name_of
-        self._describe_own = describe_own
+        self._own = Process(rank=address.rank, role="service", number="", pid=os.getpid())
         # by the first key of a message
         self._receivers = {
             "gather": self._rounds.message,
@@ -259,7 +255,8 @@ class Service:
         }
         if process.role == "observer":
             silent = self._silence.silent_for(self.address.grace / 2)
-            answer.update(self._monitor.status(), silent=self._names_of(silent))
+            names = [*map(self._monitor.describe, silent)]
+            answer.update(self._monitor.status(), silent=names)
         refusal = self._find_rival(process)
         if refusal:
             writer.write(encode({**answer, "refused": refusal}))
@@ -302,9 +299,7 @@ class Service:
                     return
                 if self._silence.heard(process):
                     self.send(None, {"silent": f"{self._name_of(process.rank)} answers again"})
-                if "pong" in message:
-                    link.name = message["pong"]
-                else:
+                if "pong" not in message:
                     self._receivers[next(iter(message))](process, message)
         except (EOFError, ConnectionError) as error:
             if self._is_closing and link.writer is writer:  # it has all messages
@@ -356,22 +351,17 @@ class Service:
         now = self._silence.now
         if now >= self._pings_at:
             self._pings_at = now + min(self._monitor.report_seconds(), self.address.grace / _PINGS)
-            self.send(None, {"ping": self._describe_own()})
+            self.send(None, {"ping": self._monitor.describe(self._own)})
             for link in self._links.values():
                 if link.writer:
                     self._silence.await_answer(link.process)
         new = self._silence.find()
         if new:
-            self.send(None, {"silent": describe(self._names_of(new), self.address)})
+            names = [*map(self._monitor.describe, new)]
+            self.send(None, {"silent": describe(names, self.address)})
         for process in self._silence.silent_for(self.address.silence):
             self._end(self._links[process[:2]], why_lost(self.address), said_goodbye=False)
             self._rounds.end_without(process.rank)
-
-    def _names_of(self, processes: Iterable[Process]) -> list[str]:
-        """Returns how processes have named themselves last, or their tasks."""
-        return [
-            self._links[process[:2]].name or self._name_of(process.rank) for process in processes
-        ]
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""

@@ -126,10 +126,6 @@ class Reporter:
         """Returns the step that this process is in, such as "in step 812 of epoch 3", or ''."""
         return phases.Report(self.stage, self.epoch, self.step).where() if self.stage else ""
 
-    def _does(self) -> str:
-        """Returns what this process is doing, without asking TensorFlow, which may wait."""
-        return phases.Report(self.stage, self.epoch, self.step, phase=self.phase).does()
-
     def report(self) -> phases.Report:
         """Returns what this process is doing."""
         phase = self.phase
@@ -184,7 +180,6 @@ class Reporter:
         data_waits.start()
         client = connect(cluster.service, cluster.name_of)
         self._rank = client.address.rank
-        client.does = self._does
         client.listen("stall", self._take_stall)
         ends = threading.Event()
         port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
