@@ -18,8 +18,7 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES, MESSAGES
 from slurm_resolver.diagnostics.log_starts import read_starts
-from slurm_resolver.diagnostics.message_search import Finding, printable, search
-from slurm_resolver.diagnostics.task_output import Failure
+from slurm_resolver.diagnostics.message_search import printable, search
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import counted, shorten
 
@@ -120,11 +119,8 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
         )
         line = printable(first.line)
         cause = findings[0] if findings and MESSAGES[findings[0].id].kind in CAUSES else None
-        last = printable(readers[0].last_line(first.rank))
-        if cause and (first.is_end or _explains(cause, first)):
+        if cause and first.is_end:
             line += f", after: {cause.line}"
-        elif first.is_end and last:
-            line += f"; its last line: {last}"
         place = f"{readers[0].file}:{first.line_number}"
         lines.append(f"{first.task} failed first: {line} ({place})".lstrip())
     for reader in readers[1:]:
@@ -146,13 +142,6 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
                 told.add(text)
                 lines.append(_wrapped(text))
     return "\n".join(lines)
-
-
-def _explains(cause: Finding, error: Failure) -> bool:
-    """Returns whether a cause stands in a line above an error, and the error does not tell it."""
-    _, _, own = search(error.line)
-    is_told = own and own.group() in cause.line
-    return not is_told and 0 < error.line_number - cause.line_number <= _NEAR
 
 
 def _follows(reader: FailureReader) -> bool:

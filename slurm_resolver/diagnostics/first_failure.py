@@ -152,10 +152,6 @@ class FailureReader(MessageReader):
         goes_on = kinds.isdisjoint(FAULTS) or self.last_fault < trained
         return "end" in kinds or not goes_on or self.first() is not None
 
-    def last_line(self, rank: str) -> str:
-        """Returns the last line that this task has written, as far as it has a label."""
-        return self._tasks[rank].last if rank in self._tasks else ""
-
     def _with_clue(self, end: Failure | None) -> Failure | None:
         """Returns what the task wrote before it ended so, or the log ended; else the end."""
         if end and (not (end.is_end and end.rank) or _ENDED.match(end.line)):

@@ -117,12 +117,10 @@ class TaskOutput:
     Attributes:
         is_fatal: whether a line other than Python's tells the error; what follows it is no other.
         trained: the number of the last line of Keras that shows steps of training.
-        last: the last line.
     """
 
     is_fatal: bool = False
     trained: int = 0
-    last: str = ""
     _in_traceback: bool = False
     _is_ignored: bool = False  # the next error
     _lines: int = 0  # without those of dumps
@@ -134,7 +132,6 @@ class TaskOutput:
     def read(self, text: str, number: int) -> None:
         """Reads the next line, without its label."""
         self._lines += not _DUMP.match(text)
-        self.last = text.strip() or self.last
         if _STEP.match(text):
             self.trained = number
             self._clue = None
