@@ -10,8 +10,7 @@ all of them stop after the same round. Where all answer at once there is one rou
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from time import monotonic
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -27,8 +26,6 @@ _ROUND_SECONDS = 30.0  # for a round that begins when the time is up: look-ups o
 _FIRST_NOTICE = 25.0  # a round takes about 5 s if packets are dropped
 _NEXT_NOTICES = 60.0
 _MOST_NAMED = 4
-
-Unreached = Sequence[tuple[int, str]]  # the ranks that did not answer a task, and why
 
 
 def wait_until_reached(
@@ -48,7 +45,8 @@ def wait_until_reached(
         until: the time of `time.monotonic` when to give up.
 
     Raises:
-        RendezvousError: in every task, if some do not answer in time. It names them.
+        RendezvousError: in every task, if some do not answer in time. It names each of them, and a
+            task that it does not answer.
     """
     own = client.address.rank
     tasks = cluster.tasks
@@ -64,27 +62,18 @@ def wait_until_reached(
         note = (now > until, [*unreached.items()][:_MOST_NAMED])
         answers = client.gather("the test of the ports", note, seconds, without=others)
         notes = {rank: answer for rank, answer in enumerate(answers) if answer}
-        told = describe_unreached({rank: note[1] for rank, note in notes.items()}, cluster)
-        if not told:
+        problems = {
+            silent: f"{cluster.name_of(silent)} does not answer {cluster.name_of(rank)} at "
+            f"{tasks[silent].address}: {why}"
+            for rank, (_, unanswered) in notes.items()
+            for silent, why in unanswered
+        }
+        if not problems:
             return
-        text = f"{told}{client.address.remedy}"
+        text = f"{shorten([*problems.values()], _MOST_NAMED)}{client.address.remedy}"
         if any(gives_up for gives_up, _ in notes.values()):
             raise RendezvousError(f"not ready: {text}.")
         if own == min(waiting) and now > notice_at:
             notice_at += _NEXT_NOTICES
             warn("has waited %.0f s: %s", now - began, text)
         time.sleep(_PAUSE)
-
-
-def describe_unreached(unreached: Mapping[int, Unreached], cluster: Cluster) -> str:
-    """Returns which tasks do not answer, by the ranks that asked them; '' if all do."""
-    asking = defaultdict(list)
-    for rank, problems in unreached.items():
-        for silent, why in problems:
-            asking[silent, why].append(cluster.name_of(rank))
-    texts = [
-        f"{cluster.name_of(silent)} does not answer {shorten(names, _MOST_NAMED)} at "
-        f"{cluster.tasks[silent].address}: {why}"
-        for (silent, why), names in asking.items()
-    ]
-    return shorten(texts, _MOST_NAMED)

@@ -58,7 +58,7 @@ def wait_until_ready(
     assert cluster.task
     without = [task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs]
     with listening(cluster.task) as problem:
-        note = _note(cluster, problem, waits=True)
+        note = {**agreement_facts(cluster), "port_taken": problem, "waits": True}
         answers = client.gather("the start", note, timeout, without)
         notes = {rank: note for rank, note in enumerate(answers) if note}
         _check(notes, cluster)
@@ -88,25 +88,14 @@ def offer_readiness(cluster: Cluster) -> None:
     assert cluster.task
     if client:
         with listening(cluster.task) as problem:
-            client.offer("the start", _note(cluster, problem, waits=False))
+            note = {**agreement_facts(cluster), "port_taken": problem, "waits": False}
+            client.offer("the start", note)
 
 
 def _connect(cluster: Cluster) -> Client | None:
     if not cluster.service or len(cluster.tasks) < 2:
         return None
     return connect(cluster.service, cluster.name_of)
-
-
-def _note(cluster: Cluster, problem: str, waits: bool) -> Note:
-    """Returns what this task sends to the others.
-
-    `problem` is why it cannot listen, or ''; `waits` whether it waits for the others.
-    """
-    return {
-        **agreement_facts(cluster),
-        "port_taken": problem,
-        "waits": waits,
-    }
 
 
 def agreement_facts(cluster: Cluster) -> Note:

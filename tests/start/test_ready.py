@@ -78,7 +78,7 @@ def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
     with ThreadPoolExecutor(TASKS) as pool:
         told = set(pool.map(wait, range(TASKS)))
     line = (
-        f"{WORKERS[2]} does not answer {WORKERS[0]}, {WORKERS[1]} at localhost:{ports[2]}: "
+        f"{WORKERS[2]} does not answer {WORKERS[1]} at localhost:{ports[2]}: "
         "Connection refused; if a firewall"
     )
     assert f"has waited 0 s: {line}" in caplog.text
@@ -93,8 +93,6 @@ def test_the_tasks_of_a_large_step_together_ask_all_and_each_asks_few() -> None:
     tasks = [Task(rank, "n9", rank, "worker", rank, "n9:1") for rank in range(5, 1005)]
     asked = {task.rank: probe.tasks_to_ask(task.rank, tasks) for task in tasks}
     assert {task for few in asked.values() for task in few} == {*tasks}
-    assert all(tasks[0] in few for rank, few in asked.items() if rank != 5)
-    assert all(tasks[rank - 5] not in few for rank, few in asked.items())
     assert max(map(len, asked.values())) <= 12
 
 
