@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -42,7 +41,6 @@ _POLL_SECONDS = 1.0
 _HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
 # The same after an outage of the controller, whom slurmstepd tells again only after 60 s.
 _HELD_SECONDS_AFTER_OUTAGE = 120.0
-_REGISTER_SECONDS = 60.0  # in which nodes register with a controller that has just started
 # What srun runs, with these options, to check the nodes.
 _CHECK = (
     "--overlap",
@@ -225,7 +223,6 @@ class Supervisor:
         On the `unended` nodes, tasks of the last step may not have ended.
         """
         until = time.monotonic() + _CONTROLLER_SECONDS
-        registered = math.inf  # when all nodes that are up have registered
         relay = self._relay
         while not relay.received:
             try:
@@ -241,10 +238,8 @@ class Supervisor:
                 if relay.announced:  # the last checkpoint is all that a requeue needs
                     raise NoRestartError(f"received {relay.announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
-                registered = min(registered, time.monotonic() + _REGISTER_SECONDS)
-                if has_unregistered(states) and time.monotonic() < registered:
-                    relay.wait(_POLL_SECONDS)
-                    continue
+                if has_unregistered(states):
+                    raise OSError("nodes have not registered with the controller yet")
                 self._states = {
                     **dict.fromkeys(self._states, LOST),
                     **states,
