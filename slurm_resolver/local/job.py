@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, suppress
 from typing import Any, Callable
 
 from slurm_resolver import signals
@@ -105,7 +105,7 @@ class _Step:
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         output = Output(self._options)
-        with closing(output), self._open_reports() as self._reports:
+        with closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
                     self._start_task(rank, variables, output)
@@ -121,17 +121,6 @@ class _Step:
                 self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
                 self._send(range(len(self._processes)), signal.SIGKILL)
-
-    def _open_reports(self) -> AbstractContextManager[Any]:
-        """Returns the file in which tasks report their first step, if --preempt-after needs one."""
-        if self._options.preempt_after is None:
-            return nullcontext()
-        try:
-            return tempfile.NamedTemporaryFile()
-        except OSError as error:
-            raise LaunchError(
-                f"--preempt-after: {error.strerror}: set TMPDIR to a folder that can be written to"
-            ) from None
 
     def on_signal(self, number: signal.Signals) -> None:
         """Passes SIGUSR1 on to the tasks, preempts them on SIGUSR2, and ends them on any other.
