@@ -44,11 +44,11 @@ def end_children_by_sigterm(*handlers: Any) -> None:
     os.register_at_fork(after_in_child=restore)
 
 
-def ignore_in_children(numbers: Collection[int] = OF_USERS) -> None:
-    """Lets children that this process forks ignore signals for which it has no handler."""
+def ignore_in_children() -> None:
+    """Lets children that this process forks ignore OF_USERS, unless it handles them."""
 
     def ignore() -> None:
-        handle([one for one in numbers if signal.getsignal(one) == signal.SIG_DFL], signal.SIG_IGN)
+        handle([one for one in OF_USERS if signal.getsignal(one) == signal.SIG_DFL], signal.SIG_IGN)
 
     os.register_at_fork(after_in_child=ignore)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from captured import Patch
 
@@ -13,61 +11,38 @@ GRACE = 30.0
 ADDRESS = ServiceAddress("n0", 1, "n0", "42.0 start 0", 3, 0, True, GRACE)
 
 
-class Watched:
-    """What `Silence` says of one process, second by second; the other one always answers."""
-
-    def __init__(self, patch: Patch) -> None:
-        self.at = 0.0
-        patch.setattr(silence, "monotonic", lambda: self.at)
-        self.silence = silence.Silence[str](ADDRESS)
-        self.said: list[str] = []
-
-    def run(self, seconds: int, answers: bool) -> None:
-        for _ in range(seconds):
-            self.at += 1
-            self.silence.await_answer("the other")
-            self.silence.heard("the other")
-            self.silence.await_answer("it")
-            if answers and self.silence.heard("it"):
-                self.said.append("answers again")
-            self.said += [f"{who} after {self.silence.now:.0f}" for who in self.silence.find()]
-            if self.silence.silent_for(ADDRESS.silence):
-                self.said.append("lost")
-                return
-
-    def stop(self, seconds: int) -> None:
-        """Stops the process that watches."""
-        self.at += seconds
-
-
-# Seconds for which it answers, is silent (negative), or for which the watching process is stopped.
-RULE: dict[str, tuple[list[Any], list[str]]] = {
-    "it answers": ([500], []),
-    "silent for less than the grace": ([9, -29, 9, -29, 9], []),
-    "silent for 40 s": ([9, -40, 9], ["it after 40", "answers again"]),
-    "silent for 119 s": ([-119, 9], ["it after 31", "answers again"]),
-    "silent twice": (
-        [-40, 1, -40, 1],
-        [
-            "it after 31",
-            "answers again",
-            "it after 72",
-            "answers again",
-        ],
-    ),
-    "silent for 150 s": ([-150], ["it after 31", "lost"]),
-    "the watching process is stopped": ([9, "900", 9], []),
-    "both are stopped": ([9, -20, "900", -5, 9], []),
+# By what a process does, and for how many seconds: what is said of it. Another one always answers.
+RULE = {
+    "answers 500": "",
+    "silent 29, answers 9, silent 29, answers 9": "",
+    "answers 9, silent 119, answers 9": "named after 40, answers again",
+    "silent 40, answers 1, silent 40": "named after 31, answers again, named after 72",
+    "silent 150": "named after 31, lost",
+    # the one who watches is stopped
+    "answers 9, stopped 900, answers 9": "",
+    "silent 20, stopped 900, silent 5": "",
 }
 
 
-@pytest.mark.parametrize("case", RULE)
-def test_who_is_silent(case: str, monkeypatch: Patch) -> None:
-    watched = Watched(monkeypatch)
-    events, said = RULE[case]
-    for event in events:
-        if isinstance(event, str):
-            watched.stop(int(event))
-        else:
-            watched.run(abs(event), answers=event > 0)
-    assert watched.said == said
+@pytest.mark.parametrize("events", RULE)
+def test_who_is_silent(events: str, monkeypatch: Patch) -> None:
+    at = 0.0
+    monkeypatch.setattr(silence, "monotonic", lambda: at)
+    watched = silence.Silence[str](ADDRESS)
+    said = []
+    for event in events.split(", "):
+        does, seconds = event.split()
+        if does == "stopped":
+            at += int(seconds)
+            continue
+        for _ in range(int(seconds)):
+            at += 1
+            for who in ("it", "the other"):
+                watched.await_answer(who)
+                if (does == "answers" or who != "it") and watched.heard(who):
+                    said.append("answers again")
+            said += [f"named after {watched.now:.0f}" for _ in watched.find()]
+            if watched.silent_for(ADDRESS.silence):
+                said.append("lost")
+                break
+    assert ", ".join(said) == RULE[events]
