@@ -24,9 +24,8 @@ import pkgutil
 import shutil
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.tf.exchange import Workers
@@ -35,15 +34,15 @@ from slurm_resolver.tf.private_names import Method
 _TOPIC = "writes "  # what a worker tells the others, before the path
 
 # What hooks call. For each of the first arguments: "r", a path that is read; "w", one that is
-# written anew; "k", a file that keeps its content; "c", what exists and is changed; "m", a file
-# that is opened in the mode of the next argument; "-", anything else.
+# written; "c", what exists and is changed; "m", a file that is opened in the mode of the next
+# argument; "-", anything else.
 _FUNCTIONS = {
     "builtins.open": "m",
     "io.open": "m",
     "os.open": "m",
     "h5py.File.__init__": "-m",
-    "sqlite3.connect": "k",
-    "sqlite3.dbapi2.connect": "k",
+    "sqlite3.connect": "w",
+    "sqlite3.dbapi2.connect": "w",
     "tensorflow.summary.create_file_writer": "w",
     "os.mkdir": "w",
     "os.link": "rw",
@@ -64,30 +63,22 @@ _FUNCTIONS = {
     "os.listxattr": "r",
 }
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT  # flags of `os.open`
-_EMPTYING = os.O_TRUNC | os.O_EXCL
 
 _current = threading.local()  # its `files` are those of the hook that this thread runs
-
-
-class _Claim(NamedTuple):
-    """Which worker writes a path."""
-
-    rank: int
-    hook: str  # the hook that creates the path; '' if the path existed before
 
 
 class CallbackFiles:
     """The files that the callbacks of this worker write."""
 
-    hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
+    _hook = 0  # how many hooks have begun, which are the same in all workers
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._rank = workers.client.address.rank
-        self._claims: dict[str, _Claim] = {}
+        # Who writes a path: the rank, and the hook that creates the path; '' if it existed before.
+        self._claims: dict[str, tuple[int, str]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-")
         atexit.register(self._folder.cleanup)
-        self._hooks = Counter[str]()
         workers.client.listen("told", self._take_claim)
 
     @contextlib.contextmanager
@@ -106,8 +97,7 @@ class CallbackFiles:
                 for name in names:
                     hook = getattr(callback, name)
                     if getattr(hook, "__func__", None) is not getattr(base, name):
-                        label = f"{type(callback).__name__}.{name}"
-                        run = functools.partial(self._run, hook, label)
+                        run = functools.partial(self._run, hook)
                         undo.enter_context(setting(callback, name, run))
             yield
 
@@ -123,37 +113,36 @@ class CallbackFiles:
             return path
         own = self._folder.name + full
         if kind == "r":
-            claim = self._claims.get(full)
+            rank, hook = self._claims.get(full, (self._rank, ""))
             # Another worker may still write what it creates in this hook.
-            is_new = claim and claim.rank != self._rank and claim.hook == self.hook
+            is_new = rank != self._rank and hook == str(self._hook)
             return own if is_new or os.path.lexists(own) else path
-        claim = self._claim(full)
-        if claim.rank == self._rank:
+        rank, hook = self._claim(full)
+        if rank == self._rank:
             return path
         os.makedirs(os.path.dirname(own), exist_ok=True)
-        if kind != "w" and not claim.hook and os.path.isfile(full) and not os.path.lexists(own):
+        if not hook and os.path.isfile(full) and not os.path.lexists(own):
             shutil.copy2(full, own)
         return own
 
-    def _run(self, hook: Method, label: str, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, hook: Method, *args: Any, **kwargs: Any) -> Any:
         """Runs a hook of a callback."""
-        self._hooks[label] += 1
-        current = f"{label} {self._hooks[label]}"
-        with setting(self, "hook", current), setting(_current, "files", self):
+        self._hook += 1
+        with setting(_current, "files", self):
             return hook(*args, **kwargs)
 
-    def _claim(self, full: str) -> _Claim:
-        """Returns which worker writes a path: this one, if none has claimed it before."""
+    def _claim(self, full: str) -> tuple[int, str]:
+        """Returns who writes a path: this worker, if none has claimed it before."""
         client = self._workers.client
         if full not in self._claims:
-            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self.hook)
+            client.tell(_TOPIC + full, "" if os.path.lexists(full) else str(self._hook))
             client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
-        return self._claims.get(full) or _Claim(self._rank, "")
+        return self._claims.get(full, (self._rank, ""))
 
     def _take_claim(self, message: Message) -> None:
         topic, _, full = message["told"].partition(_TOPIC)
         if full and not topic:
-            self._claims.setdefault(full, _Claim(message["rank"], message["value"]))
+            self._claims.setdefault(full, (message["rank"], message["value"]))
 
 
 @contextlib.contextmanager
@@ -196,7 +185,7 @@ def _redirect(original: Method, kinds: str) -> Method:
             for number, kind in enumerate(kinds):
                 if kind == "m":
                     mode = [*args[number + 1 :], kwargs.get("mode", "r")][0]
-                    kind = _kind_of_mode(mode)
+                    kind = "w" if _writes(mode) else "r"
                 places[number] = files.place(args[number], kind)
                 # The worker that writes it changes it.
                 is_left = kind == "c" and not os.path.lexists(places[number])
@@ -209,12 +198,8 @@ def _redirect(original: Method, kinds: str) -> Method:
     return call
 
 
-def _kind_of_mode(mode: str | int) -> str:
-    """Returns the kind of a path that is opened in a mode of `open`, or with flags of `os.open`."""
+def _writes(mode: str | int) -> bool:
+    """Whether one writes in a mode of `open`, or with flags of `os.open`."""
     if isinstance(mode, int):
-        writes = mode & _WRITING
-        empties = mode & _EMPTYING
-    else:
-        writes = not set(mode).isdisjoint("wax+")
-        empties = not set(mode).isdisjoint("wx")
-    return "r" if not writes else "w" if empties else "k"
+        return bool(mode & _WRITING)
+    return not set(mode).isdisjoint("wax+")

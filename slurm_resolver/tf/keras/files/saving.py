@@ -41,19 +41,15 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
     # The workers do not wait for an incomplete save of an earlier start.
     start = identity_of(slurm_step_of(model.distribute_strategy.cluster_resolver))
     identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
+    workers = getattr(model.distribute_strategy, "workers", None)  # not those of a coordinator
     with reporter.doing(SAVING), writing_together():
         write_once(
             filepath,
             identity,
             lambda path: save(model, path, *args, **kwargs),
-            _refusal_of_loss(model.distribute_strategy),
+            getattr(workers, "refuse_loss", lambda: None),
         )
     return None
-
-
-def _refusal_of_loss(strategy: Any) -> Method:
-    workers = getattr(strategy, "workers", None)  # not those of a coordinator
-    return workers.refuse_loss if workers else lambda: None
 
 
 @functools.cache
