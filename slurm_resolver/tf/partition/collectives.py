@@ -38,12 +38,12 @@ class Place(NamedTuple):
 
     Attributes:
         vector: the number of its vector.
-        begin: of the tensor in the vector.
+        position: in the vector.
         shape: of the tensor in the sum.
     """
 
     vector: int
-    begin: Any
+    position: int
     shape: Any
 
 
@@ -55,7 +55,7 @@ class Buckets:
 
     def __init__(self) -> None:
         self._parts: list[list[Any]] = []
-        self._ends: list[Any] = []
+        self._lengths: list[list[Any]] = []
         self._bytes: list[int] = []
         self._open: dict[Any, int] = {}  # the vector that is being filled, by type
 
@@ -67,23 +67,28 @@ class Buckets:
             number = len(self._parts)
             self._open[dtype] = number
             self._parts.append([])
-            self._ends.append(0)
+            self._lengths.append([])
             self._bytes.append(0)
-        place = Place(number, self._ends[number], tf.shape(tensor))
+        is_static = tensor.shape.is_fully_defined()
+        shape = tensor.shape if is_static else tf.shape(tensor)
+        length = tensor.shape.num_elements() if is_static else tf.size(tensor)
+        place = Place(number, len(self._parts[number]), shape)
         self._parts[number].append(tf.reshape(tensor, [-1]))
-        self._ends[number] += tf.size(tensor)
-        self._bytes[number] += dtype.size * (tensor.shape.num_elements() or 0)
+        self._lengths[number].append(length)
+        self._bytes[number] += dtype.size * length if is_static else 0
         return place
 
     def vectors(self) -> list[Any]:
         """Returns the vectors."""
         return [tf.concat(parts, axis=0) for parts in self._parts]
 
-
-def taken(vectors: Sequence[Any], place: Place) -> Any:
-    """Returns a tensor from the sums of the vectors."""
-    end = place.begin + tf.reduce_prod(place.shape)
-    return tf.reshape(vectors[place.vector][place.begin : end], place.shape)
+    def taken(self, sums: Sequence[Any], places: Sequence[Place]) -> list[Any]:
+        """Returns tensors from the sums of the vectors."""
+        parts = [
+            tf.split(vector, lengths, num=len(lengths))
+            for vector, lengths in zip(sums, self._lengths)
+        ]
+        return [tf.reshape(parts[place.vector][place.position], place.shape) for place in places]
 
 
 def blocks(tensor: Any, value: Value, count: Any) -> Any:

@@ -13,7 +13,6 @@ from slurm_resolver.tf.partition.collectives import (
     own_part,
     received,
     sent_part,
-    taken,
 )
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
@@ -51,6 +50,7 @@ class Emission:
         self._wholes: dict[int, Any] = {}
         self._converted: dict[tuple[int, Want], Any] = {}
         self._computed: dict[Node, Compute] = {}
+        self._shapes: dict[Any, Any] = {}  # that were told, by what is known of them
         for number, tensor in zip(plan.flat.inputs, inputs):
             self._set(
                 number,
@@ -91,7 +91,9 @@ class Emission:
         value: Value,
         tensor: Any,
     ) -> None:
-        (self._wholes if value.kind is Kind.SAME else self._parts)[number] = tensor
+        """Notes what the replica has of a tensor."""
+        known = self._wholes if value.kind is Kind.SAME else self._parts
+        known[number] = tensor
 
     def _compute(self, step: Compute) -> None:
         """Writes an operation."""
@@ -140,9 +142,7 @@ class Emission:
         """Returns a tensor as an operation wants it."""
         if isinstance(want, Literal):
             return tf.constant(want.array)
-        if isinstance(want, Sizes):
-            return self.sized(self.whole(number), want)
-        if want.is_list:
+        if isinstance(want, Value) and want.is_list:
             return self._parts[number]
         if want == SAME:
             return self.whole(number)
@@ -152,8 +152,14 @@ class Emission:
             return self._parts[number]
         key = number, want
         if key not in self._converted:
-            self._converted[key] = self._addend(number) if want == SUM else self._own(number, want)
+            self._converted[key] = self._convert(number, want)
         return self._converted[key]
+
+    def _convert(self, number: int, want: Sizes | Value) -> Any:
+        """Returns a tensor as an operation wants it, which is made now."""
+        if isinstance(want, Sizes):
+            return self.sized(self.whole(number), want)
+        return self._addend(number) if want == SUM else self._own(number, want)
 
     def _value(self, number: int) -> Value:
         """Returns what the part of a tensor is."""
@@ -206,11 +212,20 @@ class Emission:
         dtype: Any,
     ) -> Any:
         """Returns the shape of a whole tensor, given a replica's part."""
-        sizes = tf.shape(part, out_type=dtype)
         if not value.has_rows:
-            return sizes
+            return tf.shape(part, out_type=dtype)
+        sizes = part.shape.as_list() if part.shape.rank is not None else [None, None]
+        is_known = sizes.count(None) == 1 and sizes[value.axis] is None
+        key = value, tuple(sizes), dtype
+        if is_known and key in self._shapes:
+            return self._shapes[key]
         count = tf.cast(self.rows.total * (value.outer * value.inner), dtype)
-        return tf.concat([sizes[: value.axis], [count], sizes[value.axis + 1 :]], axis=0)
+        if is_known:
+            sizes[value.axis] = count
+            self._shapes[key] = tf.stack(sizes)
+            return self._shapes[key]
+        given = tf.shape(part, out_type=dtype)
+        return tf.concat([given[: value.axis], [count], given[value.axis + 1 :]], axis=0)
 
     # --- Collectives -----------------------------------------------------------------------------
 
@@ -223,12 +238,13 @@ class Emission:
             for number, value in zip(numbers, values)
         ]
         sums = yield buckets.vectors()
-        for number, value, place in zip(numbers, values, places):
+        for number, value, total in zip(numbers, values, buckets.taken(sums, places)):
             traced = self._plan.flat.tensors[number]
-            tensor = received(taken(sums, place), value, traced.dtype)
+            tensor = received(total, value, traced.dtype)
             tensor.set_shape(traced.shape)
             self._wholes[number] = tensor
 
     def _sent(self, number: int) -> Any:
+        """Returns what is added up of a tensor."""
         part = self._parts[number]
         return self.weighted(part) if self._value(number) == LOCAL else part

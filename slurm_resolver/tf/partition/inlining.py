@@ -12,7 +12,7 @@ from typing import Any
 from slurm_resolver.tf import private_names
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-# In the name of a function, and of its gradient, that each replica computes of its own rows.
+# The name of what `step.of_own_rows` makes, and a part of the name of its gradient.
 OF_OWN_ROWS = "computed_of_own_rows"
 
 

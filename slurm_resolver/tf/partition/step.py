@@ -45,6 +45,19 @@ def plan_step(traced: Any, wanted: Sequence[Want] | None = None) -> Plan:
     )
 
 
+def of_own_rows(function: Callable[..., Any]) -> Any:
+    """Returns a function that a replica computes of its own rows, as if they were the whole batch.
+
+    Its results are the mean of all replicas' where they are needed whole. So Keras documents
+    BatchNormalization with `synchronized=False`, whose `_moments` this is for.
+    """
+
+    def computed_of_own_rows(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return tf.function(computed_of_own_rows, autograph=False)
+
+
 def plan_graph(graph: Any, values: Sequence[Value], wanted: Sequence[Want] | None = None) -> Plan:
     """Returns the plan of a graph whose inputs are known; see `plan_step`."""
     flat = Flat(graph)

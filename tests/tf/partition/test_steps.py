@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from folders import HELPERS
+from keras_3 import keras
 from local_run import captured, in_step
 from simulated_replicas import SimulatedReplicas
-from step_programs import CASES, batches, planned
+from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
+
+from slurm_resolver.tf.partition.step import of_own_rows
 
 
 def in_turn() -> list[Any]:
@@ -53,6 +56,31 @@ def test_a_step_of_several_replicas_equals_one_process(name: str, replicas: int)
         assert_close(variables, simulated.originals)
         for one, other in zip(variables, first):
             np.testing.assert_array_equal(one, other)
+
+
+def test_a_replica_normalizes_by_its_own_statistics() -> None:
+    class OwnStatistics(keras.layers.BatchNormalization):  # type: ignore[misc]
+        def _moments(self, inputs: Any, mask: Any) -> Any:
+            return of_own_rows(lambda one: tf.nn.moments(one, [0, 1, 2]))(inputs)
+
+    def program() -> Any:
+        inputs = keras.Input((8, 8, 3))
+        hidden = keras.layers.ReLU()(OwnStatistics()(keras.layers.Conv2D(4, 3)(inputs)))
+        hidden = OwnStatistics()(keras.layers.Conv2D(4, 3, strides=2)(hidden))
+        flat = keras.layers.Flatten()(hidden)
+        model = classifier(inputs, flat, optimizer=keras.optimizers.SGD(0.01))
+        return model, (IMAGES, LABELS)
+
+    step, traced, plan, data = planned(program)
+    assert len(plan.levels) == 1
+    # Both replicas have the same rows, so that their statistics are those of all rows.
+    batch = [np.repeat(one[:6], 2, axis=0) for one in data]
+    simulated = SimulatedReplicas(traced, plan, 2)
+    for _ in range(3):
+        outputs = simulated(batch)
+        logs = step(tuple(map(tf.constant, batch)))
+        assert_close(outputs[1], tf.nest.flatten(logs))
+    assert_close(simulated.variables[1], simulated.originals)
 
 
 def assert_close(found: Any, expected: Any) -> None:
