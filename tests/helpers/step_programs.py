@@ -367,7 +367,7 @@ tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(tf.square(row)), p))         
 tf.reduce_mean(tf.square(tf.cumsum(p, 0)))                                                  -> 2
 tf.reduce_mean(tf.sort(p[:, 0])[: tf.shape(p)[0] // 2]) + tf.reduce_max(p)                  -> 3
 tf.reduce_mean(errors(y[::2], p[::2])) + tf.reduce_mean(tf.square(p[1:] - p[:-1]))          -> 2
-tf.reduce_mean(errors(y, p)) * tf.cast(tf.size(tf.unique(y[:, 0])[0]), tf.float32)          -> 2
+tf.reduce_mean(p) * tf.cast(tf.size(tf.unique(tf.reshape(y, [-1]))[0]), tf.float32)         -> 2
 tf.reduce_mean(errors(y, p)) * tf.random.stateless_uniform([], [1, 2])                      -> 1
 tf.reduce_mean(errors(y, p + tf.random.stateless_normal(tf.shape(p), [1, 2])))              -> 1
 tf.nn.compute_average_loss(errors(y, p))                                                    -> 1
