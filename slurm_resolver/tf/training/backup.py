@@ -181,14 +181,15 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # A run without this callback builds later, or not at all; Keras' seed may be Python's.
         set_random_states({name: states[name] for name in states if name != "random"})
         # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
-        # draw the masks of dropout. They are no weights.
+        # draw the masks of dropout, and are no weights; and what it has in lists.
         weights = set(map(id, model.weights))
-        random = [one.value for one in model.variables if id(one) not in weights]
+        left_out = [one.value for one in model.variables if id(one) not in weights]
+        left_out += _listed_variables(model)
         folder = os.fspath(self.options["directory"])
         self._key = os.path.abspath(folder)
         if self._key in _finished:
             folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
-        self._state = {"model": model, "random": random, **self.state}
+        self._state = {"model": model, "left_out": left_out, **self.state}
         backup = Backup(
             model.distribute_strategy,
             self._state,
@@ -202,7 +203,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         findings = findings_of(data, fit)
         self._exactness = Exactness(backup.leads)
         self._check_fit(findings.content)
-        self._exactness.tell(findings.other)
+        self._exactness.tell(findings.other, *_unbuilt_optimizers(model))
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
@@ -452,3 +453,24 @@ def _read_owed() -> None:
         read()
         set_random_states(now)
     _owed.clear()
+
+
+def _listed_variables(model: Any) -> list[tf.Variable]:
+    """Returns the `tf.Variable`s in lists, tuples and dicts of a model or its layers."""
+    found = []
+    for layer in private_names.FLATTEN_LAYERS.of(model)():
+        for value in vars(layer).values():
+            if isinstance(value, (list, tuple, dict)):
+                with contextlib.suppress(TypeError):  # a dict whose keys have no order
+                    found += [one for one in tf.nest.flatten(value) if isinstance(one, tf.Variable)]
+    return found
+
+
+def _unbuilt_optimizers(model: Any) -> Iterator[str]:
+    """Yields why optimizers of a model, besides the one of `compile`, cannot be restored."""
+    for name, value in vars(model).items():
+        if isinstance(value, keras.optimizers.Optimizer) and not value.built:
+            yield (
+                f"the variables of {name} do not exist before the first step: call "
+                f"{name}.build(variables) before fit, such as in compile()"
+            )
