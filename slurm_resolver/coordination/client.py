@@ -269,7 +269,7 @@ class Client:
             for message in self._standing.values():
                 self._send(message)
             self._changed.notify_all()
-        silence = Silence[int](self.address)
+        silence = Silence(self.address)
         service = ""  # how it names itself
         while True:
             silence.await_answer(self._service_rank)

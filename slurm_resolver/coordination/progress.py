@@ -147,7 +147,7 @@ class Monitor:
     _told_at = float("-inf")
     _is_stalled = False
 
-    def __init__(self, send: Send, name_of: NameOf, clock: Silence[Process]) -> None:
+    def __init__(self, send: Send, name_of: NameOf, clock: Silence) -> None:
         self._send = send
         self._name_of = name_of
         self._clock = clock

@@ -112,7 +112,7 @@ class Service:
         # what the messages of the tasks are for
         self._rounds = Rounds(address, self.send, name_of)
         self._training = ServedTraining(address.grace, self.send, name_of)
-        self._silence = Silence[Process](address)
+        self._silence = Silence(address)
         self._monitor = Monitor(self.send, name_of, self._silence)
         self._name_of = name_of
         self._own = Process(rank=address.rank, role="service", number="", pid=os.getpid())

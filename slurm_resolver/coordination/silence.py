@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.wording import shorten
@@ -25,11 +25,9 @@ TICK_SECONDS = 0.5  # between two looks of a task at whether the service is sile
 _LONGEST_TICK = 1.0
 _MOST_NAMES = 5
 
-Who = TypeVar("Who")
 
-
-class Silence(Generic[Who]):
-    """What a process knows of the answers of others."""
+class Silence:
+    """What a process knows of the answers of other processes, or of the ranks of these."""
 
     def __init__(self, address: ServiceAddress) -> None:
         self._address = address
@@ -37,21 +35,21 @@ class Silence(Generic[Who]):
         self.now = 0.0
         self._ticked_at = monotonic()
         # since when a message of them is due
-        self._since: dict[Who, float] = {}
-        self._named: set[Who] = set()
+        self._since: dict[Any, float] = {}
+        self._named: set[Any] = set()
 
-    def await_answer(self, who: Who) -> None:
+    def await_answer(self, who: Any) -> None:
         """Expects a message, unless it is expected already."""
         self._since.setdefault(who, self.now)
 
-    def heard(self, who: Who) -> bool:
+    def heard(self, who: Any) -> bool:
         """Takes a message, or the end of a connection; returns whether `find` has returned it."""
         self._since.pop(who, None)
         was_named = who in self._named
         self._named.discard(who)
         return was_named
 
-    def find(self) -> list[Who]:
+    def find(self) -> list[Any]:
         """Returns those that have been silent for the grace, each once. Call it twice a second."""
         at = monotonic()
         self.now += min(at - self._ticked_at, _LONGEST_TICK)
@@ -60,7 +58,7 @@ class Silence(Generic[Who]):
         self._named.update(new)
         return new
 
-    def silent_for(self, seconds: float) -> list[Who]:
+    def silent_for(self, seconds: float) -> list[Any]:
         """Returns those whose message has been due for longer than this."""
         return [who for who, since in self._since.items() if self.now - since > seconds]
 

@@ -178,12 +178,8 @@ class FailureReader(MessageReader):
             if error:
                 errors[rank] = error
         if "" in errors:
-            # A Python error without a label is that of a task which no signal has ended, and a
-            # fatal one most often that of a task which a signal has ended.
+            # An error without a label is that of a task which no signal has ended.
             raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
-            if self._tasks[""].is_fatal:
-                signalled = [rank for rank, end in ends.items() if not _EXITED.match(end.line)]
-                raised = signalled or raised
             if len(raised) == 1:
                 errors.setdefault(raised[0], errors.pop(""))
             for rank in raised:

@@ -28,7 +28,7 @@ RULE = {
 def test_who_is_silent(events: str, monkeypatch: Patch) -> None:
     at = 0.0
     monkeypatch.setattr(silence, "monotonic", lambda: at)
-    watched = silence.Silence[str](ADDRESS)
+    watched = silence.Silence(ADDRESS)
     said = []
     for event in events.split(", "):
         does, seconds = event.split()
