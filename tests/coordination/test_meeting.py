@@ -196,18 +196,6 @@ def test_what_a_gather_comes_to(step: Step, name: str) -> None:
         assert tasks[rank].says()[-1] == said.format(port=step.port)
 
 
-def test_a_service_that_cannot_start_tells_all_tasks_why(step: Step) -> None:
-    """Its process does not end before: it would be too late for those that start later."""
-    step.secret = {secret.VARIABLE: "short"}
-    serving = step.start(0, "gather()")
-    step.secret = {secret.VARIABLE: KEY}
-    others = [step.start(rank, "gather()") for rank in (1, 2)]
-    why = f"{SERVICE.format(port=step.port)} cannot start: SLURM_RESOLVER_SECRET has 5 characters"
-    for task in (serving, *others):
-        (told,) = task.says()
-        assert told.startswith(why)
-
-
 def test_another_secret_is_named_at_both_ends(step: Step) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather(2)")
@@ -346,6 +334,12 @@ def test_munge(environ: Patch, munged: Munged) -> None:
     environ.setattr(service, "_renew_at", 0.0)
     assert secret.accept_offer(service.offer(), "S") == service.key  # known from before
     with pytest.raises(RendezvousError, match=r"`munge` failed on this node: .*timed out"):
+        secret.Secret()
+
+
+def test_a_short_secret(environ: Patch) -> None:
+    environ.setenv(secret.VARIABLE, "short")
+    with pytest.raises(RendezvousError, match="SLURM_RESOLVER_SECRET has 5 characters; expected"):
         secret.Secret()
 
 
