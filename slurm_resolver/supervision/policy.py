@@ -88,11 +88,6 @@ def healthy_nodes(states: Fields) -> list[str]:
     return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
 
-def has_unregistered(states: Fields) -> bool:
-    """Whether the controller, which has just started, does not know yet which nodes are up."""
-    return any(state.startswith("UNKNOWN") for state in states.values())
-
-
 def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
     """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
 

@@ -19,7 +19,6 @@ from slurm_resolver.supervision.policy import (
     LOST,
     NoRestartError,
     choose,
-    has_unregistered,
     healthy_nodes,
     same_again,
     stop_if_job_ends,
@@ -238,7 +237,8 @@ class Supervisor:
                 if relay.announced:  # the last checkpoint is all that a requeue needs
                     raise NoRestartError(f"received {relay.announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
-                if has_unregistered(states):
+                # of a controller that has just started
+                if any(state.startswith("UNKNOWN") for state in states.values()):
                     raise OSError("nodes have not registered with the controller yet")
                 self._states = {
                     **dict.fromkeys(self._states, LOST),
