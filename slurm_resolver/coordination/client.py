@@ -137,12 +137,10 @@ class Client:
         if answer is None and self.refusal:
             raise RefusedError(self.refusal, unreached=True)
         if answer is None:
-            gone = f"{self.address.name} is gone, and cannot take part in {purpose}: {self._loss}."
-            raise RendezvousError(
-                (self._loss and gone)
-                or f"{self.address.name} did not answer within {brief(seconds)} s: {self.problem}.",
-                unreached=True,
-            )
+            why = f"did not answer within {brief(seconds)} s: {self.problem}"
+            if self._loss:
+                why = f"is gone, and cannot take part in {purpose}: {self._loss}"
+            raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])
         return unpack(answer["values"])
