@@ -24,6 +24,7 @@ import pkgutil
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,13 +71,14 @@ _current = threading.local()  # its `files` are those of the hook that this thre
 class CallbackFiles:
     """The files that the callbacks of this worker write."""
 
-    _hook = 0  # how many hooks have begun, which are the same in all workers
+    _hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._rank = workers.client.address.rank
         # Who writes a path: the rank, and the hook that creates the path; '' if it existed before.
         self._claims: dict[str, tuple[int, str]] = {}
+        self._hooks = Counter[str]()
         self._folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-")
         atexit.register(self._folder.cleanup)
         workers.client.listen("told", self._take_claim)
@@ -97,7 +99,8 @@ class CallbackFiles:
                 for name in names:
                     hook = getattr(callback, name)
                     if getattr(hook, "__func__", None) is not getattr(base, name):
-                        run = functools.partial(self._run, hook)
+                        label = f"{type(callback).__name__}.{name}"
+                        run = functools.partial(self._run, hook, label)
                         undo.enter_context(setting(callback, name, run))
             yield
 
@@ -115,27 +118,29 @@ class CallbackFiles:
         if kind == "r":
             rank, hook = self._claims.get(full, (self._rank, ""))
             # Another worker may still write what it creates in this hook.
-            is_new = rank != self._rank and hook == str(self._hook)
+            is_new = rank != self._rank and hook == self._hook
             return own if is_new or os.path.lexists(own) else path
         rank, hook = self._claim(full)
         if rank == self._rank:
             return path
         os.makedirs(os.path.dirname(own), exist_ok=True)
-        if not hook and os.path.isfile(full) and not os.path.lexists(own):
-            shutil.copy2(full, own)
+        if not hook and not os.path.lexists(own):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                shutil.copy2(full, own)
         return own
 
-    def _run(self, hook: Method, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, hook: Method, label: str, *args: Any, **kwargs: Any) -> Any:
         """Runs a hook of a callback."""
-        self._hook += 1
-        with setting(_current, "files", self):
+        self._hooks[label] += 1
+        current = f"{label} {self._hooks[label]}"
+        with setting(self, "_hook", current), setting(_current, "files", self):
             return hook(*args, **kwargs)
 
     def _claim(self, full: str) -> tuple[int, str]:
         """Returns who writes a path: this worker, if none has claimed it before."""
         client = self._workers.client
         if full not in self._claims:
-            client.tell(_TOPIC + full, "" if os.path.lexists(full) else str(self._hook))
+            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self._hook)
             client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
         return self._claims.get(full, (self._rank, ""))
 
