@@ -1,9 +1,7 @@
 """Calls Keras 3's `fit` in two workers in ways that cannot be one training.
 
-Each worker writes its errors as JSON to TASK_OUTPUT/<index>. With "failing N", worker N raises an
-exception in a callback. Worker 0 evaluates alone after `fit` with "alone after", and in a callback
-with "alone within". With "alone batch", it calls `train_on_batch` alone after `fit`. With "ending",
-worker 1 ends the first epoch early: see `END_EARLY`.
+Each worker writes its errors as JSON to TASK_OUTPUT/<index>. With the name of an action of
+`IN_ONE`, one worker does it alone.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -34,49 +32,57 @@ def train_short() -> None:
     fit(x=rows.filter(lambda x, y: tf.reduce_all(x > 0)))
 
 
+def fit_with(callback: Does, worker: int) -> None:
+    fit(callbacks=[callback] if worker == WORKER else [])
+
+
+def fit_before(call: Callable[[Any], object]) -> None:
+    built = in_scope()
+    trained(built)
+    if WORKER == 0:
+        call(built)
+
+
+def make_another() -> None:
+    built = in_scope()
+    if WORKER == 0:
+        in_scope()
+    trained(built)
+
+
+def evaluate(model: Any) -> None:
+    model.evaluate(X, Y, verbose=0)
+
+
 def take_a_step(model: Any) -> None:
     model.train_on_batch(X, Y)
 
 
-END_EARLY: dict[str, Action] = {
-    "stop": lambda: fit(callbacks=[Does(stop, step=1)] if WORKER else []),
+def fail(model: Any) -> None:
+    raise RuntimeError("of the callback")
+
+
+def end(model: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+IN_ONE: dict[str, Action] = {
+    "fails 0": lambda: fit_with(Does(fail), 0),
+    "fails 1": lambda: fit_with(Does(fail), 1),
+    "stop": lambda: fit_with(Does(stop, step=1), 1),
     "data": train_short,
-    "killed": lambda: fit(
-        callbacks=[Does(lambda model: os.kill(os.getpid(), signal.SIGKILL))] if WORKER else []
-    ),
-    "step": lambda: fit(callbacks=[] if WORKER else [Does(take_a_step)]),
+    "killed": lambda: fit_with(Does(end), 1),
+    "step": lambda: fit_with(Does(take_a_step), 0),
+    "within": lambda: fit_with(Does(evaluate), 0),
+    "after": lambda: fit_before(evaluate),
+    "batch": lambda: fit_before(take_a_step),
+    "scope": make_another,
 }
 
 
 def main() -> None:
-    kind, name = (sys.argv[1:] or ["all", ""])[:2]
-    if kind == "failing":
-
-        def fails(model: Any) -> None:
-            if int(name) == WORKER:
-                raise RuntimeError("of the callback")
-
-        fit(epochs=2, callbacks=[Does(fails)])
-    if kind == "ending":
-        END_EARLY[name]()
-    if kind == "alone":
-        built = in_scope()
-        if name == "scope" and WORKER == 0:
-            in_scope()
-
-        def evaluates(model: Any) -> None:
-            if WORKER == 0:
-                model.evaluate(X, Y, verbose=0)
-
-        trained(
-            built,
-            epochs=2,
-            callbacks=[Does(evaluates)] if name == "within" else [],
-        )
-        if name == "batch" and WORKER == 0:
-            built.train_on_batch(X, Y)
-        elif name != "batch":
-            evaluates(built)
+    if sys.argv[1:]:
+        IN_ONE[sys.argv[1]]()
         return
     found: dict[str, object] = {}
     for name, function in WAYS.items():
