@@ -64,14 +64,20 @@ def fit(model: Any, *callbacks: Any) -> list[float]:
 def write_files() -> None:
     with STRATEGY.scope():
         model = compiled()
+    loggers = [
+        kinds.CSVLogger(str(FOLDER / name), append=True)
+        for name in ("log.csv", f"of-worker-{INDEX}.csv")
+    ]
+    paths = [logger.filename for logger in loggers]
     fit(
         model,
+        *loggers,
         kinds.ModelCheckpoint(str(FOLDER / "steps-{batch}.keras"), save_freq=2),
         kinds.BackupAndRestore(str(FOLDER / "backup")),
-        kinds.CSVLogger(str(FOLDER / "log.csv"), append=True),
         kinds.TensorBoard(str(FOLDER / "tensorboard")),
         Report(),
     )
+    assert [logger.filename for logger in loggers] == paths
 
 
 def use_orbax() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 import zipfile
 from pathlib import Path
@@ -48,12 +47,8 @@ def test_callbacks_write_one_good_file(workers: Workers, folder: Path) -> None:
         best, highest = worker["callbacks"]["best"]
         assert best == highest
         assert worker["callbacks"]["loaded"] == [None]
-        assert worker["callbacks"]["paths"], "a callback has another path after fit"
     for name in ("best.keras", "by one.keras", "last.keras"):
         assert zipfile.ZipFile(folder / name).testzip() is None
-    for name in ("log.csv", "log-0.csv", "log-1.csv"):  # each worker writes its own log-N.csv
-        rows = list(csv.DictReader((folder / name).read_text().splitlines()))
-        assert [row["epoch"] for row in rows] == ["0", "1", "2"], name
     assert not (folder / "backup").exists()
     assert not [path.name for path in folder.rglob(".saving*")]
 
