@@ -22,12 +22,12 @@ from slurm_resolver.tf.private_names import Method
 
 _files_of = functools.cache(CallbackFiles)  # of this process's workers
 
-# What one worker writes without Python's functions: the attribute with the path, and the one that
-# writes there, if another path is not enough.
+# What writes without Python's functions, or writes once under TF_CONFIG as well: the attribute
+# with the path. Orbax reads it only at the start: its checkpointer is silent in other workers.
 _WRITERS = {
-    "CSVLogger": ("filename", ""),
-    "TensorBoard": ("log_dir", ""),
-    "OrbaxCheckpoint": ("directory", "checkpointer"),
+    "CSVLogger": "filename",
+    "TensorBoard": "log_dir",
+    "OrbaxCheckpoint": "directory",
 }
 
 
@@ -57,34 +57,30 @@ def one_writer(callbacks: Sequence[Any], workers: Workers) -> Iterator[None]:
     import keras
 
     own = [
-        (callback, *attributes, os.path.abspath(getattr(callback, attributes[0])))
-        for kind, attributes in _WRITERS.items()
+        (callback, attribute, os.path.abspath(getattr(callback, attribute)))
+        for kind, attribute in _WRITERS.items()
         for callback in callbacks
         if isinstance(callback, getattr(keras.callbacks, kind, ()))
     ]
-    files = _files_of(workers) if workers.client and len(workers.names) > 1 else None
+    told = workers.exchange("begins to write files", [path for *_, path in own])
+    earlier = set(itertools.chain(*told[: workers.index]))
     with contextlib.ExitStack() as undo:
-        told = workers.exchange("begins to write files", [path for *_, path in own])
-        earlier = set(itertools.chain(*told[: workers.index]))
-        for callback, attribute, writer, path in own:
+        for callback, attribute, path in own:
             if path in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 place = os.path.join(scratch, os.path.basename(path))
                 undo.enter_context(setting(callback, attribute, place))
-                if writer:
-                    undo.enter_context(setting(callback, writer, _Silent()))
-        if files:
+                if hasattr(callback, "checkpointer"):
+                    undo.enter_context(setting(callback, "checkpointer", _Silent()))
+        if workers.client and len(workers.names) > 1:
             restoring = keras.callbacks.BackupAndRestore  # its workers save together
-            undo.enter_context(
-                files.sharing(
-                    [
-                        callback
-                        for callback in callbacks
-                        if not isinstance(callback, restoring)
-                        and not getattr(callback, "restores_all_workers", False)
-                    ]
-                )
-            )
+            shared = [
+                callback
+                for callback in callbacks
+                if not isinstance(callback, restoring)
+                and not getattr(callback, "restores_all_workers", False)
+            ]
+            undo.enter_context(_files_of(workers).sharing(shared))
         yield
 
 
