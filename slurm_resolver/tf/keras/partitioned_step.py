@@ -73,41 +73,54 @@ class PartitionedStepFunction(StepFunction):
             digest = None
             names = ()
         compared = self.comparison.row(replica, digest, names)
-        traced = self._planned(self._batch_of_replica(batch, replica)[0])
+        traced = self._planned(batch, replica)
         if self._whole and not traced.whole:
             self._check_whole(batch, self._whole)
-            traced = self._planned(self._batch_of_replica(batch, replica)[0])
+            traced = self._planned(batch, replica)
         add = _AddUp(self.comparison, compared)
 
         def by_part() -> list[Any]:
             part, own = self._batch_of_replica(batch, replica)
-            return write_step(traced.plan, own, self._inputs(traced, part, replica), add)
+            inputs = self._inputs(traced, part, replica)
+            return write_step(traced.plan, own, inputs, add)
 
         def all_rows() -> list[Any]:
-            add([])
-            part, own = all_of_batch(batch, replica, self._strategy.sharing)
-            inputs = self._inputs(traced, part, replica)
-            if not traced.draws and self._strategy.sharing.local_replicas == 1:
-                found = traced.function(
-                    *inputs[: len(inputs) - len(traced.function.captured_inputs)]
-                )
-                return list(tf.nest.flatten(found, expand_composites=True))
-            graph = traced.function.graph
-            plan = plan_graph(graph, [SAME] * len(graph.inputs), [SAME] * len(graph.outputs))
-            return write_step(plan, own, inputs, add_up)
+            add([])  # compares the workers
+            return self._compute_all_rows(traced, batch, replica)
 
         sharing = self._strategy.sharing
-        few = False if traced.whole else is_not_split(batch, sharing)
-        if sharing.local_replicas > 1 and few is not True:
-            few = False  # a condition cannot add up what the replicas of a worker have
-        if few is True:
+        is_whole: Any = False
+        if not traced.whole:
+            is_whole = is_not_split(batch, sharing)
+        if sharing.local_replicas > 1 and is_whole is not True:
+            # A condition cannot add up what the replicas of a worker have.
+            is_whole = False
+        if is_whole is True:
             results = all_rows()
-        elif few is False:
+        elif is_whole is False:
             results = by_part()
         else:
-            results = tf.cond(few, all_rows, by_part)
+            results = tf.cond(is_whole, all_rows, by_part)
         outputs = traced.function.structured_outputs
         return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
+
+    def _compute_all_rows(self, traced: Traced, batch: Any, replica: int) -> list[Any]:
+        """Computes all rows in each replica: by the traced step itself, where that is possible."""
+        sharing = self._strategy.sharing
+        part, own = all_of_batch(batch, replica, sharing)
+        inputs = self._inputs(traced, part, replica)
+        function = traced.function
+        if not traced.draws and sharing.local_replicas == 1:
+            arguments = len(inputs) - len(function.captured_inputs)
+            found = function(*inputs[:arguments])
+            return list(tf.nest.flatten(found, expand_composites=True))
+        graph = function.graph
+        plan = plan_graph(
+            graph,
+            values=[SAME] * len(graph.inputs),
+            wanted=[SAME] * len(graph.outputs),
+        )
+        return write_step(plan, own, inputs, add_up)
 
     def _inputs(self, traced: Traced, part: Any, replica: int) -> list[Any]:
         """Returns the inputs of the traced step: a batch, and what the step captures."""
@@ -142,8 +155,9 @@ class PartitionedStepFunction(StepFunction):
         getattr(self, name).get_concrete_function(data)
         self._traced.add(name)
 
-    def _planned(self, part: Any) -> Traced:
+    def _planned(self, batch: Any, replica: int) -> Traced:
         """Returns the plan for batches like this one."""
+        part, _ = self._batch_of_replica(batch, replica)
         spec = tf.nest.map_structure(_spec, without_optionals(part))
         unknown = spec if self._whole else tf.nest.map_structure(_open, spec)
         key = repr(unknown), bool(self._whole)
@@ -172,11 +186,22 @@ class PartitionedStepFunction(StepFunction):
             for place, tensor in enumerate(graph.inputs[:arguments]):
                 values[place] = SAME if tensor.shape.rank == 0 else rows()
             try:
-                return Traced(traced, plan_graph(graph, values, wanted), False, _draws(graph))
+                plan = plan_graph(graph, values, wanted)
+                return Traced(
+                    function=traced,
+                    plan=plan,
+                    whole=False,
+                    draws=_draws(graph),
+                )
             except PlanError as error:
                 self._whole = ComputeWholeError(str(error))
         plan = plan_graph(graph, [SAME] * len(values), wanted)
-        return Traced(traced, plan, whole=True, draws=_draws(graph))
+        return Traced(
+            function=traced,
+            plan=plan,
+            whole=True,
+            draws=_draws(graph),
+        )
 
     def _trace_alone(self, spec: Any) -> Any:
         """Traces the model's step until it makes no variable."""
