@@ -6,6 +6,21 @@ A step is a `train_step` of operations that people use: of each row, of rows wit
 numbers, conditions, loops, custom gradients, and variables that are assigned and read. A seed gives
 the same step everywhere. The results go as JSON to TASK_OUTPUT/<rank>, or to TASK_OUTPUT/alone; all
 numbers are of 64 bits, so that only a wrong result differs by more than rounding.
+
+A seed that differs from one process is looked at like this:
+
+1. Train it alone and in two workers, and compare the two files::
+
+       TASK_OUTPUT=. python random_steps.py 212 1
+       TASK_OUTPUT=. slurm-resolver run -n 2 -- python random_steps.py 212 1
+
+   "used" has the names of its operations, in their order.
+2. Leave operations out of `OF_ROWS`, `SCALARS`, `GRADIENTS` and `UPDATES`, until two or three are
+   left that still differ.
+3. Ask whether the step is well-conditioned. The sign of a mean that is 0, or the order of equal
+   numbers, depends on rounding: then the operation here is wrong, and not the partition.
+4. Look at the plan of the step (`plan_step`): its steps in their order, and why an operation is
+   computed whole.
 """
 
 from __future__ import annotations
@@ -103,17 +118,20 @@ def update(operation: Operation) -> Operation:
 
 @of_rows
 def dense(step: Step) -> Rows:
+    """A layer with variables."""
     return step.model.second(step.pick())
 
 
 @of_rows
 def activation(step: Step) -> Rows:
+    """One of the usual activations."""
     function = step.choice.choice([tf.nn.relu, tf.nn.softmax, tf.tanh, tf.nn.gelu])
     return function(step.pick())
 
 
 @of_rows
 def layer_normalization(step: Step) -> Rows:
+    """Statistics of each row, by hand."""
     rows = step.pick()
     mean = tf.reduce_mean(rows, axis=-1, keepdims=True)
     deviation = tf.math.reduce_std(rows, axis=-1, keepdims=True)
@@ -122,35 +140,41 @@ def layer_normalization(step: Step) -> Rows:
 
 @of_rows
 def unit_length(step: Step) -> Rows:
+    """Each row is divided by its norm."""
     return tf.math.l2_normalize(step.pick(), axis=1, epsilon=0.1)
 
 
 @of_rows
 def reshaped(step: Step) -> Rows:
+    """The numbers of each row in another order."""
     rows = tf.reshape(step.pick(), [-1, 2, WIDTH // 2])
     return tf.reshape(tf.transpose(rows, [0, 2, 1]), [-1, WIDTH])
 
 
 @of_rows
 def flattened(step: Step) -> Rows:
+    """All rows in one axis, and back."""
     flat = tf.reshape(step.pick(), [-1])
     return tf.reshape(tf.sin(flat), [step.count(), WIDTH])
 
 
 @of_rows
 def transposed(step: Step) -> Rows:
+    """Rows along the last axis, and back."""
     columns = tf.transpose(step.pick())
     return tf.transpose(tf.nn.softmax(columns, axis=0) + tf.cumsum(columns, axis=0) / WIDTH)
 
 
 @of_rows
 def convolution(step: Step) -> Rows:
+    """Each row as a sequence."""
     images = tf.reshape(step.pick(), [-1, WIDTH, 1])
     return tf.squeeze(tf.nn.conv1d(images, step.model.filters, 1, "SAME"), axis=2)
 
 
 @of_rows
 def fourier(step: Step) -> Rows:
+    """Each row's spectrum."""
     rows = step.pick()
     spectrum = tf.signal.fft(tf.cast(rows, tf.complex128))
     return tf.abs(spectrum) / WIDTH + rows
@@ -158,38 +182,45 @@ def fourier(step: Step) -> Rows:
 
 @of_rows
 def sorted_columns(step: Step) -> Rows:
+    """Each row's numbers in order."""
     return tf.sort(step.pick(), axis=-1)
 
 
 @of_rows
 def embedding(step: Step) -> Rows:
+    """A row of a table for each label."""
     return step.pick() + tf.gather(step.model.table, step.labels)
 
 
 @of_rows
 def by_class(step: Step) -> Rows:
+    """Another function for one class."""
     is_first = tf.equal(step.labels, 0)[:, None]
     return tf.where(is_first, step.pick(), tf.tanh(step.pick()))
 
 
 @of_rows
 def row_by_row(step: Step) -> Rows:
+    """A Python function of a single row."""
     mapped = step.choice.choice([tf.map_fn, tf.vectorized_map])
     return mapped(lambda row: row * tf.tanh(tf.reduce_sum(row)), step.pick())
 
 
 @of_rows
 def product(step: Step) -> Rows:
+    """A product that names its axes."""
     return tf.einsum("ni,ij->nj", step.pick(), step.model.second.kernel) * 0.5
 
 
 @of_rows
 def stopped(step: Step) -> Rows:
+    """A part without a gradient."""
     return step.pick() + tf.stop_gradient(step.pick()) * 0.3
 
 
 @of_rows
 def sum_of_two(step: Step) -> Rows:
+    """Two values of each row."""
     return step.pick() * 0.7 + step.pick() * 0.5
 
 
@@ -198,24 +229,28 @@ def sum_of_two(step: Step) -> Rows:
 
 @of_rows
 def reversed_batch(step: Step) -> Rows:
+    """Each row beside another one, as in mixup."""
     rows = step.pick()
     return rows * 0.6 + step.model.second(tf.reverse(rows, [0])) * 0.4
 
 
 @of_rows
 def rolled_batch(step: Step) -> Rows:
+    """Each row beside the one before."""
     rows = step.pick()
     return rows - tf.roll(rows, 1, axis=0)
 
 
 @of_rows
 def centered(step: Step) -> Rows:
+    """The mean of the batch is 0."""
     rows = step.pick()
     return rows - tf.reduce_mean(rows, axis=0)
 
 
 @of_rows
 def standardized(step: Step) -> Rows:
+    """The moments of the batch, as in batch normalization."""
     rows = step.pick()
     mean, variance = tf.nn.moments(rows, axes=[0])
     return (rows - mean) / tf.sqrt(variance + 0.1)
@@ -223,23 +258,27 @@ def standardized(step: Step) -> Rows:
 
 @of_rows
 def attention(step: Step) -> Rows:
+    """Each row looks at all others."""
     rows = step.pick()
     return tf.nn.softmax(tf.matmul(rows, step.pick(), transpose_b=True)) @ rows
 
 
 @of_rows
 def in_order(step: Step) -> Rows:
+    """The rows in the order of one of their numbers."""
     rows = step.pick()
     return tf.gather(rows, tf.argsort(rows[:, 0]))
 
 
 @of_rows
 def running_sum(step: Step) -> Rows:
+    """Each row, with all rows before."""
     return tf.cumsum(step.pick(), axis=0) / step.number()
 
 
 @of_rows
 def mean_of_class(step: Step) -> Rows:
+    """The mean of the rows with the same label."""
     rows = step.pick()
     means = tf.math.unsorted_segment_mean(rows, step.labels, CLASSES)
     return rows - tf.gather(means, step.labels)
@@ -247,12 +286,14 @@ def mean_of_class(step: Step) -> Rows:
 
 @of_rows
 def first_row(step: Step) -> Rows:
+    """One row beside all others."""
     rows = step.pick()
     return rows + 0.3 * step.choice.choice([rows[:1], rows[0]])
 
 
 @of_rows
 def two_views(step: Step) -> Rows:
+    """Two batches one after another, as in SimCLR."""
     views = tf.concat([step.pick(), step.pick()], axis=0)
     one, other = tf.split(step.model.second(views), 2)
     return one + tf.tanh(other)
@@ -260,6 +301,7 @@ def two_views(step: Step) -> Rows:
 
 @of_rows
 def masked(step: Step) -> Rows:
+    """Some of the rows, whose number is not known beforehand."""
     rows = step.pick()
     chosen = tf.boolean_mask(rows, step.labels > 0)
     return rows + tf.reduce_sum(chosen, axis=0) / (tf.cast(tf.shape(chosen)[0], tf.float64) + 1)
@@ -267,12 +309,14 @@ def masked(step: Step) -> Rows:
 
 @of_rows
 def rarity(step: Step) -> Rows:
+    """Weights from the counts of the labels."""
     _, index, counts = tf.unique_with_counts(step.labels)
     return step.pick() / tf.cast(tf.gather(counts, index), tf.float64)[:, None]
 
 
 @of_rows
 def position(step: Step) -> Rows:
+    """A number that depends on the row's place in the batch."""
     place = tf.cast(tf.range(step.count()), tf.float64) / step.number()
     return step.pick() * (1 + place[:, None])
 
@@ -282,16 +326,19 @@ def position(step: Step) -> Rows:
 
 @of_rows
 def dropout(step: Step) -> Rows:
+    """Keras' dropout, from a generator with a state."""
     return keras.random.dropout(step.pick(), 0.3, seed=step.model.generator)
 
 
 @of_rows
 def dropout_of_tensorflow(step: Step) -> Rows:
+    """TensorFlow's dropout, from its global seed."""
     return tf.nn.dropout(step.pick(), 0.3)
 
 
 @of_rows
 def noise(step: Step) -> Rows:
+    """Noise for each row."""
     rows = step.pick()
     return rows + 0.2 * keras.random.normal(
         tf.shape(rows),
@@ -302,29 +349,34 @@ def noise(step: Step) -> Rows:
 
 @of_rows
 def noise_without_rows(step: Step) -> Rows:
+    """The same noise for all rows."""
     return step.pick() + 0.2 * tf.random.normal([WIDTH], dtype=tf.float64)
 
 
 @of_rows
 def stateless_noise(step: Step) -> Rows:
+    """Noise from a seed, of the batch's shape."""
     rows = step.pick()
     return rows + 0.2 * tf.random.stateless_normal(tf.shape(rows), [1, 2], dtype=tf.float64)
 
 
 @of_rows
 def random_scale(step: Step) -> Rows:
+    """One random number for the batch."""
     scale = keras.random.uniform((), dtype="float64", seed=step.model.generator)
     return step.pick() * (0.5 + scale)
 
 
 @of_rows
 def random_branch(step: Step) -> Rows:
+    """A condition on a random number."""
     rows = step.pick()
     return tf.cond(tf.random.uniform(()) < 0.5, lambda: tf.tanh(rows), lambda: rows * 0.5)
 
 
 @of_rows
 def mixup(step: Step) -> Rows:
+    """Rows that are mixed with those of a random order."""
     rows = step.pick()
     share = keras.random.uniform((), 0.1, 0.9, dtype="float64", seed=step.model.generator)
     order = tf.random.shuffle(tf.range(step.count()))
@@ -336,12 +388,14 @@ def mixup(step: Step) -> Rows:
 
 @of_rows
 def by_number_of_rows(step: Step) -> Rows:
+    """A condition on the number of rows."""
     rows = step.pick()
     return tf.cond(step.count() > 3, lambda: tf.sin(rows), lambda: tf.cos(rows))
 
 
 @of_rows
 def by_loss(step: Step) -> Rows:
+    """A condition on what the rows are."""
     rows = step.pick()
     large = tf.reduce_mean(rows) > 0.0123  # the mean of centered rows is rounding
     return tf.cond(large, lambda: rows - tf.reduce_max(rows, axis=0), lambda: rows)
@@ -349,6 +403,8 @@ def by_loss(step: Step) -> Rows:
 
 @of_rows
 def repeated(step: Step) -> Rows:
+    """A loop of the rows' own values."""
+
     def body(turn: tf.Tensor, rows: Rows) -> tuple[tf.Tensor, Rows]:
         return turn + 1, tf.tanh(step.model.second(rows))
 
@@ -357,6 +413,8 @@ def repeated(step: Step) -> Rows:
 
 @of_rows
 def repeated_with_mean(step: Step) -> Rows:
+    """A loop that needs all rows in each round."""
+
     def body(turn: tf.Tensor, rows: Rows) -> tuple[tf.Tensor, Rows]:
         return turn + 1, rows - 0.5 * tf.reduce_mean(rows, axis=0)
 
@@ -365,6 +423,8 @@ def repeated_with_mean(step: Step) -> Rows:
 
 @of_rows
 def clipped_gradient(step: Step) -> Rows:
+    """A gradient that is clipped on its way."""
+
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def clipped(rows: Rows) -> Any:
         return rows, lambda upstream: tf.clip_by_norm(upstream, 0.01)
@@ -374,6 +434,8 @@ def clipped_gradient(step: Step) -> Rows:
 
 @of_rows
 def reversed_gradient(step: Step) -> Rows:
+    """A gradient with another sign, as for adversarial domains."""
+
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def backwards(rows: Rows) -> Any:
         return rows * 1.0, lambda upstream: -0.5 * upstream
@@ -383,11 +445,13 @@ def reversed_gradient(step: Step) -> Rows:
 
 @of_rows
 def recomputed(step: Step) -> Rows:
+    """What backpropagation computes once more."""
     return tf.recompute_grad(lambda rows: tf.tanh(rows) * 2.0)(step.pick())
 
 
 @of_rows
 def from_centre(step: Step) -> Rows:
+    """A variable that steps assign."""
     return step.pick() - step.model.centre
 
 
@@ -396,16 +460,19 @@ def from_centre(step: Step) -> Rows:
 
 @scalar
 def mean_square(step: Step) -> Scalar:
+    """A mean of all numbers."""
     return tf.reduce_mean(tf.square(step.pick()))
 
 
 @scalar
 def sum_by_number(step: Step) -> Scalar:
+    """A sum that the program divides by the number of rows."""
     return tf.reduce_sum(tf.abs(step.pick())) / step.number()
 
 
 @scalar
 def crossentropy(step: Step) -> Scalar:
+    """A loss by row of TensorFlow."""
     logits = step.model.head(step.pick())
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(step.labels, logits)
     return tf.reduce_mean(losses)
@@ -413,17 +480,20 @@ def crossentropy(step: Step) -> Scalar:
 
 @scalar
 def loss_of_keras(step: Step) -> Scalar:
+    """A loss of Keras, which reduces it."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return loss(step.labels, step.model.head(step.pick()))
 
 
 @scalar
 def average_loss(step: Step) -> Scalar:
+    """It reads the number of replicas."""
     return tf.nn.compute_average_loss(tf.reduce_sum(step.pick() ** 2, axis=1))
 
 
 @scalar
 def weighted(step: Step) -> Scalar:
+    """A ratio of two sums."""
     weights = tf.cast(step.labels, tf.float64) + 0.5
     losses = tf.reduce_sum(step.pick() ** 2, axis=1)
     return tf.reduce_sum(weights * losses) / tf.reduce_sum(weights)
@@ -431,6 +501,7 @@ def weighted(step: Step) -> Scalar:
 
 @scalar
 def contrastive(step: Step) -> Scalar:
+    """Each row has to be most like its own other view."""
     one = tf.math.l2_normalize(step.pick(), axis=1, epsilon=0.1)
     other = tf.math.l2_normalize(step.model.second(step.pick()), axis=1, epsilon=0.1)
     similar = tf.matmul(one, other, transpose_b=True) * 2.0
@@ -440,6 +511,7 @@ def contrastive(step: Step) -> Scalar:
 
 @scalar
 def of_the_same_class(step: Step) -> Scalar:
+    """All pairs of rows."""
     rows = step.pick()
     distances = tf.reduce_sum((rows[:, None] - rows[None]) ** 2, axis=-1)
     same = tf.equal(step.labels[:, None], step.labels[None])
@@ -448,6 +520,7 @@ def of_the_same_class(step: Step) -> Scalar:
 
 @scalar
 def redundancy(step: Step) -> Scalar:
+    """Correlations of the columns, as in Barlow Twins."""
     rows = step.pick()
     rows = rows - tf.reduce_mean(rows, axis=0)
     correlation = tf.matmul(rows, rows, transpose_a=True) / step.number()
@@ -456,27 +529,32 @@ def redundancy(step: Step) -> Scalar:
 
 @scalar
 def hardest(step: Step) -> Scalar:
+    """The larger half of the losses."""
     losses = tf.reduce_sum(step.pick() ** 2, axis=1)
     return tf.reduce_mean(tf.math.top_k(losses, 1 + step.count() // 2).values)
 
 
 @scalar
 def logarithm_of_all(step: Step) -> Scalar:
+    """A logarithm of a sum over all rows."""
     return tf.reduce_logsumexp(step.pick()) * 0.1
 
 
 @scalar
 def deviation(step: Step) -> Scalar:
+    """Deviations of the columns, as in VICReg."""
     return tf.reduce_mean(tf.math.reduce_std(step.pick() + 0.01, axis=0) ** 2)
 
 
 @scalar
 def norm(step: Step) -> Scalar:
+    """A root of a sum over all rows."""
     return tf.norm(step.pick() + 0.01)
 
 
 @scalar
 def penalty_of_gradient(step: Step) -> Scalar:
+    """A gradient within the loss, as in WGAN-GP."""
     rows = step.pick()
     with tf.GradientTape() as tape:
         tape.watch(rows)
@@ -487,6 +565,7 @@ def penalty_of_gradient(step: Step) -> Scalar:
 
 @scalar
 def decay(step: Step) -> Scalar:
+    """No rows at all."""
     return 0.01 * tf.nn.l2_loss(step.model.second.kernel)
 
 
@@ -494,18 +573,22 @@ def decay(step: Step) -> Scalar:
 
 
 def gradients_as_they_are(step: Step, gradients: Any) -> Any:
+    """As backpropagation gives them."""
     return gradients
 
 
 def gradients_clipped(step: Step, gradients: Any) -> Any:
+    """By the norm of all of them."""
     return tf.clip_by_global_norm(gradients, 0.5)[0]
 
 
 def gradients_each_clipped(step: Step, gradients: Any) -> Any:
+    """By the norm of each of them."""
     return [tf.clip_by_norm(gradient, 0.1) for gradient in gradients]
 
 
 def gradients_with_noise(step: Step, gradients: Any) -> Any:
+    """With random numbers, as for privacy."""
     return [one + 0.01 * tf.random.normal(tf.shape(one), dtype=one.dtype) for one in gradients]
 
 
@@ -524,18 +607,21 @@ GRADIENTS.update(
 
 @update
 def moving_centre(step: Step) -> None:
+    """An average of batches."""
     mean = tf.reduce_mean(step.pick(), axis=0)
     step.model.centre.assign(step.model.centre * 0.9 + mean * 0.1)
 
 
 @update
 def count_of_rows(step: Step) -> None:
+    """A counter, which is read after it was assigned."""
     step.model.seen.assign_add(step.number())
     step.rows.append(step.pick() / (1 + 0.01 * step.model.seen))
 
 
 @update
 def centre_of_class(step: Step) -> None:
+    """An average for each label."""
     places = step.labels[:, None]
     added = tf.tensor_scatter_nd_add(tf.identity(step.model.classes), places, step.pick() * 0.1)
     step.model.classes.assign(added)
@@ -543,6 +629,7 @@ def centre_of_class(step: Step) -> None:
 
 @update
 def metric_that_is_read(step: Step) -> None:
+    """A metric whose result the step uses."""
     step.model.average.update_state(tf.reduce_sum(step.pick(), axis=1))
     step.rows.append(step.pick() * tf.tanh(tf.cast(step.model.average.result(), tf.float64)))
 

@@ -4,6 +4,15 @@ The argument "compare" trains each program in this process: whole, and interrupt
 after each of the given steps. It prints as JSON how each ended. The argument "train" trains
 programs one after the other with one folder for backups, and sends itself a signal after a step of
 its first start, counted over all programs; a later start resumes.
+
+A program ends in one of these ways:
+
+equal
+    Weights, history and the state of callbacks are those of the run that was left alone.
+told
+    They differ, and the first start has said so, with the reason and what to write.
+different
+    They differ, and nothing was said: a fault of BackupAndResume.
 """
 
 from __future__ import annotations

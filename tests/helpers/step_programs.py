@@ -1,4 +1,12 @@
-"""Programs whose steps are partitioned: Keras' own steps, steps that compare rows, and others."""
+"""Programs whose steps are partitioned: Keras' own steps, steps that compare rows, and others.
+
+A program is a model, compiled, and the batches that it trains on. `CASES` has them by name, with
+the number of collectives that a step may take at most: one more is a loss of speed that no result
+shows.
+
+The models are small, and their numbers are of 32 bits, as in most programs; the tests allow for
+rounding. Steps of 64 bits, and of random operations, are in `random_steps`.
+"""
 
 from __future__ import annotations
 

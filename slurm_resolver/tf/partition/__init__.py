@@ -10,6 +10,23 @@ phases follow:
 An operation that no rule of the table can divide gets whole inputs, and each replica computes all
 of it. So a missing rule costs time, and never changes a result.
 
+An example: a dense layer with its gradient. `x` has N rows of 6 numbers, and `w` is a variable.
+
+    =============================== ============= ==============================================
+    operation                       a replica has because
+    =============================== ============= ==============================================
+    y = MatMul(x, w)                ROWS          each row of `y` is computed of a row of `x`
+    e = Sub(y, labels)              ROWS          both have the same rows
+    loss = Mean(Square(e))          SUM           its rows' squares, divided by 6 · N, not 6 · n
+    g = MatMul(x, e, transpose_a)   SUM           the rows are added up
+    put together: loss, g           SAME          one collective takes both
+    AssignSubVariableOp(w, rate·g)  SAME          as in one process, in each replica
+    =============================== ============= ==============================================
+
+If the step clipped `g` by its norm, the norm would be computed after the collective, of the whole
+gradient. If it drew noise of the shape of `y`, each replica would draw all of it, and take the
+places of its rows.
+
 Read the modules in this order::
 
     values         what can be known of a tensor: SAME, ROWS, SUM or LIST; the words of the others

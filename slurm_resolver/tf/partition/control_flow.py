@@ -2,6 +2,15 @@
 
 A condition is the same in all replicas, and so is the number of rounds of a loop. Nothing can be
 put together inside: if that is necessary, the whole condition or loop is computed whole.
+
+A loop's variables must be the same kind of value in each round. The search begins with what they
+are before the loop, and joins that with what a round makes of them, until nothing changes. In a
+loop that adds up losses of rows, for example::
+
+    variable   before the loop    after a round   in each round
+    state      SAME (zeros)       ROWS            ROWS: each replica slices the zeros
+    total      SAME (0.0)         SUM             SUM: the zero counts in the first replica
+    turn       SAME               SAME            SAME
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""Rules for operations that move entries: they reshape, cut, join and repeat tensors."""
+"""Rules for operations that move entries: they reshape, cut, join and repeat tensors.
+
+The places of a replica's rows must still be one block of n · inner for each of the outer blocks::
+
+    x has the shape          result           its rows
+    [N, 6]                   [N, 2, 3]        axis 0
+    [N, 6]                   [N * 6]          axis 0, inner = 6
+    concat([x, x], axis=0)   [2 * N, 6]       axis 0, outer = 2
+    transpose(x)             [6, N]           axis 1
+    [N, 6]                   [6, N]           none: rows are mixed, so it is computed whole
+"""
 
 from __future__ import annotations
 

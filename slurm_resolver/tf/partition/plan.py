@@ -4,6 +4,15 @@ Operations are planned as soon as their inputs are. One that needs a tensor put 
 all that is left waits, everything that is waited for is put together at once. So independent sums
 and gathers share a collective.
 
+For example, a step with a mean square error and a metric needs both sums, and the gradients::
+
+    Compute(MatMul)                            ROWS of ROWS and SAME
+    Compute(Mean)                              SUM of ROWS
+    Compute(MatMul, of the gradient)           SUM of ROWS and ROWS
+    PutTogether(loss, gradient, …)             all that waits, in one collective
+    Compute(ResourceApplyAdam)                 SAME of SAME
+    Compute(AssignAddVariableOp, a metric's)   SAME of SAME
+
 A plan can begin again: if a list turns out to be needed whole, `WholeListsError` says which
 operations must be computed whole from the beginning.
 """

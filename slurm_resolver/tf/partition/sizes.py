@@ -3,6 +3,18 @@
 TensorFlow's own shape inference is asked in two scratch graphs, in which N is 27,720 and 32,760.
 Both are highly composite, so that a batch can be divided into parts there. What is true of both is
 true of any N: a number that `exactness` does not vouch for is left out.
+
+For example, a tensor whose first size is 55,440 in one graph and 65,520 in the other has 2 · N
+places there: two batches one after another. A size that is 128 in both is a constant of the
+program. One that is 27,720 in both is such a constant as well, and no number of rows::
+
+    first graph   second graph   means
+    27,720        32,760         N
+    55,440        65,520         2 · N
+    138,600       163,800        5 · N, such as rows of 5 numbers that are reshaped into one axis
+    128           128            128
+    27,720        27,720         27,720
+    0             0              nothing, if it is N % 3: `exactness` does not vouch for it
 """
 
 from __future__ import annotations
