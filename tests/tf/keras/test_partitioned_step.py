@@ -2,6 +2,14 @@
 
 STEPS_SEED is the first seed of the random steps that `make nightly` tries; by default, it is a new
 one each day.
+
+Two kinds of programs are compared with one process. Those of `keras_programs` are written as users
+write them, and draw random numbers in layers, losses and steps. `random_steps` makes steps of the
+same operations at random, with numbers of 64 bits, and so finds what no one has thought of. A fixed
+seed is tried in `make test`.
+
+All workers must end with the very same results, bit for bit: what they have is not compared with a
+tolerance, because they would drift apart.
 """
 
 from __future__ import annotations
