@@ -1,4 +1,14 @@
-"""Runs what the partition writes for several replicas in one graph, without processes."""
+"""Runs what the partition writes for several replicas in one graph, without processes.
+
+The real collectives are in tests of two processes, which are slow. Here, the emissions of all
+replicas are written into one graph: each of them stops where it needs a sum, all vectors are added,
+and each goes on with the sums. So a step with three replicas takes as long as three steps of one
+process, a plan can be looked at, and any number of rows can be tried, also fewer than replicas::
+
+    replica 0    operations … vectors ──┐        ┌── operations …
+    replica 1    operations … vectors ──┼─ sums ─┼── operations …
+    replica 2    operations … vectors ──┘        └── operations …
+"""
 
 from __future__ import annotations
 
