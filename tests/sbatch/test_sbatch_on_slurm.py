@@ -205,6 +205,7 @@ MEETS = (
 )
 
 
+@pytest.mark.root  # an ordinary account may not read the environment of tasks in a namespace
 def test_without_munge_the_file_makes_a_secret_that_status_finds(
     real_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
 ) -> None:

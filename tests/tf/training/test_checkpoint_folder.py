@@ -21,6 +21,7 @@ from kinds import Fields, Strings, Texts
 import slurm_resolver as sr
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.tf.training import backup
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 
 JOB = {"SLURM_JOB_ID": "41"}
@@ -193,21 +194,24 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields
             ],
         )
 
-    fit()
-    fit()
+    for _ in range(2):
+        fit()
+        backup._finished.clear()  # as in the program's next start
     with pytest.raises(ResumeError, match=r"another model .*Unresolved object"):
         fit(**change)
 
 
 def test_the_next_fit_may_have_the_same_list_of_callbacks(tmp_path: Path) -> None:
-    """The first one ends in its third step, with an error."""
+    """The first one ends in its third step, with an error. The second one restores `begun`."""
     made = model(4)["model"]
     made.compile("sgd", "mse")
     begun: list[int] = []
+    ended = tmp_path / "ended"
 
     def begins(batch: int, logs: Any) -> None:
         begun.append(batch)
-        if len(begun) == 3:
+        if len(begun) == 3 and not ended.exists():
+            ended.touch()
             raise InterruptedError
 
     callbacks = keras.callbacks.CallbackList(
@@ -223,7 +227,7 @@ def test_the_next_fit_may_have_the_same_list_of_callbacks(tmp_path: Path) -> Non
     with pytest.raises(InterruptedError):
         made.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
     made.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
-    assert begun == [0, 1, 2, 2, 3]
+    assert begun == [0, 1, 2, 3]
 
 
 def train(folder: Path) -> tuple[int, int, float]:
