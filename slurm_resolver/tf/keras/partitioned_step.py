@@ -58,6 +58,15 @@ class Traced(NamedTuple):
 class PartitionedStepFunction(StepFunction):
     """A model's function for its steps; see the module."""
 
+    # Of the base class.
+    _kind: str
+    _made: int
+    _model: Any
+    _step: Method
+    _strategy: Any
+    _traced: set[str]
+    _whole: ComputeWholeError | None
+
     def __init__(self, model: Any, kind: str) -> None:
         self._plans: dict[Any, Traced] = {}
         super().__init__(model, kind)
@@ -75,7 +84,7 @@ class PartitionedStepFunction(StepFunction):
         compared = self.comparison.row(replica, digest, names)
         traced = self._planned(batch, replica)
         if self._whole and not traced.whole:
-            self._check_whole(batch, self._whole)
+            self.check_whole(batch, self._whole)
             traced = self._planned(batch, replica)
         add = _AddUp(self.comparison, compared)
 
@@ -146,7 +155,7 @@ class PartitionedStepFunction(StepFunction):
         values = tf.nest.flatten(batch.batch)
         if any(isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) for value in values):
             self._whole = ComputeWholeError("a tensor of its batches is ragged or sparse")
-            self._check_whole(batch, self._whole)
+            self.check_whole(batch, self._whole)
 
     def _trace(self, name: str, data: Any, chooses: bool = False) -> None:
         """Traces a function, unless it runs eagerly."""
@@ -223,16 +232,17 @@ class PartitionedStepFunction(StepFunction):
                 for one in tf.nest.flatten(spec, expand_composites=True)
             ]
             data = tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
-            with tf.variable_creator_scope(self._make_variable), as_one_process():
+            with tf.variable_creator_scope(self.make_variable), as_one_process():
                 return tf.nest.map_structure(as_tensor, self._step(data))
 
         return step
 
-    def _run_step(self, batch: Any) -> Any:
+    def run_step(self, batch: Any) -> Any:
+        """Returns the result of a step; one that runs eagerly computes all rows, as one process."""
         if not tf.executing_eagerly():
-            return super()._run_step(batch)
+            return super().run_step(batch)
         if isinstance(batch, Share):
-            self._check_whole(batch, ComputeWholeError("it runs eagerly"))
+            self.check_whole(batch, ComputeWholeError("it runs eagerly"))
             batch = batch.batch
         data = without_optionals(self._strategy.experimental_local_results(batch)[0])
 

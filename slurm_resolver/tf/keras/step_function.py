@@ -116,7 +116,7 @@ class StepFunction:
         """
         self._whole = whole
         self._traced: set[str] = set()  # which of the functions have been traced
-        self._on_batch = compiled(self._model, self._run_step)
+        self._on_batch = compiled(self._model, self.run_step)
         self._on_iterator = compiled(self._model, self._run_steps)
 
     def __call__(self, data: Any) -> Any:
@@ -235,7 +235,7 @@ class StepFunction:
             else:
                 self._traced.add(name)
 
-    def _make_variable(self, make: Method, **given: Any) -> Any:
+    def make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
         self._made += 1
         if tf.executing_eagerly():
@@ -255,7 +255,7 @@ class StepFunction:
 
     def _run_steps(self, iterator: Any) -> Any:
         """Returns the result of the last of several steps, fewer if the data ends."""
-        results = self._run_step(timed(iterator.get_next))
+        results = self.run_step(timed(iterator.get_next))
         count = self._model.steps_per_execution
         if count == 1:
             return results
@@ -263,25 +263,25 @@ class StepFunction:
         def again(_: Any, results: Any) -> Any:
             batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
-            results = tf.cond(there, lambda: self._run_step(batch.get_value()), lambda: results)
+            results = tf.cond(there, lambda: self.run_step(batch.get_value()), lambda: results)
             return there, results
 
         begin = (True, results)
         loop = tf.while_loop(lambda there, _: there, again, begin, maximum_iterations=count - 1)
         return loop[1]
 
-    def _run_step(self, batch: Any) -> Any:
+    def run_step(self, batch: Any) -> Any:
         """Returns the result of a step of all replicas, which is the same in all of them."""
         patch_metrics()
         if self._whole:
-            self._check_whole(batch, self._whole)
+            self.check_whole(batch, self._whole)
         if not tf.executing_eagerly():
             reporter.enter(COMPILING)
         # If the data has ended, no step may be counted.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
             return run_in_replicas(self._strategy, self._in_replica, batch)
 
-    def _check_whole(self, batch: Any, error: ComputeWholeError) -> None:
+    def check_whole(self, batch: Any, error: ComputeWholeError) -> None:
         """Says why every worker computes whole batches, or cannot."""
         reason = f"the {self._kind} step of {self._model.name!r} cannot be split: {error.reason}."
         vouch = ""
@@ -311,7 +311,7 @@ class StepFunction:
             graph.seed = (graph.seed + step.seed_offset) % _SEEDS
         if not step.whole:
             step.analysis = analysis_of(part)
-        creator = tf.variable_creator_scope(self._make_variable)
+        creator = tf.variable_creator_scope(self.make_variable)
         if (
             self._strategy.sharing.local_replicas > 1
         ):  # the replicas' threads make variables together

@@ -8,8 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-# Attributes that are those of the traced graph.
-_NOT_COPIED = ("_class", "_gradient_op_type", "_output_shapes")
 # Without its check for deprecated arguments, which takes a third of the time.
 _create = inspect.unwrap(tf.Graph.create_op)
 
@@ -20,9 +18,11 @@ def create(operation: Any, inputs: Sequence[Any]) -> list[Any]:
     Args:
         operation: that was traced. Its name is kept, so that errors at run time tell it.
     """
-    attributes = dict(operation.node_def.attr)
-    for name in _NOT_COPIED:
-        attributes.pop(name, None)
+    # No attribute of an operation's definition begins with an underscore. Those that do are
+    # TensorFlow's notes about the traced graph, such as its shapes.
+    attributes = {
+        name: value for name, value in operation.node_def.attr.items() if not name.startswith("_")
+    }
     made = _create(
         tf.compat.v1.get_default_graph(),
         operation.type,

@@ -71,6 +71,10 @@ def wrong(expected: Outcomes, found: Outcomes) -> dict[str, float]:
 def test_random_steps_equal_one_process(
     tmp_path: Path, workers: int, first: int, count: int
 ) -> None:
+    """The operations of a step that differs are named in the assertion.
+
+    How to look at such a step is described in tests/helpers/random_steps.py.
+    """
     print(f"STEPS_SEED={first}")
     command = [*STEPS, str(first), str(count)]
     run(command, tmp_path)
@@ -83,6 +87,10 @@ def test_random_steps_equal_one_process(
 
 @pytest.mark.nightly
 def test_programs_equal_one_process(tmp_path: Path) -> None:
+    """This includes dropout, noise, GANs and autoencoders.
+
+    KERAS_PROGRAMS selects some of them, for example "step_*".
+    """
     names = selected(["*"])
     alone = run_alone(tmp_path, names)
     run([*PROGRAM, *names], tmp_path, workers=2)

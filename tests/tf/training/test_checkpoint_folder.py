@@ -21,7 +21,7 @@ from kinds import Fields, Strings, Texts
 import slurm_resolver as sr
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.tf.training import backup
+from slurm_resolver.tf.training import backup, checkpoint
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 
 JOB = {"SLURM_JOB_ID": "41"}
@@ -104,6 +104,7 @@ def test_a_restart_that_finds_no_checkpoint_says_so(
     trainings: Trainings, monkeypatch: Patch, caplog: Logged
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(checkpoint, "_running", None)  # the first training of a program
     trainings.train(JOB, 1)
     assert (
         f"training starts from the beginning: '{trainings.folder}' holds no checkpoint"

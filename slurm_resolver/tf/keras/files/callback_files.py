@@ -71,7 +71,7 @@ _current = threading.local()  # its `files` are those of the hook that this thre
 class CallbackFiles:
     """The files that the callbacks of this worker write."""
 
-    _hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
+    hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -118,7 +118,7 @@ class CallbackFiles:
         if kind == "r":
             rank, hook = self._claims.get(full, (self._rank, ""))
             # Another worker may still write what it creates in this hook.
-            is_new = rank != self._rank and hook == self._hook
+            is_new = rank != self._rank and hook == self.hook
             return own if is_new or os.path.lexists(own) else path
         rank, hook = self._claim(full)
         if rank == self._rank:
@@ -133,14 +133,14 @@ class CallbackFiles:
         """Runs a hook of a callback."""
         self._hooks[label] += 1
         current = f"{label} {self._hooks[label]}"
-        with setting(self, "_hook", current), setting(_current, "files", self):
+        with setting(self, "hook", current), setting(_current, "files", self):
             return hook(*args, **kwargs)
 
     def _claim(self, full: str) -> tuple[int, str]:
         """Returns who writes a path: this worker, if none has claimed it before."""
         client = self._workers.client
         if full not in self._claims:
-            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self._hook)
+            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self.hook)
             client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
         return self._claims.get(full, (self._rank, ""))
 
