@@ -13,6 +13,7 @@ A step of a `Share` goes through these functions, one after another::
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,8 +35,8 @@ from slurm_resolver.tf.keras.step_function import StepFunction, as_tensor
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.effects import is_drawn
 from slurm_resolver.tf.partition.plan import Plan
-from slurm_resolver.tf.partition.step import plan_graph, write_step
-from slurm_resolver.tf.partition.values import SAME, PlanError, rows
+from slurm_resolver.tf.partition.step import plan_step, plan_whole, write_step
+from slurm_resolver.tf.partition.values import PlanError
 from slurm_resolver.tf.private_names import Method
 
 
@@ -44,13 +45,13 @@ class Traced(NamedTuple):
 
     Attributes:
         function: the traced step; its arguments are the tensors of a batch.
-        plan: of its graph.
+        plan: of its graph; None if each worker must call the step itself.
         whole: whether each replica computes all rows.
         draws: whether one replica computes something for the others, such as random numbers.
     """
 
     function: Any
-    plan: Plan
+    plan: Plan | None
     whole: bool
     draws: bool
 
@@ -83,14 +84,14 @@ class PartitionedStepFunction(StepFunction):
             names = ()
         compared = self.comparison.row(replica, digest, names)
         traced = self._planned(batch, replica)
-        if self._whole and not traced.whole:
+        if self._whole:  # perhaps since it was planned
             self.check_whole(batch, self._whole)
-            traced = self._planned(batch, replica)
         add = _AddUp(self.comparison, compared)
 
         def by_part() -> list[Any]:
             part, own = self._batch_of_replica(batch, replica)
             inputs = self._inputs(traced, part, replica)
+            assert traced.plan
             return write_step(traced.plan, own, inputs, add)
 
         def all_rows() -> list[Any]:
@@ -98,7 +99,7 @@ class PartitionedStepFunction(StepFunction):
             return self._compute_all_rows(traced, batch, replica)
 
         sharing = self._strategy.sharing
-        is_whole: Any = False
+        is_whole: Any = traced.plan is None
         if not traced.whole:
             is_whole = is_not_split(batch, sharing)
         if sharing.local_replicas > 1 and is_whole is not True:
@@ -119,17 +120,11 @@ class PartitionedStepFunction(StepFunction):
         part, own = all_of_batch(batch, replica, sharing)
         inputs = self._inputs(traced, part, replica)
         function = traced.function
-        if not traced.draws and sharing.local_replicas == 1:
+        if sharing.local_replicas == 1 and (traced.plan is None or not traced.draws):
             arguments = len(inputs) - len(function.captured_inputs)
             found = function(*inputs[:arguments])
             return list(tf.nest.flatten(found, expand_composites=True))
-        graph = function.graph
-        plan = plan_graph(
-            graph,
-            values=[SAME] * len(graph.inputs),
-            wanted=[SAME] * len(graph.outputs),
-        )
-        return write_step(plan, own, inputs, add_up)
+        return write_step(plan_whole(function), own, inputs, add_up)
 
     def _inputs(self, traced: Traced, part: Any, replica: int) -> list[Any]:
         """Returns the inputs of the traced step: a batch, and what the step captures."""
@@ -187,29 +182,21 @@ class PartitionedStepFunction(StepFunction):
             traced = self._trace_alone(known)
             reason = f"it fails if the number of rows is not a constant: {error}"
             self._whole = ComputeWholeError(reason)
-        graph = traced.graph
-        values = [SAME] * len(graph.inputs)
-        wanted = [SAME] * len(graph.outputs)
+        plan = None
         if not self._whole:
-            arguments = len(graph.inputs) - len(traced.captured_inputs)
-            for place, tensor in enumerate(graph.inputs[:arguments]):
-                values[place] = SAME if tensor.shape.rank == 0 else rows()
             try:
-                plan = plan_graph(graph, values, wanted)
-                return Traced(
-                    function=traced,
-                    plan=plan,
-                    whole=False,
-                    draws=_draws(graph),
-                )
+                plan = plan_step(traced)
             except PlanError as error:
                 self._whole = ComputeWholeError(str(error))
-        plan = plan_graph(graph, [SAME] * len(values), wanted)
+        whole = plan is None
+        if whole:
+            with contextlib.suppress(PlanError):
+                plan = plan_whole(traced)
         return Traced(
             function=traced,
             plan=plan,
-            whole=True,
-            draws=_draws(graph),
+            whole=whole,
+            draws=_draws(traced.graph),
         )
 
     def _trace_alone(self, spec: Any) -> Any:

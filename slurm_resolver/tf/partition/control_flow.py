@@ -45,30 +45,25 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
     given = planner.wholes(op) if whole else list(op.raw)
     branches = [op.node.function(name) for name in _branches(op)]
     places = range(1, len(op.raw))
-    plans = [
-        _inner(
-            planner,
-            op,
-            branch,
-            given[1:],
-            places,
-        ).run()
-        for branch in branches
-    ]
+
+    def planners() -> list[Planner]:
+        return [
+            _inner(
+                planner,
+                op,
+                branch,
+                given[1:],
+                places,
+            )
+            for branch in branches
+        ]
+
+    plans = [one.run() for one in planners()]
     results = [
         _joined(values, output.dtype)
         for output, values in zip(op.node.operation.outputs, zip(*(one.outputs for one in plans)))
     ]
-    inner = [
-        _inner(
-            planner,
-            op,
-            branch,
-            given[1:],
-            places,
-        )
-        for branch in branches
-    ]
+    inner = planners()
     plans = [one.run(results) for one in inner]
     for place, number in enumerate(op.node.outputs):
         shapes = [one.sizes.shape(one.flat.outputs[place]) for one in inner]

@@ -45,6 +45,14 @@ def plan_step(traced: Any, wanted: Sequence[Want] | None = None) -> Plan:
     )
 
 
+def plan_whole(traced: Any) -> Plan:
+    """Returns the plan of a step that each replica computes on all rows.
+
+    What only one replica may compute, such as unseeded random numbers, is still sent to the others.
+    """
+    return plan_graph(traced.graph, [SAME] * len(traced.graph.inputs))
+
+
 def of_own_rows(function: Callable[..., Any]) -> Any:
     """Returns a function that a replica computes of its own rows, as if they were the whole batch.
 

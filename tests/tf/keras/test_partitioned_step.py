@@ -15,6 +15,7 @@ tolerance, because they would drift apart.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
 from keras_outcomes import PROGRAM, SECONDS, Outcomes, difference, outcomes, run_alone, selected
-from kinds import Strings
+from kinds import Completed, Strings
 from local_run import captured, in_step
 
 pytestmark = KERAS_3
@@ -32,9 +33,9 @@ ROUNDING = 1e-6  # of numbers of 64 bits
 TODAY = int(os.environ.get("STEPS_SEED", time.time() // 86_400 * 1_000))
 
 
-def run(command: Strings, folder: Path, workers: int = 0) -> None:
+def run(command: Strings, folder: Path, workers: int = 0) -> Completed:
     """Runs a command alone, or in workers whose steps are partitioned."""
-    captured(
+    return captured(
         in_step(f"-n {workers} --no-label", *command) if workers else command,
         status=0,
         env={
@@ -83,6 +84,36 @@ def test_random_steps_equal_one_process(
     of_workers = outcomes(tmp_path, [str(rank) for rank in range(workers)])
     assert wrong(alone, of_workers[0]) == {}
     assert all(found == of_workers[0] for found in of_workers)
+
+
+# Strings cannot be sent, so each worker has to call the step itself.
+STRINGS = """
+import os, keras, numpy as np, tensorflow as tf, slurm_resolver as sr
+strategy = tf.distribute.get_strategy()
+if "SLURM_STEP_ID" in os.environ:
+    strategy = sr.MultiWorkerMirroredStrategy()
+class Model(keras.Model):
+    def train_step(self, data):
+        text = tf.py_function(lambda _: tf.constant("abc"), [data[0]], tf.string)
+        return {**super().train_step(data), "length": tf.strings.length(text)}
+with strategy.scope():
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4,))
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+x = np.arange(44.0).reshape(11, 4) / 44
+history = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0).history
+print("told", {name: [round(float(one), 5) for one in values] for name, values in history.items()})
+"""
+
+
+def test_a_step_that_has_no_plan_is_computed_whole_and_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", STRINGS]
+    alone = run(command, tmp_path)
+    workers = run(command, tmp_path, workers=2)
+    told = [line for line in workers.stdout.splitlines() if line.startswith("told")]
+    assert told == [alone.stdout.splitlines()[-1]] * 2
+    assert "cannot be split: EagerPyFunc returns strings" in workers.stderr
 
 
 @pytest.mark.nightly
