@@ -262,6 +262,8 @@ def test_what_is_no_signal_is_an_error(names: tuple[str, ...]) -> None:
 def handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
     yield
+    # The thread that gets them may still have to: without a handler they end this process.
+    wait_for(lambda: not signal.sigpending())
     for number, handler in before.items():
         signal.signal(number, handler)
 
