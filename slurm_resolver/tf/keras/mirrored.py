@@ -185,7 +185,7 @@ class MultiWorkerMirroredStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        if os.environ.get("SLURM_RESOLVER_STEP") == "partition":
+        if os.environ.get("SLURM_RESOLVER_STEP") != "patches":
             return PartitionedStepFunction(model, kind)
         return StepFunction(model, kind)
 
