@@ -187,60 +187,17 @@ ADD_OPTIMIZER_VARIABLE = Name("keras:optimizers.Optimizer.add_variable(self, sha
 ADD_SLOT = Name("keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)")
 STRATEGY_OF_OPTIMIZER = Name("keras:optimizers.Optimizer()._distribution_strategy")
 FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
-IN_SYMBOLIC_SCOPE = Name("keras.src.backend.common.symbolic_scope:in_symbolic_scope")
 
-# Gradients are means over all replicas' rows, and so are not scaled by the number of replicas.
-GRADIENT = Name("tensorflow:GradientTape.gradient(self, target, sources, output_gradients)")
-SCALE_LOSS = Name("keras.src.losses.loss:scale_loss_for_distribution(value)")
-UNSCALE_LOSS = Name("keras.src.losses.loss:unscale_loss_for_distribution(value)")
-SUM_GRADIENTS = Name("keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)")
-APPLY_IN_REPLICAS = Name(
-    "keras:optimizers.LossScaleOptimizer._tf_apply(self, grads, trainable_variables)"
-)
-APPLY = Name("keras:optimizers.Optimizer.apply(self, grads, trainable_variables)")
-APPLY_ALONE = Name(
-    "keras:optimizers.LossScaleOptimizer._common_apply(self, grads, trainable_variables)"
-)
-
-# Losses that are not means over rows see the rows of all replicas.
-LOSS = Name("keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)")
-ADDITIONAL_LOSS = Name("keras:Model._aggregate_additional_loss(self, loss)")
-GET_MASK = Name("keras.src.backend.common.masking:get_keras_mask(x)")
-SET_MASK = Name("keras.src.backend.common.masking:set_keras_mask(x, mask)")
-
-# The graph of a step is analysed, and the functions that it calls.
-FUNCTION_GRAPH = Name("tensorflow.python.framework.func_graph:FuncGraph")
+# The graph of a step is planned, with the functions that it calls.
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
 EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")
-EXECUTE = Name("tensorflow.python.eager.execute:execute(op_name, num_outputs, inputs, attrs, ctx)")
-BATCH_NORMALIZATION = Name("keras:layers.BatchNormalization.call(self, inputs)")
 
-# A metric's variables are the same in all workers. The first two metrics only contain others, and
-# the third has those that show the loss of each output.
+# A metric's variables are the same in all workers.
 ADD_VARIABLE = Name(
     "keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)"
 )
-COMPILE_METRICS = Name("keras.src.trainers.compile_utils:CompileMetrics")
-METRICS_LIST = Name("keras.src.trainers.compile_utils:MetricsList")
-COMPILE_LOSS = Name("keras:Model()._compile_loss")
 METRICS_RESULT = Name("keras:Model.get_metrics_result(self)")
 ASSIGN_ADD = Name("keras:Variable.assign_add(self, value)")
-
-# A tf.function that a step calls is traced as a part of the step.
-CALL_FUNCTION = Name(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__"
-)
-JIT_COMPILE = Name(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._jit_compile"
-)
-AUTOGRAPH = Name(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._autograph"
-)
-CONVERT_BY_AUTOGRAPH = Name(
-    "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph"
-)
-AUTOGRAPH_CONTEXT = Name("tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx")
-AUTOGRAPH_STATUS = Name("tensorflow.python.autograph.core.ag_ctx:Status")
 
 # All workers make a variable together, of any type.
 CREATE_VARIABLE = Name(
@@ -251,10 +208,6 @@ INITIAL_VALUE = Name(
     "tensorflow.python.distribute.collective_all_reduce_strategy:"
     "CollectiveAllReduceExtended._get_variable_creator_initial_value"
 )
-
-# Replicas draw different masks of dropout from equal seeds.
-NEXT_SEED = Name("keras:random.SeedGenerator.next(self)")
-KEY_OF_REPLICA = Name("tensorflow:random.Generator._preprocess_key(self, key)")
 
 # One worker writes.
 EXPORT = Name("keras:Model.export(self, filepath)")

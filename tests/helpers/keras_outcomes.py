@@ -18,21 +18,13 @@ Outcomes = dict[str, Fields]
 PROGRAM = quiet_helper("keras_programs")
 SECONDS = 1500
 
-# What is not known: the workers split the batches if the user vouches for them.
-UNKNOWN = [
+# Every worker computes whole batches: their tensors have no number of rows, or the step has no
+# graph.
+WHOLE = {
     "data_ragged",
     "data_sparse_inputs",
-]
-# With what compares rows, cannot be put together, or runs eagerly: every worker computes whole
-# batches.
-COMPARING = [
-    "loss_activity_of_batch",
-    "loss_two_outputs",
-    "step_contrastive",
-    "step_decorated_parts",
-    "loss_gradient_clipped",
     "step_eagerly",
-]
+}
 
 
 def selected(names: Strings) -> Strings:
@@ -110,14 +102,14 @@ def different(found: Outcomes, alone: Outcomes) -> Fields:
     return told
 
 
-def assert_whole_batches(workers: list[Outcomes], expected: Strings) -> None:
-    """Only these programs, of those that have run, compute whole batches in every worker."""
+def assert_whole_batches(workers: list[Outcomes]) -> None:
+    """Only the programs in WHOLE, of those that have run, compute whole batches in every worker."""
     for worker in workers:
         whole = {name for name, came in worker.items() if came["whole"]}
-        assert whole == set(expected) & worker.keys()
+        assert whole == WHOLE & worker.keys()
 
 
 def assert_the_very_same(workers: list[Outcomes]) -> None:
-    """This includes programs that differ from one process because rows draw random numbers."""
+    """This includes programs that differ from one process by design."""
     for other in workers[1:]:
         assert [name for name in other if other[name] != workers[0][name]] == []

@@ -115,18 +115,10 @@ def _is_in_scope(name: str, model: Any) -> bool:
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
-    sharing = sharing_of(strategy)
-    if sharing:
-        for layer in private_names.FLATTEN_LAYERS.of(model)():
-            if getattr(layer, "stateful", False) is True:
-                raise FitError(
-                    f"the layer {layer.name!r} is stateful: it has a state for each row of a "
-                    "batch, of which each worker computes a part. Leave stateful=True out, or use "
-                    "one process."
-                )
     if call != "fit":
         return
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
+    sharing = sharing_of(strategy)
     one_replica = getattr(sharing, "local_replicas", 0) == 1
     # Those of a frozen model may come from outside: the workers compare them with the others.
     frozen = {id(one) for one in model.weights if one_replica and not one.trainable}
@@ -139,9 +131,8 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
             )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)
-        if value and not one_replica:
+        if value and not sharing:
             raise FitError(
-                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow "
-                "supports neither under ParameterServerStrategy nor with several GPUs in a task. "
-                "Leave it out, or start a task for each GPU."
+                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow does "
+                "not support under ParameterServerStrategy. Leave it out"
             )

@@ -8,7 +8,7 @@ reads, decodes and augments only them::
     source → shuffle → batch(64) → own rows → map(decode) → batch(32) → prefetch   what is read
 
 The batches have the same rows as in one process, because nothing else is moved. A map of whole
-batches is kept if the analysis of its graph shows that it treats each row by itself.
+batches is kept if its plan shows that it treats each row by itself (`partition`).
 
 A dataset that is not known to give the same rows is *undivided*: every worker makes all rows, and
 keeps its own. The user is told why (`UndividedError`). These are, among others, a dataset without a
@@ -26,7 +26,6 @@ import tensorflow as tf
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.called_functions import graph_of_function
 from slurm_resolver.tf.keras.origins import find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
@@ -38,10 +37,10 @@ from slurm_resolver.tf.keras.sharing import (
     undivided_shares,
     without,
 )
+from slurm_resolver.tf.partition.plan import Compute
+from slurm_resolver.tf.partition.step import plan_graph
+from slurm_resolver.tf.partition.values import SAME, PlanError, names, rows
 from slurm_resolver.tf.progress import reporter
-from slurm_resolver.tf.rows.analysis import Analysis
-from slurm_resolver.tf.rows.operations import names
-from slurm_resolver.tf.rows.values import rows
 
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)
@@ -241,13 +240,19 @@ def _check_state(graph: Any) -> None:
 def _check_rows(dataset: tf.data.Dataset) -> None:
     """Raises UndividedError unless a map of batches treats each row by itself."""
     graph = _graph_of_map(dataset)
-    analysis = Analysis(graph, graph_of_function)
     arguments = len(graph.inputs) - len(graph.internal_captures)  # which come first
-    for tensor in graph.inputs[:arguments]:
-        analysis.declare(tensor, rows())
-    for tensor in graph.outputs:
-        value = analysis.value_of(tensor)
-        if value != rows():
-            reason = value.reason
-            text = f": {reason.text} ({reason.operation.type})" if reason else ""
-            raise UndividedError(f"a map after batch(n) may not treat each row by itself{text}")
+    values = [rows()] * arguments + [SAME] * len(graph.internal_captures)
+    wanted = [rows()] * len(graph.outputs)
+    reason: str | None = None
+    try:
+        plan = plan_graph(graph, values, wanted)
+    except PlanError as error:
+        reason = str(error)
+    else:
+        for step in plan.steps:
+            if not isinstance(step, Compute):
+                reason = "it needs all rows"
+            elif step.reason is not None:
+                reason = f"{step.reason} ({step.node.operation.type})"
+    if reason:
+        raise UndividedError(f"a map after batch(n) may not treat each row by itself: {reason}")

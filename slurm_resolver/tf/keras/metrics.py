@@ -1,87 +1,23 @@
-"""Metrics, whose results are those of the whole batch in all replicas.
+"""Metrics of Keras 3 in training loops of one's own, and on parameter servers.
 
-In a split step, a metric is updated with this replica's rows, and then with what all others have
-added, if the analysis of the update shows that this adds up. Each replica updates other metrics
-with all rows.
+In a step of Keras' own, which is traced as in one process, metrics are variables like any other.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import metrics_in_run
-from slurm_resolver.tf.keras.replica_step import Step, is_in_replica
-from slurm_resolver.tf.keras.split_or_whole import ComputeWholeError, put_together, summed_as
+from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.rows.values import SUM, Value
 
 
-def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Updates a metric with this replica's rows, or with those of all replicas."""
-    if step.nested:
-        original(metric, *args, **kwargs)
-        return
-    step.check_compiler()
-    rows = tf.get_static_value(step.rows)
-    loss = private_names.COMPILE_LOSS.of(step.model)  # None if the model is compiled without one
-    if rows is not None and loss is not None and metric in loss.metrics:
-        # Keras weights the loss of an output by the rows of the batch, where it knows their number.
-        kwargs["sample_weight"] = int(rows)
-    kinds = _kinds(step, metric, functools.partial(original, metric, *args, **kwargs))
-    if kinds is None:
-        what = f"an argument of the metric {metric.name!r}"
-        if step.has_noted(metric):  # such as what only this replica has added
-            if step.is_inside():
-                raise ComputeWholeError(f"{what} in a condition or loop is not added up")
-            step.add_changes()
-        args, kwargs = tf.nest.map_structure(
-            lambda value: put_together(step, value, what), (args, kwargs)
-        )
-        with step.setting("nested"):
-            original(metric, *args, **kwargs)
-        return
-    scaled = [one for one in metric.variables if kinds.get(id(one), SUM) != SUM]
-    before = [tf.convert_to_tensor(one.value) for one in scaled]
-    # Of a whole batch, the first replica's value counts.
-    with step.noting(metric, zeros=step.whole), step.setting("nested"):
-        original(metric, *args, **kwargs)
-    for one, old in zip(scaled, before):
-        one.value.assign(old + step.addend(one.value - old, kinds[id(one)]))
-    step.summed += metric.variables
-
-
-def _kinds(step: Step, metric: Any, update: Method) -> dict[int, Value] | None:
-    """Returns as what the changes of a metric's variables add up: SUM, MEAN or SAME.
-
-    The update is traced in a graph of its own, in which the analysis of rows finds what is added to
-    each variable. None if that does not add up to what one update with all rows adds.
-    """
-    if step.whole:
-        return {}
-    graph = private_names.FUNCTION_GRAPH.get()(metric.name)
-    with graph.as_default(), step.setting("nested"):
-        update()
-    of_handles: dict[int | None, int] = {
-        id(component.handle): id(variable)
-        for variable in metric.variables
-        for component in step.components(variable)
-    }
-    kinds: dict[int, Value] = {}
-    for assignment in step.analysis.assigned(graph):
-        kind = summed_as(assignment.added) if assignment.added else None
-        variable = of_handles.get(assignment.variable)
-        if kind is None or variable is None or kinds.setdefault(variable, kind) != kind:
-            return None
-    return kinds
-
-
-def _update_outside_steps(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Updates a metric outside of a `Step`.
+def _update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Updates a metric.
 
     In a loop of one's own, `strategy.run` adds what all replicas have added, as TensorFlow's class
     does. In a coordinator's steps, the parameter server adds the change; otherwise, what another
@@ -120,9 +56,20 @@ def _is_stored(variable: Any) -> bool:
     return isinstance(variable.value, tf.Variable)
 
 
-# By a metric's method: its replacement in a step, and elsewhere.
-REPLACEMENTS: dict[str, tuple[Method, Method]] = {
-    "update_state": (_update_state, _update_outside_steps),
-    "reset_state": (Step.reset, metrics_in_run.reset_state),
-    "result": (Step.result, metrics_in_run.result),
+_REPLACEMENTS: dict[str, Method] = {
+    "update_state": _update_state,
+    "reset_state": metrics_in_run.reset_state,
+    "result": metrics_in_run.result,
 }
+
+
+def patch_metrics() -> None:
+    """Changes the classes of metrics, including those defined since the last call."""
+    import keras
+
+    kinds = [keras.metrics.Metric]
+    for kind in kinds:
+        kinds += kind.__subclasses__()  # which come later in this loop
+        for name, replacement in _REPLACEMENTS.items():
+            if name in vars(kind):
+                private_names.replace(kind, name, replacement)

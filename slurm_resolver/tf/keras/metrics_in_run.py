@@ -7,21 +7,102 @@ these have the same values in all workers, and one worker alone can read them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.replica_step import Additions, current_additions
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.replicas import add_up, is_in_replica
 from slurm_resolver.tf.private_names import Method
+
+
+class _Additions:
+    """What a replica adds to metrics, whose variables were the same in all replicas.
+
+    A condition, loop or tf.function in a step has a graph of its own, in which TensorFlow cannot
+    add up.
+    """
+
+    def __init__(self) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._before: dict[int, tuple[Any, Any]] = {}  # a variable and its value, by its id
+
+    def sees_updates(self) -> bool:
+        """Whether the updates of metrics that are traced now happen whenever this step does."""
+        return tf.executing_eagerly() or bool(self._graph.building_function)
+
+    def _is_inside(self) -> bool:
+        """Whether the caller is in a condition, loop or tf.function."""
+        return self._graph is not tf.compat.v1.get_default_graph()
+
+    @contextlib.contextmanager
+    def noting(self, metric: Any) -> Iterator[None]:
+        """Notes what the block adds to a metric's variables; those that it makes begin as zeros."""
+        self._note(metric.variables)
+        yield
+        self._note(metric.variables, zeros=True)
+
+    def _note(self, variables: Iterable[Any], zeros: bool = False) -> None:
+        """Notes the values of variables of Keras, or that they begin as zeros."""
+        with self._graph.as_default() if self._is_inside() else contextlib.nullcontext():
+            for one in variables:
+                if id(one) not in self._before:
+                    value = tf.zeros(one.shape, one.dtype) if zeros else one.value
+                    self._before[id(one)] = one, tf.convert_to_tensor(value)
+
+    def reset(self, original: Method, metric: Any) -> None:
+        """Resets a metric, in all replicas alike."""
+        for one in metric.variables:
+            if self._before.pop(id(one), None) and self._is_inside():
+                raise FitError(
+                    f"a condition or loop in a step resets the metric {metric.name!r}, which has "
+                    "been updated before. Reset it outside of the condition or loop"
+                )
+        original(metric)
+
+    def _totals(self) -> list[tuple[Any, Any]]:
+        """Returns the variables, and their values with what all replicas have added."""
+        noted = list(self._before.values())
+        sums = add_up([one.value - before for one, before in noted])
+        return [(one, before + total) for (one, before), total in zip(noted, sums)]
+
+    def add_changes(self) -> None:
+        """Adds what all replicas have added."""
+        for variable, total in self._totals():
+            variable.value.assign(total)
+        self._before.clear()
+
+    def result(self, original: Method, metric: Any) -> Any:
+        """Returns a metric's result, with what all replicas have added so far."""
+        import keras
+
+        if self._is_inside():  # which may not be taken
+            with keras.StatelessScope(state_mapping=self._totals()):
+                return original(metric)
+        self.add_changes()
+        return original(metric)
+
+
+# What is being traced, or run eagerly.
+_current: ContextVar[_Additions | None] = ContextVar("current", default=None)
+
+
+def _current_additions() -> _Additions | None:
+    """Returns what the caller adds to metrics; None outside of `strategy.run`."""
+    return _current.get() if is_in_replica() else None
 
 
 @contextlib.contextmanager
 def _adding_up() -> Iterator[None]:
     """Adds up what a replica's function adds to metrics in the block."""
-    additions = Additions()
-    with additions.running():
+    additions = _Additions()
+    token = _current.set(additions)
+    try:
         yield
+    finally:
+        _current.reset(token)
     additions.add_changes()
 
 
@@ -43,7 +124,7 @@ def adding_up(function: Any) -> Any:
 
 def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric in a replica."""
-    additions = current_additions()
+    additions = _current_additions()
     if additions and additions.sees_updates():
         with additions.noting(metric):
             original(metric, *args, **kwargs)
@@ -54,13 +135,13 @@ def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> No
 
 def result(original: Method, metric: Any) -> Any:
     """Returns a metric's result; in `strategy.run`, with what all replicas have added so far."""
-    additions = current_additions()
+    additions = _current_additions()
     return additions.result(original, metric) if additions else original(metric)
 
 
 def reset_state(original: Method, metric: Any) -> None:
     """Resets a metric, and in `strategy.run` what has been added to it so far."""
-    additions = current_additions()
+    additions = _current_additions()
     if additions:
         additions.reset(original, metric)
     else:

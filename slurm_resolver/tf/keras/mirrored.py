@@ -8,7 +8,6 @@ that takes a step (`make_function`).
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import random
 import signal
@@ -22,13 +21,13 @@ import tensorflow as tf
 from slurm_resolver import signals
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.errors import JobsError
+from slurm_resolver.log import warn_once
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.one_process import update_once
-from slurm_resolver.tf.keras.partitioned_step import PartitionedStepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -60,9 +59,9 @@ class MultiWorkerMirroredStrategy(
         model.fit(dataset, epochs=10)
 
     The batch size of the dataset is the global one: each worker takes its share. Weights, history,
-    evaluation and prediction are those of one process that trains on the same batches, except for
-    what docs/keras.md lists as different by design, such as dropout's random numbers. Every worker
-    may save the model. Custom loops and tf_keras work as under TensorFlow's class.
+    evaluation and prediction are those of one process that trains on the same batches, with its
+    random numbers, except for what docs/keras.md lists as different by design. Every worker may
+    save the model. Custom loops and tf_keras work as under TensorFlow's class.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class MultiWorkerMirroredStrategy(
         *,
         start_timeout: float | None = None,
         on_stall: Literal["report", "exit"] = "report",
-        custom_losses: Literal["whole", "mean"] = "whole",
+        custom_losses: Literal["whole", "mean"] | None = None,
     ) -> None:
         """Waits until all workers are present, and starts this worker's server.
 
@@ -94,21 +93,20 @@ class MultiWorkerMirroredStrategy(
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it; with "exit", the tasks that the others wait for also end, with
                 status 1, so that `slurm-resolver supervise` starts the step again.
-            custom_losses: what to do if the graph of a Keras 3 model's step does not show whether
-                the workers may split a batch. "whole": every worker computes the whole batches,
-                which is right for any loss. "mean": they split the batches, which is right if each
-                loss is a mean over rows. See docs/keras.md.
+            custom_losses: not needed any more; a value is accepted, and has no effect.
 
         Raises:
-            ValueError: for another `on_stall` or `custom_losses`.
+            ValueError: for another `on_stall`.
             RendezvousError: in every worker that is present, if others are missing, naming them; or
                 if they disagree on the cluster, or a port is taken.
             JobsError: in an evaluator, which does not train. In a cluster with parameter servers,
                 in every task.
         """
-        if custom_losses not in ("whole", "mean"):
-            raise ValueError(f'custom_losses={custom_losses!r}: expected "whole" or "mean".')
-        self.custom_losses = custom_losses
+        if custom_losses is not None:
+            warn_once(
+                f"custom_losses={custom_losses!r} is not needed any more, and has no effect: leave "
+                "it out. A later version does not accept it"
+            )
         self.comparisons: weakref.WeakSet[Comparison] = weakref.WeakSet()
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
@@ -185,8 +183,6 @@ class MultiWorkerMirroredStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        if os.environ.get("SLURM_RESOLVER_STEP") != "patches":
-            return PartitionedStepFunction(model, kind)
         return StepFunction(model, kind)
 
 

@@ -20,9 +20,11 @@ from slurm_resolver.coordination.training_with_servers import TAKE_PART
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names, start
-from slurm_resolver.tf.keras.patches import patch_metrics, prepare
+from slurm_resolver.tf.keras.metrics import patch_metrics
+from slurm_resolver.tf.keras.model_step import as_tensor
+from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
-from slurm_resolver.tf.keras.step_function import as_tensor, compiled
+from slurm_resolver.tf.keras.step_function import compiled
 from slurm_resolver.tf.private_names import Method
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits

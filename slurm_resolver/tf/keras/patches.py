@@ -1,6 +1,6 @@
 """All changes to Keras and TensorFlow for this package's strategies.
 
-`_patch_models` and `_patch_steps` list each change, its reason, and which change in Keras or
+`_patch_models` lists each change, its reason, and which change in Keras or
 TensorFlow would make it unnecessary ("Until …"). `private_names` knows where the names are.
 """
 
@@ -15,18 +15,17 @@ from typing import Any
 import tensorflow as tf
 import wrapt
 
-from slurm_resolver.errors import FitError, KerasError
+from slurm_resolver.errors import KerasError
 from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras import gradients, losses, metrics
-from slurm_resolver.tf.keras.calls import SCOPE, call_together
+from slurm_resolver.tf.keras.calls import call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
 from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
-from slurm_resolver.tf.keras.normalization import batch_normalization
+from slurm_resolver.tf.keras.metrics import add_on_servers, patch_metrics
 from slurm_resolver.tf.keras.one_process import is_one_process
-from slurm_resolver.tf.keras.replica_step import Step, current_step, is_in_replica
+from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
 from slurm_resolver.tf.private_names import Method
@@ -50,7 +49,6 @@ def _patch(keras: Any) -> None:
     # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
     if of_tensorflow and not keras_problem(keras.__version__) and not private_names.fit_problem():
         _patch_models()
-        _patch_steps()
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +65,7 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _patch_models() -> None:
-    """Changes what models do outside of steps, under any strategy of this package."""
+    """Changes what models do around steps, under any strategy of this package."""
     import keras
 
     changes: dict[private_names.Name, Method] = {
@@ -90,7 +88,7 @@ def _patch_models() -> None:
         private_names.ADD_SLOT: _in_scope,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         private_names.METRICS_RESULT: _metrics_when_steps_are_done,
-        private_names.ASSIGN_ADD: metrics.add_on_servers,
+        private_names.ASSIGN_ADD: add_on_servers,
         # A metric's variables are the same in all workers. Until Keras adds metrics up.
         private_names.ADD_VARIABLE: _add_variable,
         # One worker writes. The program may have imported `save_model`, which calls these
@@ -112,57 +110,9 @@ def _patch_models() -> None:
     variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
     variable.__int__ = lambda self: int(self.numpy())
-
-
-def _patch_steps() -> None:
-    """Changes what Keras does within a step of a `MultiWorkerMirroredStrategy`."""
-    changes: dict[private_names.Name, Method] = {
-        # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
-        # Until Keras averages gradients where they are computed.
-        private_names.GRADIENT: gradients.gradient_in_step,
-        private_names.SCALE_LOSS: _as_given,
-        private_names.UNSCALE_LOSS: _as_given,
-        private_names.SUM_GRADIENTS: _as_given,
-        private_names.APPLY_IN_REPLICAS: _apply_scaled,
-        # An optimizer belongs to the strategy. Until Keras says so.
-        private_names.APPLY: _apply,
-        # Losses that are not means see the rows of all replicas. Until Keras gathers them.
-        private_names.LOSS: losses.loss_in_step,
-        private_names.ADDITIONAL_LOSS: losses.additional_loss,
-        # Its statistics are those of each replica's rows. Until Keras synchronizes them.
-        private_names.BATCH_NORMALIZATION: batch_normalization,
-        # A tf.function is traced again in each step that calls it, as a part of the step. Until it
-        # may use tensors of the step, and is not called as it was traced for another one.
-        private_names.CALL_FUNCTION: _call_in_step,
-        # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
-        private_names.NEXT_SEED: _next_seed,
-        # Where each replica computes all rows, a tf.random.Generator draws as in one process. Until
-        # TensorFlow's does so for equal rows.
-        private_names.KEY_OF_REPLICA: _key_of_replica,
-    }
-    for name, replacement in changes.items():
-        name.replace(_in_steps(replacement))
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
-    # a step makes variables. Until TensorFlow numbers collectives there.
+    # a batch has too few rows. Until TensorFlow numbers collectives there.
     setattr(private_names.CONDITION.get(), private_names.CAPTURE.name, _capture_outside)
-
-
-def patch_metrics() -> None:
-    """Changes the classes of metrics, including those defined since the last call.
-
-    Results are those of all rows. Until Keras adds metrics up over all replicas.
-    """
-    import keras
-
-    containers = (private_names.COMPILE_METRICS.get(), private_names.METRICS_LIST.get())
-    kinds = [keras.metrics.Metric]
-    for kind in kinds:
-        kinds += kind.__subclasses__()  # which come later in this loop
-        if kind in containers:
-            continue
-        for name, (in_step, outside) in metrics.REPLACEMENTS.items():
-            if name in vars(kind):
-                private_names.replace(kind, name, _in_steps(in_step, outside))
 
 
 def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,24 +121,6 @@ def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> A
     if is_one_process() or sharing_of(tf.distribute.get_strategy()):
         kwargs["aggregation"] = "only_first_replica"
     return original(metric, *args, **kwargs)
-
-
-def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
-    """Calls `replacement(step, original, …)` in steps, and `outside(original, …)` elsewhere.
-
-    While Keras only infers the shapes of a model that a step builds, it is not replaced: the
-    tensors have no rows then, and no step may keep them.
-    """
-
-    def call(original: Method, *args: Any, **kwargs: Any) -> Any:
-        if private_names.IN_SYMBOLIC_SCOPE.get()():
-            return original(*args, **kwargs)
-        step = current_step()
-        if step:
-            return replacement(step, original, *args, **kwargs)
-        return outside(original, *args, **kwargs) if outside else original(*args, **kwargs)
-
-    return call
 
 
 def _read_data(
@@ -255,61 +187,6 @@ def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()
     return original(model)
-
-
-def _as_given(step: Step, original: Method, *args: Any) -> Any:
-    return args[-1]
-
-
-def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    if private_names.STRATEGY_OF_OPTIMIZER.of(optimizer) is not tf.distribute.get_strategy():
-        raise FitError(
-            f"a step of {step.model.name!r}: its optimizer {optimizer.name!r} was created outside "
-            f"strategy.scope(). {SCOPE}"
-        )
-    return original(optimizer, *args, **kwargs)
-
-
-def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the Python function of a tf.function, converted by AutoGraph as TensorFlow would.
-
-    One for XLA stays as it is: some operations only work there.
-    """
-    try:
-        if private_names.JIT_COMPILE.of(function):
-            with step.setting("compiled_by_xla"):
-                return original(function, *args, **kwargs)
-        python_function = function.python_function
-        status = private_names.AUTOGRAPH_STATUS.get()
-        converts = private_names.AUTOGRAPH.of(function)
-        if converts:
-            python_function = private_names.CONVERT_BY_AUTOGRAPH.get()(python_function)
-        with private_names.AUTOGRAPH_CONTEXT.get()(status.ENABLED if converts else status.DISABLED):
-            return python_function(*args, **kwargs)
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:  # AutoGraph raises errors of other types anew, as its own
-            if isinstance(cause, FitError):
-                raise cause from None
-            cause = cause.__context__
-        raise
-
-
-def _apply_scaled(step: Step, original: Method, optimizer: Any, *args: Any) -> None:
-    """Applies gradients in a condition, as Keras does without a strategy."""
-    if step.model.distribute_strategy.sharing.local_replicas > 1:
-        original(optimizer, *args)  # a condition cannot merge replicas
-    else:
-        private_names.APPLY_ALONE.of(optimizer)(*args)
-
-
-def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    seed = original(generator, *args, **kwargs)
-    return seed + tf.cast(tf.stack([step.seed_offset, 0]), seed.dtype)
-
-
-def _key_of_replica(step: Step, original: Method, generator: Any, key: Any) -> Any:
-    return key if step.whole else original(generator, key)
 
 
 def _capture_outside(graph: Any, *args: Any, **kwargs: Any) -> Any:

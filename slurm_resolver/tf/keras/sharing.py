@@ -26,6 +26,7 @@ _DIGESTS = 2**24 - 3  # exact as float32
 _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+_OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
 
 
 class Share(NamedTuple):
@@ -177,9 +178,9 @@ def _rows_of_sparse(value: Any, first: Any, stride: Any, count: Any) -> Any:
 
 
 def without_optionals(batch: Any) -> Any:
-    """Returns a batch with None for what Keras has left out, such as sample weights."""
+    """Returns a batch, or its types, with None for what Keras has left out: sample weights."""
     return tf.nest.map_structure(
-        lambda value: None if isinstance(value, tf.experimental.Optional) else value, batch
+        lambda value: None if isinstance(value, _OPTIONAL) else value, batch
     )
 
 

@@ -23,6 +23,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
+from slurm_resolver.tf.keras.sharing import Share, names_of_tensors
 from slurm_resolver.tf.peers import MARK
 from slurm_resolver.tf.progress import reporter
 
@@ -50,15 +51,16 @@ class Comparison:
         self._differed: dict[int, float] = {}
         self._told: set[int] = set()
 
-    def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
-        """Returns what a replica adds to the table, as float32."""
-        self._names = names
+    def row(self, replica: int, batch: Any) -> Any:
+        """Returns what a replica adds to the table for a batch, as float32."""
+        is_share = isinstance(batch, Share)
+        self._names = names_of_tensors(batch) if is_share else ()
         optimizer = getattr(self._model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
         rows = [tf.stack([[rate, 0.0, float(Origin.EQUAL)]])]
-        if digest is not None:
-            rows.append(digest)
+        if is_share:
+            rows.append(batch.digest)
         of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
         return of_replica * tf.concat(rows, axis=0)
 

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.origins import serialized_graph
-from slurm_resolver.tf.rows.operations import names
+from slurm_resolver.tf.partition.values import names
 
 # The iterator over their first input is made as soon as their own.
 _AT_ONCE = names(

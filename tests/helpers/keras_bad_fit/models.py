@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras_bad_fit.common import (
-    STRATEGY,
     X,
     Y,
     in_scope,
@@ -18,8 +17,6 @@ from keras_bad_fit.common import (
     way,
 )
 from kinds import Fields
-
-import slurm_resolver as sr
 
 
 @way
@@ -130,26 +127,3 @@ def metric_in_xla() -> None:
         return keras.Model(inputs, Watching()(outputs))
 
     trained(of_kind(watched))
-
-
-@way
-def float8() -> None:
-    built = in_scope(model)
-    built.quantize("float8")
-    built.compile("sgd", "mse")
-    trained(built)
-
-
-@way
-def stateful() -> None:
-    with STRATEGY.scope():
-        built = keras.Sequential(
-            [keras.Input(batch_shape=(24, 6, 1)), keras.layers.LSTM(1, stateful=True)]
-        )
-        built.compile("sgd", loss="mse")
-    built.fit(X[:24, :, None], Y[:24], verbose=0)
-
-
-@way
-def unknown_option() -> None:
-    sr.MultiWorkerMirroredStrategy(custom_losses="sum")  # type: ignore[arg-type]

@@ -63,11 +63,6 @@ def main() -> None:
         action="store_true",
         help="a chief and a parameter server",
     )
-    parser.add_argument(
-        "--custom-losses",
-        default="whole",
-        choices=["whole", "mean"],
-    )
     parser.add_argument("--list", action="store_true")
     parser.add_argument(
         "names",
@@ -100,7 +95,7 @@ def main() -> None:
         file = "chief"
         strategy = sr.ParameterServerStrategy(resolver)
     else:
-        strategy = sr.MultiWorkerMirroredStrategy(custom_losses=args.custom_losses)
+        strategy = sr.MultiWorkerMirroredStrategy()
         file = str(strategy.cluster_resolver.task_id)
     run(strategy, names, Path(os.environ["TASK_OUTPUT"], file))
 

@@ -19,6 +19,7 @@ from keras_programs.common import (
     Outcome,
     Recorder,
     X,
+    Y,
     add_each,
     build,
     crossentropy,
@@ -175,12 +176,37 @@ def lora(strategy: Any) -> Outcome:
 
 
 @program("guide")
+def stateful_lstm(strategy: Any) -> Outcome:
+    """Each row of a batch goes on with the state of that row in the batch before."""
+    model = ready(
+        strategy,
+        lambda: keras.Sequential(
+            [
+                keras.Input(batch_shape=(24, X.shape[1], 1)),
+                layers.LSTM(3, stateful=True),
+            ]
+        ),
+    )
+    rows = tf.data.Dataset.from_tensor_slices((X[..., None], Y))
+    return fitted(model, rows.batch(24, drop_remainder=True))
+
+
+@program("guide")
 def quantized_and_fitted(strategy: Any) -> Outcome:
     """Trains the biases, which are what int8 leaves."""
     model = build(strategy)
     model.fit(data(), verbose=0)
     model.quantize("int8")
     return fitted(model, data(), predict=True)
+
+
+@program("guide", within=5e-3)
+def trained_in_float8(strategy: Any) -> Outcome:
+    model = build(strategy)
+    model.quantize("float8")
+    with strategy.scope():
+        model.compile("sgd", crossentropy())
+    return fitted(model, data())
 
 
 @program("guide")

@@ -13,10 +13,8 @@ import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
 from keras_outcomes import (
-    COMPARING,
     PROGRAM,
     SECONDS,
-    UNKNOWN,
     Outcomes,
     assert_the_very_same,
     assert_whole_batches,
@@ -63,8 +61,8 @@ def test_programs_give_what_one_process_gives(alone: Outcomes, workers: list[Out
     assert different(workers[0], alone) == {}
 
 
-def test_whole_batches_are_computed_only_where_rows_are_compared(workers: list[Outcomes]) -> None:
-    assert_whole_batches(workers, [*COMPARING, *UNKNOWN])
+def test_only_what_cannot_be_split_is_computed_whole(workers: list[Outcomes]) -> None:
+    assert_whole_batches(workers)
 
 
 def test_all_workers_end_with_the_very_same(workers: list[Outcomes]) -> None:

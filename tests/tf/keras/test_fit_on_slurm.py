@@ -13,10 +13,8 @@ from typing import Callable
 import pytest
 from keras_marks import KERAS_3_ON_SLURM
 from keras_outcomes import (
-    COMPARING,
     PROGRAM,
     SECONDS,
-    UNKNOWN,
     Outcomes,
     assert_the_very_same,
     assert_whole_batches,
@@ -82,26 +80,23 @@ THREE = [
     "data_shuffled_fit",
     "guide_synchronized_*",
 ]
-# With steps and losses of their own, which are means and sums: the workers split the batches.
-PROVEN = [
+# Steps and losses of their own, and those that compare rows.
+OF_OWN_LOSSES = [
+    "loss_activity_of_batch",
     "loss_added_sum",
-    "loss_gradient_reversed",
+    "loss_gradient_*",
     "loss_reduction_none",
+    "loss_two_outputs",
+    "step_contrastive",
+    "step_decorated_parts",
+    "step_eagerly",
     "step_gan",
     "step_own",
     "step_vae",
 ]
-OF_OWN_LOSSES = [
-    *UNKNOWN,
-    *COMPARING,
-    *PROVEN,
-]
-BY_DAY = "2 workers, mean"  # make test runs this, and make nightly the others
 NAMES = {
-    "2 workers, whole": ["*"],
-    BY_DAY: OF_OWN_LOSSES,
-    "3 workers, whole": THREE,
-    "3 workers, mean": OF_OWN_LOSSES,
+    2: OF_OWN_LOSSES,
+    3: THREE,
 }
 Alone = Callable[[Strings], Outcomes]
 
@@ -122,28 +117,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(how, marks=[] if how == BY_DAY else pytest.mark.nightly) for how in NAMES],
+    params=[2, pytest.param(3, marks=pytest.mark.nightly)],
 )
-def how(request: pytest.FixtureRequest) -> str:
-    """The number of workers, and how they compute losses of the user."""
-    return str(request.param)
+def number(request: pytest.FixtureRequest) -> int:
+    """The number of workers."""
+    return int(request.param)
 
 
 @pytest.fixture(scope="module")
 def workers(
-    how: str, real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+    number: int, real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Outcomes]:
     """What came of the programs, by worker."""
-    number, _, losses = how.partition(" workers, ")
     folder = tmp_path_factory.mktemp("workers")
     step(
         real_slurm,
-        STEPS[int(number)],
+        STEPS[number],
         folder,
-        f"--custom-losses={losses}",
-        *selected(NAMES[how]),
+        *selected(NAMES[number]),
     )
-    return outcomes(folder, [str(index) for index in range(int(number))])
+    return outcomes(folder, [str(index) for index in range(number)])
 
 
 def step(slurm: SlurmCluster, where: str, folder: Path, *options: str) -> None:
@@ -155,16 +148,13 @@ def step(slurm: SlurmCluster, where: str, folder: Path, *options: str) -> None:
 
 
 def test_programs_give_what_one_process_gives(
-    alone: Alone, how: str, workers: list[Outcomes]
+    alone: Alone, number: int, workers: list[Outcomes]
 ) -> None:
-    assert different(workers[0], alone(NAMES[how])) == {}
+    assert different(workers[0], alone(NAMES[number])) == {}
 
 
-def test_whole_batches_are_computed_only_where_rows_are_compared(
-    how: str, workers: list[Outcomes]
-) -> None:
-    vouched = how.endswith("mean")
-    assert_whole_batches(workers, COMPARING if vouched else [*COMPARING, *UNKNOWN])
+def test_only_what_cannot_be_split_is_computed_whole(workers: list[Outcomes]) -> None:
+    assert_whole_batches(workers)
 
 
 def test_all_workers_end_with_the_very_same(workers: list[Outcomes]) -> None:

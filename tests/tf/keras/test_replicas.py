@@ -24,7 +24,7 @@ def test_types_that_gpus_do_not_add_are_sent_as_larger_ones(
 ) -> None:
     import tensorflow as tf
 
-    from slurm_resolver.tf.keras import replica_step
+    from slurm_resolver.tf.keras import replicas
 
     def doubled(_: Any, values: dict[int, Any]) -> dict[int, Any]:
         assert [value.dtype.name for value in values.values()] == [sent, sent]
@@ -32,6 +32,6 @@ def test_types_that_gpus_do_not_add_are_sent_as_larger_ones(
 
     context = mocker.patch.object(tf.distribute, "get_replica_context")
     context.return_value.all_reduce = doubled
-    totals = replica_step.add_up([tf.constant([1, 2], given), tf.constant(3, given)])
+    totals = replicas.add_up([tf.constant([1, 2], given), tf.constant(3, given)])
     assert [total.dtype.name for total in totals] == [given, given]
     assert [total.numpy().tolist() for total in totals] == [[2, 4], 6]

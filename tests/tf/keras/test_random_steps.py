@@ -3,10 +3,9 @@
 STEPS_SEED is the first seed of the random steps that `make nightly` tries; by default, it is a new
 one each day.
 
-Two kinds of programs are compared with one process. Those of `keras_programs` are written as users
-write them, and draw random numbers in layers, losses and steps. `random_steps` makes steps of the
-same operations at random, with numbers of 64 bits, and so finds what no one has thought of. A fixed
-seed is tried in `make test`.
+`random_steps` makes steps of the operations that people use at random, with numbers of 64 bits, and
+so finds what no one has thought of. A fixed seed is tried in `make test`. Programs as users write
+them are compared in test_fit.py.
 
 All workers must end with the very same results, bit for bit: what they have is not compared with a
 tolerance, because they would drift apart.
@@ -22,7 +21,7 @@ from pathlib import Path
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3
-from keras_outcomes import PROGRAM, SECONDS, Outcomes, difference, outcomes, run_alone, selected
+from keras_outcomes import SECONDS, Outcomes, difference, outcomes
 from kinds import Completed, Strings
 from local_run import captured, in_step
 
@@ -42,7 +41,6 @@ def run(command: Strings, folder: Path, workers: int = 0) -> Completed:
             "PATH": os.environ["PATH"],
             "TASK_OUTPUT": str(folder),
             "CUDA_VISIBLE_DEVICES": "",
-            "SLURM_RESOLVER_STEP": "partition",
         },
         timeout=SECONDS,
     )
@@ -114,19 +112,3 @@ def test_a_step_that_has_no_plan_is_computed_whole_and_says_why(tmp_path: Path) 
     told = [line for line in workers.stdout.splitlines() if line.startswith("told")]
     assert told == [alone.stdout.splitlines()[-1]] * 2
     assert "cannot be split: EagerPyFunc returns strings" in workers.stderr
-
-
-@pytest.mark.nightly
-def test_programs_equal_one_process(tmp_path: Path) -> None:
-    """This includes dropout, noise, GANs and autoencoders.
-
-    KERAS_PROGRAMS selects some of them, for example "step_*".
-    """
-    names = selected(["*"])
-    alone = run_alone(tmp_path, names)
-    run([*PROGRAM, *names], tmp_path, workers=2)
-    (found,) = outcomes(tmp_path, ["0"])
-    for come in (*alone.values(), *found.values()):
-        come.pop("whole")  # how they were computed
-    far = {name: difference(alone[name], found[name]) for name in alone}
-    assert {name: distance for name, distance in far.items() if distance > 1e-4} == {}

@@ -1,0 +1,184 @@
+"""A model's `train_step`, `test_step` or `predict_step`, traced as in one process, and its plan."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.causes import OF_PEERS
+from slurm_resolver.tf.keras.called_functions import with_called
+from slurm_resolver.tf.keras.one_process import as_one_process
+from slurm_resolver.tf.keras.outside_graph import call_outside
+from slurm_resolver.tf.keras.sharing import TENSORS
+from slurm_resolver.tf.partition.effects import is_drawn
+from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.step import plan_step, plan_whole
+from slurm_resolver.tf.partition.values import PlanError
+from slurm_resolver.tf.private_names import Method
+
+# The arguments of `tf.Variable` that Keras and programs give.
+_OF_VARIABLES = (
+    "initial_value",
+    "trainable",
+    "name",
+    "dtype",
+    "constraint",
+    "synchronization",
+    "aggregation",
+    "shape",
+)
+
+
+class PlannedStep(NamedTuple):
+    """A step of one process, and how a replica computes it.
+
+    Attributes:
+        function: the traced step; its arguments are the tensors of a batch.
+        plan: of its graph; None if each worker must call the step itself.
+        reason: why each replica computes all rows; None if each computes its own.
+        draws: whether one replica computes something for the others, such as random numbers.
+    """
+
+    function: Any
+    plan: Plan | None
+    reason: str | None
+    draws: bool
+
+
+class ModelStep:
+    """A model's step, which is traced and planned once for each kind of batch.
+
+    Layers, optimizers and metrics that are not yet built are built while the step is traced, as in
+    one process. Their variables are made outside the graph, and the step is traced once more, so
+    that nothing of `build` runs in a step.
+    """
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._step = getattr(model, f"{kind}_step")
+        self._strategy = model.distribute_strategy
+        self._made = 0  # variables, while steps were traced
+        self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
+        self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
+
+    def planned(self, spec: Any) -> PlannedStep:
+        """Returns the step for a kind of batch.
+
+        Args:
+            spec: the types of the whole batch's tensors, in the batch's structure.
+        """
+        if self._strategy.sharing.replicas == 1:
+            return self._look_up(spec, None)
+        unknown = tf.nest.map_structure(_of_any_rows, spec)
+        kind = repr(unknown)
+        if kind not in self._refused:
+            try:
+                return self._look_up(unknown, _reason_of_types(spec))
+            except (FitError, *OF_PEERS):
+                raise
+            except Exception as error:
+                if repr(spec) == kind:
+                    raise
+                reason = f"it fails if the number of rows is not a constant: {error}"
+                self._refused[kind] = reason
+        return self._look_up(spec, self._refused[kind])
+
+    def run_eagerly(self, data: Any) -> Any:
+        """Returns the result of a step that runs eagerly, as in one process."""
+
+        def run() -> Any:
+            with as_one_process():
+                return tf.nest.map_structure(as_tensor, self._step(data))
+
+        return call_outside(run)
+
+    def _look_up(self, spec: Any, reason: str | None) -> PlannedStep:
+        kind = repr(spec)
+        if kind not in self._planned:
+            self._planned[kind] = call_outside(lambda: self._plan(spec, reason))
+        return self._planned[kind]
+
+    def _plan(self, spec: Any, reason: str | None) -> PlannedStep:
+        """Traces the step, and plans it.
+
+        Args:
+            reason: why each replica computes all rows; None if that is not known yet.
+        """
+        traced = self._trace(spec)
+        plan = None
+        if reason is None and self._strategy.sharing.replicas > 1:
+            try:
+                plan = plan_step(traced)
+            except PlanError as error:
+                reason = str(error)
+        if reason is not None:
+            with contextlib.suppress(PlanError):
+                plan = plan_whole(traced)
+        return PlannedStep(traced, plan, reason, _draws(traced.graph))
+
+    def _trace(self, spec: Any) -> Any:
+        """Traces the step until it makes no variable."""
+        flat = [one for one in tf.nest.flatten(spec, expand_composites=True) if one is not None]
+        while True:
+            made = self._made
+            function = tf.function(self._of_tensors(spec), autograph=False)
+            traced = function.get_concrete_function(*flat)
+            if self._made == made:
+                return traced
+
+    def _of_tensors(self, spec: Any) -> Method:
+        """Returns the step as a function of the tensors of a batch."""
+
+        def step(*tensors: Any) -> Any:
+            given = iter(tensors)
+            flat = [
+                one if one is None else next(given)
+                for one in tf.nest.flatten(spec, expand_composites=True)
+            ]
+            data = tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
+            with tf.variable_creator_scope(self._make_variable), as_one_process():
+                return tf.nest.map_structure(as_tensor, self._step(data))
+
+        return step
+
+    def _make_variable(self, make: Method, **given: Any) -> Any:
+        """Makes a variable outside the graph of a step, where its initial value can be computed."""
+        self._made += 1
+        arguments = {name: given[name] for name in _OF_VARIABLES if name in given}
+        if tf.is_symbolic_tensor(given["initial_value"]):
+            arguments["initial_value"] = tf.get_static_value(given["initial_value"])
+            if arguments["initial_value"] is None:
+                return make(**given)
+
+        def make_in_scope() -> Any:
+            with self._strategy.scope():
+                return tf.Variable(**arguments)
+
+        return call_outside(make_in_scope)
+
+
+def as_tensor(value: Any) -> Any:
+    """Converts a number, array or variable."""
+    return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
+
+
+def _of_any_rows(spec: Any) -> Any:
+    """Returns the type of a tensor for an unknown number of rows."""
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    return spec
+
+
+def _reason_of_types(spec: Any) -> str | None:
+    """Returns why batches of these types are computed whole: not all tensors have rows."""
+    for one in tf.nest.flatten(spec):
+        if isinstance(one, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            return "a tensor of its batches is ragged or sparse"
+    return None
+
+
+def _draws(graph: Any) -> bool:
+    """Whether a graph, or a function that it calls, has an operation of one replica."""
+    return any(map(is_drawn, with_called(graph.get_operations())))

@@ -1,0 +1,63 @@
+"""What the replicas of all workers do together.
+
+A *replica* is a copy of the model on one device; a worker has one for each of its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slurm_resolver.tf.private_names import Method
+
+
+def is_in_replica() -> bool:
+    """Whether the caller is one of a strategy's replicas."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def replica_number() -> int:
+    """Returns the number of the caller's replica among the replicas of all workers."""
+    return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+
+
+def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
+    """Calls a function in each replica of this worker, and returns the first one's result.
+
+    A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
+    variables.
+    """
+
+    def first(value: Any) -> Any:
+        return strategy.experimental_local_results(value)[0]
+
+    if strategy.sharing.local_replicas > 1:
+        return tf.nest.map_structure(first, strategy.run(function, args=(batch,)))
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first_replica)
+    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
+        return function(tf.nest.map_structure(first, batch))
+
+
+def add_up(values: Sequence[Any]) -> list[Any]:
+    """Returns the sums over all replicas; one collective for each type takes them all."""
+    sums: dict[int, Any] = {}
+    # TensorFlow needs tensors that are made on this replica's device.
+    sent = [tf.identity(_as_sent(value)) for value in values]
+    for dtype in dict.fromkeys(value.dtype for value in sent):
+        parts = {place: value for place, value in enumerate(sent) if value.dtype == dtype}
+        sums |= tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
+    return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
+
+
+def _as_sent(value: Any) -> Any:
+    """Returns a tensor in a type that TensorFlow adds on every device.
+
+    On GPUs it adds no bfloat16, and of integers only int64 (`CreateCollective` in
+    base_collective_executor.cc).
+    """
+    dtype = value.dtype
+    if dtype == tf.bool or dtype.is_integer:
+        return tf.cast(value, tf.int64)
+    return tf.cast(value, tf.float32) if dtype == tf.bfloat16 else value
