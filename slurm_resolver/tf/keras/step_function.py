@@ -163,7 +163,7 @@ class StepFunction:
         patch_metrics()
         if tf.executing_eagerly():
             return self._run_eagerly(batch)
-        planned = self._planned(batch)
+        planned = self._planned(self._of_first_replica(batch))
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
 
@@ -184,8 +184,12 @@ class StepFunction:
         if isinstance(batch, Share):
             self._check_whole(batch, "it runs eagerly")
             batch = batch.batch
-        return self._step.run_eagerly(
-            without_optionals(self._strategy.experimental_local_results(batch)[0])
+        return self._step.run_eagerly(without_optionals(self._of_first_replica(batch)))
+
+    def _of_first_replica(self, batch: Any) -> Any:
+        """Returns what the first replica of this worker gets of a batch."""
+        return tf.nest.map_structure(
+            lambda value: self._strategy.experimental_local_results(value)[0], batch
         )
 
     def _check_whole(self, batch: Any, reason: str) -> None:
