@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.collectives import BYTES_PER_BUCKET
 from slurm_resolver.tf.private_names import Method
 
 
@@ -41,13 +42,22 @@ def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
 
 
 def add_up(values: Sequence[Any]) -> list[Any]:
-    """Returns the sums over all replicas; one collective for each type takes them all."""
+    """Returns the sums over all replicas.
+
+    One collective for each type takes all values but full buckets, which go as soon as they are
+    computed.
+    """
+    together: dict[Any, dict[int, Any]] = {}
+    for place, value in enumerate(values):
+        # TensorFlow needs tensors that are made on this replica's device.
+        sent = tf.identity(_as_sent(value))
+        size = sent.dtype.size * (sent.shape.num_elements() or 0)
+        group = place if size >= BYTES_PER_BUCKET else sent.dtype
+        together.setdefault(group, {})[place] = sent
     sums: dict[int, Any] = {}
-    # TensorFlow needs tensors that are made on this replica's device.
-    sent = [tf.identity(_as_sent(value)) for value in values]
-    for dtype in dict.fromkeys(value.dtype for value in sent):
-        parts = {place: value for place, value in enumerate(sent) if value.dtype == dtype}
-        sums |= tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
+    context = tf.distribute.get_replica_context()
+    for parts in together.values():
+        sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
     return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
 
 
