@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -61,23 +60,7 @@ def test_every_message_has_a_log() -> None:
     assert sorted(EXPECTED) == NAMES
     found = {line.split(" ")[0] for lines in EXPECTED.values() for line in lines}
     found |= {line.split(" ")[0] for phrase in phrases().values() for line in phrase.told}
-    assert {known.id for known in KNOWN_MESSAGES} - found == {
-        "leader-not-started",
-        "peer-refused",
-        "rendezvous-error",
-        "task-gone",
-        "task-not-started",
-    }
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logs_without_tensorflows_notes_and_warnings(name: str) -> None:
-    """With TF_CPP_MIN_LOG_LEVEL=2, the same messages still explain the failure."""
-    lines = (LOGS / f"{name}.log").read_text(encoding="utf-8").splitlines()
-    hidden = re.compile(r"(\d+: )?([IW]\d{4} |[\d-]{10} [\d:.]{15}: [IW] )")
-    found = {one.id for one in explained([line for line in lines if not hidden.match(line)])}
-    assert found <= {line.split(" ")[0] for line in EXPECTED[name]}
-    assert found or name in ("gpu-libraries-missing", "session-waits", "tasks-missing")
+    assert {known.id for known in KNOWN_MESSAGES} <= found
 
 
 @pytest.mark.parametrize("path", sorted((LOGS / "good").iterdir()), ids=lambda path: path.stem)
@@ -92,33 +75,6 @@ def test_the_end_of_the_first_task_is_told_where_it_aborts_something() -> None:
     lines = (LOGS / "good" / "leader-ends-first.log").read_text().splitlines()
     aborted = "1: Collective ops is aborted by: Failed to send RPC to coordination service."
     assert {one.id for one in explained([*lines, aborted])} == {"leader-lost", "peer-ended"}
-
-
-WAITING = "coordination_service.cc:502] Waiting for {}/2 tasks to connect."
-MEMORY = "Allocator ran out of memory trying to allocate 1GiB. This is {}a failure"
-GONE = "WARNING:slurm_resolver:worker 1 (rank 1 on n9) is gone: its process has ended"
-ABSENT = "RendezvousError: 1 of 2 tasks did not reach the cluster within 9 s: worker 1"
-REFUSED = "failed to connect to all addresses; ipv4:10.0.0.1:9: Connection refused"
-
-
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        ([GONE], ["task-gone x1 at worker 1"]),
-        ([f"FitError: {GONE}"], ["task-gone x1 at worker 1"]),
-        ([ABSENT], ["task-not-started x1"]),
-        (["RendezvousError: versions differ"], ["rendezvous-error x1"]),
-        ([REFUSED], ["peer-refused x1 at 10.0.0.1:9"]),
-        ([f"StartAbort: {REFUSED}"], ["peer-ended x1 at 10.0.0.1:9"]),
-        (["E: failed to register with the leader"], ["leader-not-started x1"]),
-        ([WAITING.format(1)], ["tasks-missing x1"]),
-        ([WAITING.format(1), WAITING.format(0)], []),
-        ([MEMORY.format("")], ["gpu-out-of-memory x1"]),
-        ([MEMORY.format("not ")], []),
-    ],
-)
-def test_lines(lines: Strings, told: Strings) -> None:
-    assert short(explained(lines)) == told
 
 
 def test_numbers_count_lines_not_carriage_returns() -> None:
