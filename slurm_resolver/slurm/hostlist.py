@@ -70,20 +70,18 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
         HostlistError: (a ValueError) for anything but ``N`` and ``N(xREPETITIONS)`` separated by
             commas, or more than 2**24 counts.
     """
-    runs = []
-    total = 0
+    counts: list[int] = []
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
         repetitions = int(match[2] or 1) if match else 0
-        total += repetitions
-        if not match or total > MAX_HOSTS:
+        if not match or len(counts) + repetitions > MAX_HOSTS:
             raise HostlistError(
                 f"expected a count such as 2 or 2(x3), and not more than {MAX_HOSTS:,} in all",
                 tasks_per_node,
                 part,
             )
-        runs.append(itertools.repeat(int(match[1]), repetitions))
-    return list(itertools.chain.from_iterable(runs))
+        counts += [int(match[1])] * repetitions
+    return counts
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:

@@ -60,7 +60,7 @@ class SlurmStep:
     """The Slurm variables of one task: a field for each variable, None if it is not set.
 
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
-    heterogeneous job. A step cannot be changed; `replace` returns a changed copy.
+    heterogeneous job. A step is not changed; `replace` returns a changed copy.
 
     Three fields are not variables: `ancestors` is what started this process; `is_component` is
     whether this is a component of a heterogeneous step, which no variable shows; `remains` are the
@@ -71,7 +71,7 @@ class SlurmStep:
     rank = rank_variable("SLURM_PROCID")
     local_rank = rank_variable("SLURM_LOCALID")
     node_id = rank_variable("SLURM_NODEID")
-    node_name = text_variable("SLURMD_NODENAME", "a node name")
+    node_name = text_variable("SLURMD_NODENAME")
     node_ranks = text_variable("SLURM_GTIDS")
     task_pid = text_variable("SLURM_TASK_PID")
     # its step
@@ -173,13 +173,7 @@ class SlurmStep:
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        unknown = values.keys() - _FIELDS
-        if unknown:
-            raise TypeError(f"SlurmStep() got an unexpected keyword argument {min(unknown)!r}")
         vars(self).update({name: value for name, value in values.items() if value is not None})
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a step cannot be changed; replace({name}=…) returns a changed copy")
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
@@ -318,7 +312,6 @@ class SlurmStep:
 
 VARIABLES = [field for field in vars(SlurmStep).values() if isinstance(field, Variable)]
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
-_FIELDS = {variable.field for variable in VARIABLES} | SlurmStep.__annotations__.keys()
 
 
 def _component(environ: Environ, group: int) -> Component:

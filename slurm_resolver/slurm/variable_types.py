@@ -53,10 +53,10 @@ class Variable(Generic[Value]):
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def parse(self, text: str, name: str = "", remedy: str = "") -> Value | None:
+    def parse(self, text: str, name: str = "") -> Value | None:
         """Returns the value that a text stands for; None if it counts as unset.
 
-        `name` and `remedy` are for the message, for an option or variable of the same kind.
+        `name` is for the message, for a variable of the same kind.
 
         Raises:
             UnreadableValueError: for a text that cannot be used.
@@ -72,13 +72,13 @@ class Variable(Generic[Value]):
             reason = f" ({error})"
         raise UnreadableValueError(
             f"{name or self.name}={shorten_value(text)!r}: expected {self.expected}{reason}. "
-            f"{remedy or self.remedy}."
+            f"{self.remedy}."
         )
 
 
-def text_variable(name: str, expected: str = "a text") -> Variable[str]:
+def text_variable(name: str) -> Variable[str]:
     """Returns a variable that holds any text; an empty value counts as unset."""
-    return Variable(name, str, expected)
+    return Variable(name, str, "a text")
 
 
 def number_variable(

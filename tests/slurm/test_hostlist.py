@@ -62,8 +62,6 @@ def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
     try:
         with pytest.raises(HostlistError, match="more than 16,777,216 hosts"):
             expand_hostlist(expression)
-        with pytest.raises(HostlistError, match="more than 16,777,216"):
-            expand_tasks_per_node("1(x16777216),1(x1)")
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
@@ -106,6 +104,7 @@ def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
         "",
         "-1",
         "2(x0)",
+        "2(x16777216)",
         "2(3)",
         "two",
     ],
