@@ -109,11 +109,6 @@ def main(args: Namespace) -> int:
     tasks = args.num_tasks
     limit = None if args.time is None else parse_time(args.time)
     limit_signal = None if args.signal is None else parse_signal(args.signal)
-    if limit_signal and (limit is None or limit <= limit_signal[1]):
-        print_line(
-            "--signal without a time limit (--time) sends nothing, nor with one of "
-            f"{limit_signal[1]} s or less"
-        )
     options = RunOptions(
         **values,
         gpu_variables=gpu_variables(tasks, args.gpus, args.gpus_per_task, os.environ),

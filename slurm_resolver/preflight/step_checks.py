@@ -6,8 +6,6 @@ each task has the notes of all tasks, and computes the same results.
 
 from __future__ import annotations
 
-import glob
-import resource
 from collections import defaultdict
 
 from slurm_resolver.cluster.alone import advise_on_lonely_step
@@ -25,7 +23,6 @@ from slurm_resolver.start.ready import agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, task_devices
 from slurm_resolver.wording import counted
 
-_LEAST_LOCKED = 1 << 30  # bytes of memory that a process may lock
 # Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
 
@@ -103,22 +100,7 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         result_of("reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
-        *_check_memlock(),
         check_driver(cluster),
         # One task asks: a thousand would burden Slurm's controller.
         *(check_job(cluster.step) if service.rank == 0 else []),
     ]
-
-
-def _check_memlock() -> list[Result]:
-    """Returns the result for a node with InfiniBand, whose memory NCCL and MPI have to lock."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    problem = ""
-    if 0 <= limit < _LEAST_LOCKED:
-        problem = (
-            f"RLIMIT_MEMLOCK is {limit >> 10} KiB (ulimit -l), too little for InfiniBand: srun "
-            "--propagate=NONE, if the shell's limit is the cause; else ask the site to set "
-            "LimitMEMLOCK=infinity for slurmd"
-        )
-    adapters = glob.glob("/sys/class/infiniband/*")
-    return [result_of("memlock", [problem], "enough", WARNING)] if adapters else []

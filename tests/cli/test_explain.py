@@ -124,7 +124,5 @@ def test_jobs_and_starts_are_told_apart(folder: Path, monkeypatch: Patch, capsys
     expected = Path("expected").read_text()
     logs = sorted(path.name for path in folder.iterdir() if path.name != "expected")
     assert main(["explain", *logs]) == int(bool(expected))
-    found = re.findall(
-        r"^(?:(?:a )?job\b.*:|.*failed first: .*)$\n", capsys.readouterr().out, re.M
-    )
+    found = re.findall(r"^(?:(?:a )?job\b.*:|.*failed first: .*)$\n", capsys.readouterr().out, re.M)
     assert "".join(found) == expected

@@ -89,8 +89,6 @@ def test_a_signal_is_sent_before_the_time_limit(run_ready: Run) -> None:
         ["0: warned", "1: warned"],
         "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n",
     )
-    done = run_script("--signal USR1", "true", status=0)
-    assert "--signal without a time limit (--time) sends nothing" in done.stderr
 
 
 COUNT = "echo ${SLURM_RESTART_COUNT-first};"
