@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.diagnostics.known_messages import CAUSES, MESSAGES
+from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_starts
 from slurm_resolver.diagnostics.message_search import printable, search
 from slurm_resolver.log import print_line
@@ -39,7 +39,6 @@ examples:
 _NO_FAILURE = (
     "no failure found. If the job failed, ask Slurm: sacct -j JOBID -o JobID,State,ExitCode,Reason"
 )
-_NEAR = 30  # lines above an error that may have its cause
 _MOST_ADDRESSES = 5  # that are printed for one message
 # The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
 _JOB = re.compile(
@@ -113,23 +112,22 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
         _, own, _ = search(first.line)
         findings.sort(
             key=lambda one: (
-                MESSAGES[one.id].kind not in CAUSES,
-                one.line_number != first.line_number and MESSAGES[one.id] is not own,
+                one.known.kind not in CAUSES,
+                one.line_number != first.line_number and one.known is not own,
             )
         )
         line = printable(first.line)
-        cause = findings[0] if findings and MESSAGES[findings[0].id].kind in CAUSES else None
-        if cause and first.is_end:
-            line += f", after: {cause.line}"
+        if first.is_end and findings and findings[0].known.kind in CAUSES:
+            line += f", after: {findings[0].line}"
         place = f"{readers[0].file}:{first.line_number}"
         lines.append(f"{first.task} failed first: {line} ({place})".lstrip())
     for reader in readers[1:]:
         findings += reader.findings()
     if not any(reader.has_failed for reader in readers):  # a connection may have failed for a time
-        findings = [one for one in findings if MESSAGES[one.id].kind != "effect"]
+        findings = [one for one in findings if one.known.kind != "effect"]
     by_id = defaultdict(list)
     for finding in findings:
-        by_id[finding.id].append(finding)
+        by_id[finding.known.id].append(finding)
     for id, same in by_id.items():
         one = same[0]
         addresses = list(dict.fromkeys(each.address for each in same if each.address))
@@ -137,7 +135,7 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
         count = sum(each.count for each in same)
         lines.append(f"{one.file}:{one.line_number}: {id} (x{count}){at}")
         lines.append(_wrapped(one.line))
-        for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
+        for text in (f"Cause: {one.known.cause}", f"Remedy: {one.known.remedy}"):
             if text not in told:
                 told.add(text)
                 lines.append(_wrapped(text))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from slurm_resolver.diagnostics.known_messages import FAULTS, MESSAGES
+from slurm_resolver.diagnostics.known_messages import FAULTS
 from slurm_resolver.diagnostics.message_search import MessageReader
 from slurm_resolver.diagnostics.task_output import Failure, TaskOutput, kind_of
 from slurm_resolver.errors import HostlistError
@@ -148,7 +148,7 @@ class FailureReader(MessageReader):
     def has_failed(self) -> bool:
         """Whether a task has failed, or a message tells of a fault after which no task trained."""
         trained = max((task.trained for task in self._tasks.values()), default=0)
-        kinds = {MESSAGES[one.id].kind for one in self.findings()}
+        kinds = {one.known.kind for one in self.findings()}
         goes_on = kinds.isdisjoint(FAULTS) or self.last_fault < trained
         return "end" in kinds or not goes_on or self.first() is not None
 

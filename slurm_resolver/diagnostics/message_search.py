@@ -16,21 +16,22 @@ from slurm_resolver.diagnostics.known_messages import FAULTS, MESSAGES, KnownMes
 
 @dataclass(frozen=True)
 class Finding:
-    """A known message in a log: its first line, its cause and its remedy.
+    """A known message in a log.
 
     Attributes:
         file: the name of the log.
+        known: the message, with its cause and remedy.
+        line_number: the number of its first line.
+        line: that line.
         address: the task in the message: `host:port`, `/job:worker/replica:0/task:3`, or srun's
             `n10: task 1`.
         count: the number of lines with this message and address.
     """
 
     file: str
-    id: str
+    known: KnownMessage
     line_number: int
     line: str
-    cause: str
-    remedy: str
     address: str | None
     count: int
 
@@ -98,25 +99,18 @@ class MessageReader:
         for id in self._settled & meanings.keys():
             meanings[id] = MESSAGES[meanings[id].becomes]
         hidden = " ".join(known.hides for known in meanings.values()).split()
-        findings = []
-        is_significant = False
-        for (id, address), (number, line) in self.found.items():
-            known = meanings[id]
-            if known.id not in hidden and known.kind not in hidden:
-                is_significant = is_significant or id in self._significant
-                findings.append(
-                    Finding(
-                        file=self.file,
-                        id=known.id,
-                        line_number=number,
-                        line=line,
-                        cause=known.cause,
-                        remedy=known.remedy,
-                        address=address,
-                        count=self._counts[id, address],
-                    )
-                )
-        return findings if is_significant else []
+        shown = {
+            id: known
+            for id, known in meanings.items()
+            if known.id not in hidden and known.kind not in hidden
+        }
+        if self._significant.isdisjoint(shown):
+            return []
+        return [
+            Finding(self.file, shown[id], number, line, address, self._counts[id, address])
+            for (id, address), (number, line) in self.found.items()
+            if id in shown
+        ]
 
 
 @functools.lru_cache(maxsize=2)  # the reader of the next start may read the same text

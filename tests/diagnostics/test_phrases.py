@@ -8,7 +8,7 @@ import pytest
 from explained import explained
 from phrases import phrases
 
-from slurm_resolver.diagnostics.known_messages import CAUSES, MESSAGES
+from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_starts
 
 PHRASES = phrases()
@@ -21,7 +21,7 @@ def test_phrases(phrase: str) -> None:
     expected = tuple(lines)
     starts = read_starts(io.BytesIO("\n".join(log).encode()))
     findings = explained(log)
-    told = [f"{one.id} at {one.address}" for one in findings]
+    told = [f"{one.known.id} at {one.address}" for one in findings]
     last = [start for start in starts if start is starts[-1] or not start.continues]
     if not any(start.has_failed for start in last):
         told.append("no failure")
@@ -33,5 +33,5 @@ def test_phrases(phrase: str) -> None:
     # No other cause is told beside those.
     if not all(one.startswith(("first ", "no failure")) for one in expected):
         for finding in findings:
-            if MESSAGES[finding.id].kind in CAUSES:
-                assert f"{finding.id} at {finding.address}".startswith(expected)
+            if finding.known.kind in CAUSES:
+                assert f"{finding.known.id} at {finding.address}".startswith(expected)

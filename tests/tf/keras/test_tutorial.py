@@ -42,5 +42,5 @@ def test_with_this_strategy_in_its_place(real_slurm: SlurmCluster) -> None:
 def test_without_it_the_log_is_explained(real_slurm: SlurmCluster) -> None:
     done = run(real_slurm, "", status=None)
     assert done.returncode != 0
-    found = {finding.id: finding.remedy for finding in explained(done.stderr.splitlines())}
+    found = {one.known.id: one.known.remedy for one in explained(done.stderr.splitlines())}
     assert "exec --replace-strategy" in found["keras-3-fit"]
