@@ -144,19 +144,6 @@ def test_batch_files_pass_their_cpus_on_to_every_step(name: str, text: str) -> N
         assert re.search(r"^quiet (srun|python) ", text, re.M)
 
 
-def test_every_guide_is_in_the_table_of_contents() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert {page.stem for page in GUIDES} - {"index"} <= set(
-        re.findall(r"^([a-z_]+)$", index, re.M)
-    )
-    for page in GUIDES:
-        assert page.stem == "index" or f"]({page.name})" in index, page.name
-
-
-def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
 # How many blocks of a page no test runs: they are for maintainers, or need a container's image or
 # another shell. Tests of the commands cover what they do.
 NOT_RUN = {
@@ -188,15 +175,6 @@ def test_every_command_line_is_described() -> None:
     for command in COMMANDS:
         assert f"[`slurm-resolver {command}`](#slurm-resolver-{command})" in page
         assert f"## slurm-resolver {command}\n\n```{{command-help}} {command}\n```" in page
-
-
-@pytest.mark.parametrize("page", ["architecture.md", "pictures/architecture.svg"])
-def test_the_architecture_names_every_folder(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    package = ROOT / "slurm_resolver"
-    assert {
-        folder.name for folder in package.iterdir() if (folder / "__init__.py").exists()
-    } <= set(re.findall(r"[`>](\w+)/[`<]", text))
 
 
 def masked(lines: Strings) -> dict[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -126,6 +125,8 @@ slurm = slurm_of(
 
 
 # `make test` runs one example on Slurm.
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     "folder",
@@ -196,51 +197,6 @@ def test_scripts_that_measure_in_an_allocation(
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.nightly
-@pytest.mark.tensorflow
-def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
-    program = f"python {EXAMPLES / 'cookbook' / 'matmul.py'} gpu 100"
-    done = slurm.run(
-        f"srun -w n9 -N1 -n2 --gpus-per-node=2 {program}",
-        env=ENVIRONMENT,
-        status=1,
-    )
-    assert sorted(
-        re.findall(r"^(rank \d on n9) has no GPU: it was given GPU (\d), but", done.stderr, re.M)
-    ) == [("rank 0 on n9", "0"), ("rank 1 on n9", "1")]
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("command", [one for one in ALL_COMMANDS if "examples/" in one])
-def test_commands_name_existing_programs_and_options(command: str) -> None:
-    words = shlex.split(command, comments=True)
-    position = next(i for i, word in enumerate(words) if word.startswith("examples/"))
-    program = ROOT / words[position]
-    assert program.is_file()
-    known = "".join(path.read_text(encoding="utf-8") for path in program.parent.glob("*.py"))
-    for word in words[position + 1 :]:
-        if word.startswith("--"):
-            assert f'"{word.partition("=")[0]}"' in known, word
-
-
-@pytest.mark.parametrize("file", BATCH_FILES, ids=lambda file: file.parent.name)
-def test_batch_files_are_shown_and_forward_arguments(file: Path) -> None:
-    assert str(file.relative_to(ROOT)) in " ".join(shell_commands(file.parent / "README.md"))
-    assert '"$@"' in file.read_text(encoding="utf-8")
-
-
 @pytest.mark.needs("shellcheck")
 def test_batch_files_are_clean() -> None:
     captured(["shellcheck", *BATCH_FILES, *EXAMPLES.glob("*/*.sh")], status=0)
-
-
-def test_the_index_names_every_example() -> None:
-    assert sorted(
-        re.findall(
-            r"^\| \[(\w+)\]\((\w+)/\) \|",
-            (EXAMPLES / "README.md").read_text(encoding="utf-8"),
-            re.M,
-        )
-    ) == [(folder, folder) for folder in FOLDERS]
-    for folder in FOLDERS:
-        assert (EXAMPLES / folder / "train.sbatch").exists()
