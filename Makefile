@@ -74,15 +74,13 @@ report-tf:
 
 # Tests on Slurm mostly wait, so the parts run side by side. Tests with TensorFlow need the processors:
 # nice lets tests of deadlines and lost tasks run first.
-PYTEST = python -m pytest -o cache_dir=.pytest_cache/$@ $(REPORT)
-REPORT = --junitxml=.pytest_cache/$@.xml
+PYTEST = python -m pytest -o cache_dir=.pytest_cache/$@
 SELECTED = and not nightly
 PARTS = test-training test-slurm coverage test-tensorflow
 PARALLEL = $(MAKE) --jobs=3 --keep-going --output-sync=target
 
 test: say-how-long slurm-if-possible lint types
 	$(PARALLEL) $(PARTS)
-	@$(RUN) python tests/summary.py $(PARTS:%=.pytest_cache/%.xml)
 
 say-how-long:
 	@echo "make test takes $(TEST_TIME), and make quick $(QUICK_TIME)."

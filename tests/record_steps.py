@@ -14,7 +14,6 @@ If a command fails or a task of a step is missing, the script reports an error a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -62,15 +61,6 @@ def topology() -> str:
     return found[1] if found and found[1] not in plain else "default"
 
 
-def step_of(task: Task) -> tuple[str, str, int]:
-    """Returns a task's job, step and number of tasks: one task if srun did not start it."""
-    return (
-        task.get("SLURM_JOB_ID", ""),
-        task.get("SLURM_STEP_ID", ""),
-        int(task.get("SLURM_STEP_NUM_TASKS", "1")),
-    )
-
-
 def seen(folder: Path) -> list[Task]:
     """Returns the tasks that have saved their variables so far, by job, step and rank."""
     tasks = []
@@ -83,6 +73,19 @@ def seen(folder: Path) -> list[Task]:
     return sorted(tasks, key=lambda task: [task.get(name, "").zfill(20) for name in names])
 
 
+def are_complete(tasks: list[Task]) -> bool:
+    """Returns whether there are tasks, and all tasks of their steps."""
+    found = Counter(
+        (
+            task.get("SLURM_JOB_ID"),
+            task.get("SLURM_STEP_ID"),
+            int(task.get("SLURM_STEP_NUM_TASKS", "1")),  # one task if srun did not start it
+        )
+        for task in tasks
+    )
+    return bool(found) and all(number == step[2] for step, number in found.items())
+
+
 def run(command: str) -> list[Task]:
     """Runs a command line, and returns the variables of every `task` in it."""
     with tempfile.TemporaryDirectory(prefix="record-", dir=".") as name:
@@ -91,22 +94,18 @@ def run(command: str) -> list[Task]:
         program.write_text(PROGRAM.format(folder=f"'{folder}'"))
         program.chmod(0o755)
         path = f"{folder}:{os.environ['PATH']}"  # srun and sbatch pass it on to the tasks
-        done = subprocess.run(
+        subprocess.run(
             command,
             shell=True,
             env={**os.environ, "PATH": path},
+            check=True,
         )
-        if done.returncode:
-            sys.exit(f"exit status {done.returncode}: {command}")
-        deadline = time.monotonic() + LATE
-        while True:
-            tasks = seen(folder)
-            found = Counter(map(step_of, tasks))
-            if found and all(number == step[2] for step, number in found.items()):
-                return tasks
-            if time.monotonic() > deadline:
-                sys.exit(f"tasks are missing ({dict(found)}): {command}")
-            time.sleep(0.1)
+        if not are_complete(seen(folder)):
+            time.sleep(LATE)
+        tasks = seen(folder)
+        if not are_complete(tasks):
+            sys.exit(f"tasks are missing: {command}")
+        return tasks
 
 
 def record(scenario: str, command: str) -> dict[str, Any]:
@@ -132,43 +131,22 @@ def record(scenario: str, command: str) -> dict[str, Any]:
     }
 
 
-def named(text: str) -> tuple[str, str]:
-    """Splits NAME=COMMAND."""
-    match = re.fullmatch(r"(\w+)=(.*)", text, re.S)
-    if match is None or not re.search(r"\btask\b", match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=COMMAND with a `task` in it")
-    return match[1], match[2]
-
-
 def main() -> None:
     """Records every command, and then appends all lines."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "file",
-        type=Path,
-        help="what the lines are appended to",
-    )
-    parser.add_argument(
-        "commands",
-        nargs="+",
-        type=named,
-        metavar="NAME=COMMAND",
-    )
-    args = parser.parse_args()
-    scenarios = [record(*command) for command in args.commands]
-    with args.file.open("a", encoding="utf-8") as lines:
-        for scenario in scenarios:
-            lines.write(
-                json.dumps(
-                    scenario,
-                    sort_keys=True,
-                    separators=(",", ":"),
-                )
-                + "\n"
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    lines = []
+    for argument in sys.argv[2:]:
+        name, _, command = argument.partition("=")
+        lines.append(
+            json.dumps(
+                record(name, command),
+                sort_keys=True,
+                separators=(",", ":"),
             )
+        )
+    with open(sys.argv[1], "a", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

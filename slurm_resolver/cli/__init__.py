@@ -92,7 +92,10 @@ def _run(words: Sequence[str]) -> int:
         return 2  # a script should notice that nothing was done
     # The parser's own options end the program, so the subcommand is the first other word.
     parser = build_parser([word for word in words if not word.startswith("-")][:1])
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.prog += f" {args.command}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(args.function(args))
     except SlurmResolverError as error:

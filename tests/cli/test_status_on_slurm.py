@@ -117,29 +117,3 @@ def test_a_job_that_does_not_run_says_why(real_slurm: SlurmCluster) -> None:
     cancelled = real_slurm.run(f"{STATUS} {job_id}", status=1).stderr
     assert held == f"slurm-resolver status: job {job_id} is PENDING (JobHeldUser)\n"
     assert f"job {job_id} is CANCELLED" in cancelled
-
-
-def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """In the first start, worker 1 hangs in its loop and ends. In the second one, it does not."""
-    (tmp_path / "program.sh").write_text(
-        f"case $SLURM_RESOLVER_STEP_RESTART in '') export STUCK_SECONDS=90;; esac\n"
-        f"exec {PROGRAM.replace('slow', 'loop')}\n"
-    )
-    supervise = f"{sys.executable} -m slurm_resolver supervise --restarts 1"
-    done = real_slurm.run(
-        f"salloc -w n9,n10 -N2 -n2 {supervise} -- srun -l -n2 bash program.sh",
-        env={
-            "SLURM_RESOLVER_STALL_SECONDS": "4",
-            "ON_STALL": "exit",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        cwd=tmp_path,
-        timeout=180,
-    )
-    lines = (done.stdout + done.stderr).splitlines()
-    assert "1: this task ends with status 1 (on_stall='exit')" in lines
-    assert sum("no step for" in line for line in lines) == 2
-    assert sorted(line for line in lines if line.endswith("trained")) == [
-        "0: trained",
-        "1: trained",
-    ]

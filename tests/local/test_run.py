@@ -17,22 +17,6 @@ from task_variables import TASK
 from slurm_resolver.local.environment import free_ports
 
 
-def test_each_task_sees_one_cluster() -> None:
-    show = "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())"
-    done = captured(in_step("-n 3", sys.executable, "-c", show))
-    assert (done.returncode, done.stderr) == (0, "")
-    configs = [eval(line.partition(": ")[2]) for line in done.stdout.splitlines()]
-    assert len({str(config["cluster"]) for config in configs}) == 1
-    addresses = [a for job in configs[0]["cluster"].values() for a in job]
-    assert len(set(addresses)) == 3
-    assert all(address.startswith("localhost:") for address in addresses)
-    assert sorted((c["task"]["type"], c["task"]["index"]) for c in configs) == [
-        ("ps", 0),
-        ("worker", 0),
-        ("worker", 1),
-    ]
-
-
 def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
     settings = {"SLURM_RESOLVER_SECRET": "s", "SLURM_RESOLVER_START_TIMEOUT": "9"}
     settings["SLURM_RESOLVER"] = "off"

@@ -14,11 +14,9 @@ from bare_state import shell_commands
 from folders import ROOT
 from kinds import Strings
 from local_run import captured
-from page_blocks import GUIDES, PAGES, blocks_of, name_of, texts_of
+from page_blocks import GUIDES, PAGES, name_of
 from slurm_cluster import SlurmCluster
 from slurm_jobs import ENVIRONMENT
-
-from slurm_resolver.cli import COMMANDS
 
 README_COMMANDS = shell_commands(ROOT / "README.md")  # test_readme.py runs these
 ALL_COMMANDS = dict.fromkeys(command for page in GUIDES for command in shell_commands(page))
@@ -29,14 +27,6 @@ def of_kind(kind: str, trains: bool) -> Strings:
     """Returns the commands that start with this word, and that train or not."""
     found = [one for one in GUIDE_COMMANDS if one.split()[0] == kind]
     return [one for one in found if ("train.py" in one and ">" not in one) == trains]
-
-
-def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    assert {command.split()[0] for command in GUIDE_COMMANDS} <= {
-        "export",
-        "slurm-resolver",
-        "srun",
-    }
 
 
 @pytest.fixture(scope="module")
@@ -121,60 +111,6 @@ def test_links_have_targets(page: Path) -> None:
             assert (file / "README.md").exists() or not page.is_relative_to(ROOT / "docs"), target
         if anchor:
             assert anchor in anchors(file), target
-
-
-def batch_files() -> dict[str, str]:
-    """Returns the batch files of examples, README and guides, by their names."""
-    found = {name_of(path): path.read_text() for path in ROOT.glob("examples/*/*.sbatch")}
-    for page in PAGES:
-        complete = [text for text in texts_of(page, "bash") if "#SBATCH --" in text]
-        found.update({f"{name_of(page)}-{number}": one for number, one in enumerate(complete)})
-    return found
-
-
-@pytest.mark.parametrize(("name", "text"), batch_files().items())
-def test_batch_files_pass_their_cpus_on_to_every_step(name: str, text: str) -> None:
-    """Slurm 22.05 to 23.02 does not do so by itself, and a task may then get one CPU."""
-    assert "#SBATCH --cpus-per-task=" in text
-    for step in re.findall(r"^(?:quiet |step=\()?srun .*$", text, re.M):
-        assert " --cpus-per-task=" in step, step
-    if name.endswith(".sbatch"):  # a complete file, which hides notes as a generated one does
-        (notes,) = re.findall(r"local notes=.*", text)
-        assert notes in (ROOT / "slurm_resolver" / "sbatch" / "script.py").read_text()
-        assert re.search(r"^quiet (srun|python) ", text, re.M)
-
-
-# How many blocks of a page no test runs: they are for maintainers, or need a container's image or
-# another shell. Tests of the commands cover what they do.
-NOT_RUN = {
-    "CONTRIBUTING.md": 4,
-    "docs/command_line.md": 1,
-    "docs/containers.md": 4,
-    "docs/unchanged_programs.md": 2,
-}
-COMMAND = re.compile(r"^(?:\w+=\S+ )?(?:eval|pip|python|sbatch|slurm-resolver|srun) [^:\n]*$", re.M)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_runs_in_a_test(page: Path) -> None:
-    """Other blocks than these are what a command prints, or a directive of Sphinx."""
-    not_run = []
-    for language, text in blocks_of(page):
-        if language == "sh":
-            if page.name == "CONTRIBUTING.md":
-                not_run.append(text)
-        elif language not in ("bash", "diff", "python") and COMMAND.search(text):
-            not_run.append(text)
-        else:  # test_guide_snippets.py knows all blocks of Python and bash
-            assert re.fullmatch(r"|bash|diff|python|text|\{.*", language), language
-    assert len(not_run) == NOT_RUN.get(name_of(page), 0), not_run
-
-
-def test_every_command_line_is_described() -> None:
-    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
-    for command in COMMANDS:
-        assert f"[`slurm-resolver {command}`](#slurm-resolver-{command})" in page
-        assert f"## slurm-resolver {command}\n\n```{{command-help}} {command}\n```" in page
 
 
 def masked(lines: Strings) -> dict[int, str]:

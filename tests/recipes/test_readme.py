@@ -1,31 +1,22 @@
 """Runs the commands of README as a newcomer does, on a machine without the packages.
 
-They run in the environment that `make demo` creates. If root runs the tests, another user runs the
-commands, who owns only the checkout and a home folder.
+They run in the environment that `make demo` creates.
 """
 
 from __future__ import annotations
 
 import configparser
 import math
-import os
 import re
 import shlex
-import shutil
-import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bare_state import BareState, other_user, shell_commands
+from bare_state import BareState, shell_commands
 from explained import explained
 from folders import ROOT
 from kinds import Strings
 from slurm_cluster import SlurmCluster
-from slurm_conf import numbered
-from slurm_fixture import started
-from slurm_installation import PATH, Installation
 
 COMMANDS = shell_commands(ROOT / "README.md")
 ACTIVATE = ". .venv/bin/activate"
@@ -37,48 +28,10 @@ def of_kind(*words: str) -> Strings:
     return [command for command in COMMANDS if command.split()[0] in words]
 
 
-def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
-    # The test of pip below also covers how to create and activate an environment. `git clone` and
-    # `cd` lead to the checkout in which the tests run.
-    kinds = ["git", "cd", "make", "python3", ".", "pip"]
-    kinds.extend(["slurm-resolver", "python", "srun", "sbatch"])
-    assert sorted(COMMANDS) == sorted(of_kind(*kinds))
-    assert {"make demo", ACTIVATE} <= set(COMMANDS)
-
-
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder that every user can reach, unlike pytest's temporary folders."""
-    with tempfile.TemporaryDirectory(prefix="bare") as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
-@pytest.fixture(scope="module")
-def slurm(installation: Installation, folder: Path) -> Iterator[SlurmCluster]:
-    """A Slurm of two nodes whose configuration every user can read."""
-    with started(
-        SlurmCluster(
-            numbered(8, 9),
-            folder / "slurm",
-            installation=installation,
-        )
-    ) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def bare_state(installation: Installation, folder: Path) -> BareState:
-    """A fresh clone, which belongs to another user if possible."""
-    (folder / "new").mkdir()
-    srun = shutil.which("srun", path=installation.before(PATH))
-    user = other_user([srun] if srun else [])
-    if user is None and not os.geteuid():
-        warnings.warn(
-            "root runs the commands of README: no other user has python3 with ensurepip, and srun",
-            stacklevel=1,
-        )
-    return BareState(folder / "new", user)
+def bare_state(tmp_path_factory: pytest.TempPathFactory) -> BareState:
+    """A fresh clone."""
+    return BareState(tmp_path_factory.mktemp("new"))
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +49,6 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
     # The size of the download comes before pip's output.
     assert " to download, " in installing.partition("Obtaining")[0]
     environment = bare_state.checkout / ".venv"
-    user = bare_state.user
-    assert environment.stat().st_uid == (os.geteuid() if user is None else user.uid)
     assert {tool.name for tool in (environment / "bin").iterdir()}.isdisjoint(
         {"pytest", "mypy", "ruff", "nox"}
     )
@@ -114,17 +65,17 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
 @pytest.mark.newest
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", "python", "srun", "sbatch"))
 @pytest.mark.usefixtures("demo")
-def test_each_command_runs(slurm: SlurmCluster, bare_state: BareState, command: str) -> None:
+def test_each_command_runs(real_slurm: SlurmCluster, bare_state: BareState, command: str) -> None:
     script = f"set -e\n{ACTIVATE}\n{command}"
     if command in of_kind("srun"):
-        output = slurm.run(
-            bare_state.words(script),
+        output = real_slurm.run(
+            script,
             cwd=bare_state.checkout,
             env=bare_state.environ,
             timeout=300,
         ).stdout
     elif command in of_kind("sbatch"):
-        output = run_batch_file(slurm, bare_state, script)
+        output = run_batch_file(real_slurm, bare_state, script)
     else:
         output = bare_state.run(script, status=int(" explain" in command))
     if "quick_start/train.py" in command and ">" not in command:
@@ -141,7 +92,7 @@ def result_of(command: str) -> str:
 def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
     """Submits the batch file, waits until the job ends, and returns the job's output."""
     done = slurm.run(
-        bare_state.words(script.replace("sbatch ", "sbatch --wait --output=job.out ", 1)),
+        script.replace("sbatch ", "sbatch --wait --output=job.out ", 1),
         cwd=bare_state.checkout,
         env=bare_state.environ,
         timeout=300,

@@ -95,24 +95,6 @@ def test_parts_of_the_text(options: str, capsys: Captured) -> None:
     )
 
 
-# The options, the receiver of the signal, and the signals in the file. Without --requeue, the
-# signals are the user's.
-SIGNALS = [
-    ("--requeue --ps 1 --signal TERM@90", "this script", ["B:TERM@90"]),
-    ("--requeue --ps 1", "this script", ["B:USR1@120"]),
-    ("--requeue --jobs chief=1,worker=-1", "every task", ["USR1@120"]),
-    ("--ps 1 --signal USR2@60", "every task", ["USR2@60"]),
-]
-
-
-@pytest.mark.parametrize(("options", "whom", "signals"), SIGNALS)
-def test_who_gets_the_signal(options: str, whom: str, signals: Strings, capsys: Captured) -> None:
-    text = printed_batch_file(f"-N 3 {options}", "python train.py", capsys)
-    assert re.findall("# Sent to (.*) [0-9]+ s before", text) == [whom]
-    assert re.findall("--signal=(.*)", text) == signals
-    assert text.count("trap 'end_job 75' ") == text.count('" &\n') == (whom == "this script")
-
-
 @pytest.mark.parametrize(
     "options",
     [
