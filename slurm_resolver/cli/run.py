@@ -27,8 +27,8 @@ exit status: the highest of the tasks', 128 plus the signal's number for a signa
 environment is wrong.
 
 examples:
-  slurm-resolver run -n 4 --gpus-per-task 1 -- python train.py
-  slurm-resolver run -n 2 -o 'rank-%t.log' -t 1:00 --signal USR1@30 -- python train.py
+  slurm-resolver run -n 4 --gpus 4 -- python train.py
+  slurm-resolver run -n 2 -t 1:00 --signal USR1@30 -- python train.py
   slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
 
 
@@ -37,22 +37,14 @@ def add_arguments(add: OptionAdder) -> None:
     add("-n --ntasks N", "tasks (1)", dest="num_tasks", type=number_type(1, 4096), default=1)
     add(
         "-l --label",
-        "put the rank before each line (default: on the screen, not in files)",
+        "put the rank before each line (default)",
         action=BooleanOptionalAction,
+        default=True,
     )
     add(
-        "-o --output PATTERN",
-        "a file name such as rank-%%t.log; all (the screen, default); none; or the rank to show",
-        default="all",
-    )
-    add_gpus = OptionAdder(add.parser.add_mutually_exclusive_group())
-    add_gpus(
         "-G --gpus --gpus-per-node N",
         "GPUs of all tasks together; each task sees all; 0 hides all",
         type=number_type(0, 4096),
-    )
-    add_gpus(
-        "--gpus-per-task N", "GPUs of each task, which sees no other", type=number_type(0, 4096)
     )
     add(
         "-t --time TIME",
@@ -111,7 +103,7 @@ def main(args: Namespace) -> int:
     limit_signal = None if args.signal is None else parse_signal(args.signal)
     options = RunOptions(
         **values,
-        gpu_variables=gpu_variables(tasks, args.gpus, args.gpus_per_task, os.environ),
+        gpu_variables=gpu_variables(args.gpus, os.environ),
         time_limit=limit,
         limit_signal=limit_signal,
     )

@@ -16,9 +16,8 @@ class RunOptions(NamedTuple):
     """The options of a job and of its steps; times are in seconds.
 
     Attributes:
-        gpu_variables: the GPU variables of each task; none if no GPUs were asked for.
-        output: a file name pattern, "all" (the screen), "none", or the only rank that is shown.
-        label: whether lines begin with the rank; None: on the screen, not in files.
+        gpu_variables: the GPU variables of all tasks; none if no GPUs were asked for.
+        label: whether lines begin with the rank.
         limit_signal: the signal that the tasks get before the time limit.
         fail_after: when the highest rank is killed, after the start of the first step.
         preempt_after: when the first step is preempted, after the first step of its training.
@@ -28,9 +27,8 @@ class RunOptions(NamedTuple):
 
     command: Sequence[str]
     num_tasks: int
-    gpu_variables: Sequence[Variables]
-    output: str
-    label: bool | None
+    gpu_variables: Variables
+    label: bool
     time_limit: int | None
     limit_signal: LimitSignal | None
     kill_on_bad_exit: bool

@@ -58,7 +58,7 @@ def step_environment(
     Raises:
         LaunchError: if the current folder was removed, where srun refuses to start as well.
     """
-    removed = GPU_VARIABLES if options.gpu_variables[0] else ()  # each task gets its own
+    removed = GPU_VARIABLES if options.gpu_variables else ()
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -73,6 +73,7 @@ def step_environment(
         "TF_CPP_MIN_LOG_LEVEL": "1",  # TensorFlow's warnings and errors stay visible
         **inherited,
         **_ONE_NODE,
+        **options.gpu_variables,
         "SLURM_CPUS_ON_NODE": tasks,
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
         "SLURM_JOBID": job_id,
@@ -129,54 +130,39 @@ def free_ports(count: int) -> list[int]:
     return sorted(ports)
 
 
-def gpu_variables(
-    num_tasks: int,
-    gpus: int | None,
-    gpus_per_task: int | None,
-    environ: Variables,
-) -> list[Variables]:
-    """Returns the GPU variables of each task; none if no GPUs were asked for.
+def gpu_variables(gpus: int | None, environ: Variables) -> Variables:
+    """Returns the GPU variables of all tasks; none if `gpus`, the number of the step's, is None.
 
-    The step gets the first of the GPUs that `environ` shows. All makers' variables get the same
-    value, as from a Slurm that finds the GPUs in gres.conf.
-
-    Args:
-        gpus: the GPUs of the step, all of which each task sees; not with `gpus_per_task`.
-        gpus_per_task: the GPUs of each task, which sees no others.
+    The step gets the first of the GPUs that `environ` shows, and every task sees all of them. All
+    makers' variables get the same value, as from a Slurm that finds the GPUs in gres.conf.
 
     Raises:
         GpuError: if more GPUs are asked for than CUDA_VISIBLE_DEVICES names or, without it, than
             the driver shows.
     """
-    count = gpus if gpus_per_task is None else gpus_per_task * num_tasks
-    if count is None:
-        return [{}] * num_tasks
-    common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
-    if count == 0:
-        return [{**common, CUDA: ""}] * num_tasks
+    if gpus is None:
+        return {}
+    if gpus == 0:
+        return {"SLURM_GPUS": "0", CUDA: ""}
     visible = read_visible_devices(
         SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
     )
     devices = visible.devices
     if devices is None:
         driver = count_driver_gpus()
-        devices = tuple(map(str, range(count if driver is None else driver)))
-    if count > len(devices):
+        devices = tuple(map(str, range(gpus if driver is None else driver)))
+    if gpus > len(devices):
         raise GpuError(
-            f"GPUs requested: {count}, but {visible.name}, or the driver without it, shows "
+            f"GPUs requested: {gpus}, but {visible.name}, or the driver without it, shows "
             f"{','.join(devices) or 'none'}. Ask for fewer, or name devices in {CUDA} to simulate "
             "more."
         )
-    devices = devices[:count]
+    shown = ",".join(devices[:gpus])
     # The other makers' drivers do not know this one's UUIDs.
-    names = SET_BY_SLURM if all(map(str.isdigit, devices)) else (visible.name,)
-    common["SLURM_GPUS_ON_NODE"] = str(count)
-    shares = [devices] * num_tasks
-    if gpus_per_task:
-        common["SLURM_TRES_BIND"] = f"gres/gpu:per_task:{gpus_per_task}"
-        common["SLURMD_TRES_BIND"] = common["SLURM_TRES_BIND"]
-        shares = [devices[i : i + gpus_per_task] for i in range(0, count, gpus_per_task)]
-    return [
-        {**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(share))}
-        for share in shares
-    ]
+    names = SET_BY_SLURM if all(map(str.isdigit, devices[:gpus])) else (visible.name,)
+    return {
+        "SLURM_GPUS": str(gpus),
+        "SLURM_GPUS_ON_NODE": str(gpus),
+        "SLURM_STEP_GPUS": shown,
+        **dict.fromkeys(names, shown),
+    }

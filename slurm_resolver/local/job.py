@@ -38,7 +38,7 @@ async def run_job(options: RunOptions) -> int:
     """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
 
     Raises:
-        LaunchError: if an output file cannot be written, or a task cannot be started.
+        LaunchError: if a task cannot be started.
     """
     started = time.time()
     requeues = 0
@@ -104,7 +104,7 @@ class _Step:
 
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
-        output = Output(self._options)
+        output = Output(self._options.num_tasks, self._options.label)
         with closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
@@ -142,21 +142,18 @@ class _Step:
     def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
         environ = {
             **variables,
-            **self._options.gpu_variables[rank],
             "SLURM_PROCID": str(rank),
             "SLURM_LOCALID": str(rank),
         }
         if self._options.preempt_after is not None:
             environ[VARIABLE] = self._reports.name
-        file = output.open(rank, environ)
         try:
             process = subprocess.Popen(
                 end_with_this([*_SET_TASK_PID, *self._options.command], environ),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                # With one pipe for both, their lines keep their order.
-                stderr=subprocess.STDOUT if file else subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 start_new_session=True,  # a process group with all that the task starts
             )
         except OSError as error:
@@ -166,7 +163,7 @@ class _Step:
             ) from error
         self._processes.append(process)
         self._running.add(rank)
-        output.copy(rank, process, file)
+        output.copy(rank, process)
 
     def _set_timers(self, elapsed: float) -> None:
         """Plans the time limit, the signal before it, and what the user asks to simulate."""

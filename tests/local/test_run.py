@@ -103,16 +103,11 @@ def test_reserved_ports_are_free_ones() -> None:
     [
         ("--mem=5G -- true", "unrecognized arguments: --mem=5G"),
         ("--gpus a100:2 -- true", "'a100:2': expected a number from 0 to 4096"),
-        (
-            "--gpus=2 --gpus-per-task=1 -- true",
-            "--gpus-per-task: not allowed with argument -G/--gpus",
-        ),
         ("--fail-after=nan -- true", "--fail-after: 'nan': expected seconds, a number from 0 on"),
         ("-n 2", "no command"),
         ("-n 0 -- true", "'0': expected a number from 1 to 4096"),
         ("-- no-such-program", "'no-such-program' is not a program"),
         ("-t soon -- true", "--time 'soon': expected minutes, minutes:seconds"),
-        ("-o no/such/folder/%t -- true", "cannot write to 'no/such/folder/0' (No such file"),
     ],
 )
 def test_errors(words: str, message: str, capsys: Captured) -> None:

@@ -1,66 +1,14 @@
-"""The local launcher's output, in files and on the screen."""
+"""The local launcher's output."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
-from kinds import Strings
 from local_run import in_step, piped, run_script
 
-from slurm_resolver.local.output import file_name
-
-# The variables of rank 3 that replace the fields in the name of an output file.
-OF_A_TASK = {
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "7",
-    "SLURM_PROCID": "3",
-    "SLURM_NODEID": "0",
-    "SLURMD_NODENAME": "n9",
-    "SLURM_JOB_NAME": "na me",
-    "SLURM_JOB_USER": "ada",
-}
 # A task's output in these tests: a complete line on each stream, and an incomplete line.
 SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        ("rank-%t.log", "rank-3.log"),
-        ("%j.%s-%n-%N-%x-%u", "42.7-0-n9-na me-ada"),
-        ("100%%-%%t-%q-%", "100%-%t-%q-%"),
-    ],
-)
-def test_fields_of_file_names(pattern: str, name: str) -> None:
-    assert file_name(pattern, OF_A_TASK) == name
-
-
-def test_output_in_files(tmp_path: Path) -> None:
-    def written(options: str) -> dict[str, Strings]:
-        for path in tmp_path.iterdir():
-            path.unlink()
-        done = run_script(
-            f"-n2 {options}",
-            SPEAK,
-            status=0,
-            cwd=tmp_path,
-        )
-        assert (done.stdout, done.stderr) == ("", "")
-        # sorted, because two tasks write to a file in either order
-        return {
-            path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
-            for path in tmp_path.iterdir()
-        }
-
-    assert written("-o rank-%t.log") == {
-        f"rank-{rank}.log": ["", f"err {rank}", f"out {rank}", "tail"] for rank in (0, 1)
-    }
-    assert (tmp_path / "rank-0.log").read_text() == "out 0\nerr 0\ntail"
-    written("-l -o rank-%t.log")
-    assert (tmp_path / "rank-1.log").read_text().startswith("1: ")
-    assert written("-o none") == {}
 
 
 def test_output_on_the_screen() -> None:
@@ -103,7 +51,7 @@ def test_tensorflows_notes_are_left_out_unless_asked_for(level: str | None, show
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
     environ.update({"TF_CPP_MIN_LOG_LEVEL": level} if level else {})
     done = run_script(
-        "--no-label -n 2 -o 0",
+        "--no-label -n 1",
         f"echo $TF_CPP_MIN_LOG_LEVEL >&2; echo '{NOTES}E0000' >&2",
         status=0,
         env=environ,
