@@ -347,7 +347,8 @@ def of_callback(state: Action, rate: Any) -> Action:
 
 for _name, (_state, _rate) in CALLBACKS.items():
     PROGRAMS[f"callback_with_{_name}"] = of_callback(_state, _rate)
-TOLD.add("callback_with_list_of_objects")  # which are not there when the program starts again
+# Objects in a list are not there when the program starts again.
+TOLD |= {f"callback_with_{kind}" for kind in ("closure", "list_of_objects", "logger_and_number")}
 
 
 @told

@@ -63,10 +63,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     - the metrics of the epoch that was interrupted. If a signal comes during the validation, only
       the validation is repeated;
     - the state of the other callbacks, History among them: what `fit` has changed in their
-      attributes, and in the objects that these hold. It restores numbers, strings, NumPy arrays,
-      lists, tuples, sets, dicts, deques, variables, and generators of random numbers of Python and
-      NumPy. Objects must be made before training begins. Each worker gets the state of the first
-      one;
+      attributes. It restores numbers, strings, NumPy arrays, lists, tuples, sets, dicts, deques,
+      variables, generators of random numbers of Python and NumPy, and objects whose attributes are
+      plain values. Objects must be made before training begins. Each worker gets the state of the
+      first one;
     - the global generators of random numbers of Python, NumPy, Keras and TensorFlow.
 
     The batches come in the order of an uninterrupted run, if whatever shuffles has a seed. What was
@@ -370,7 +370,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._states is None:
             model = self.model
             optimizer = model.optimizer.variables if model.optimizer else []
-            self._states = CallbackStates(self._others, saved=[*model.variables, *optimizer])
+            layers = private_names.FLATTEN_LAYERS.of(model)()
+            saved = [*model.variables, *optimizer, *layers, model.optimizer]
+            self._states = CallbackStates(self._others, saved)
         self._states.apply(self._saved.get("callbacks", {}))
         self._exactness.tell(*self._states.problems())
 

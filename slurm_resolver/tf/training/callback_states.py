@@ -1,13 +1,11 @@
 """What the other callbacks of a fit have changed since it began.
 
-The state of a callback is that of its attributes, of theirs, and so on, by their paths::
+The state of a callback is that of its attributes, by their names::
 
-    steps            "", 7                          a plain value, see `fit_state`
-    recent           "deque", [0.5, 0.4]            the content of an object of a known class
-    best             "Best", ""                     an object of the program, or a function
-    best/loss        "", 0.4                        its attribute, or what the function has enclosed
-    file             "TextIOWrapper?", ""           remains as the program has made it
-    rates            "lost", "generator"            has a state that cannot be read
+    steps     "", 7                        a plain value, see `fit_state`
+    recent    "deque", [0.5, 0.4]          the content of an object of a known class
+    best      "Best", {"loss": 0.4}        an object of the program, whose attributes are plain
+    count     "function", "?…"             anything else: a digest, which tells if it has changed
 
 Reading it runs no code that the checkpoint names: the values are put into the objects that the
 program has made again.
@@ -17,8 +15,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import io
+import itertools
 import os
 import pickle
 import random
@@ -34,9 +32,11 @@ import tensorflow as tf
 from slurm_resolver.log import warn
 from slurm_resolver.tf.training.fit_state import pack, unpack
 
-State = dict[str, tuple[str, str]]  # of a callback; by path the kind, and the packed value
-_LOST = "lost"
-_OPEN = "?"  # ends the kind of what cannot be copied, or has such a part: a file, a lock
+Part = tuple[str, str]  # the class of an attribute, and its packed content or digest
+State = dict[str, Part]  # of a callback, by attribute
+# Begins a digest. Alone, it is that of a file, a lock, or an object that has one: the program makes
+# these again.
+_OPEN = "?"
 # Keras sets the first two in every callback. It derives the others, which belong together, from
 # a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
 _OF_KERAS = (
@@ -45,6 +45,9 @@ _OF_KERAS = (
     "monitor_op",
     "min_delta",
 )
+_WITH_VARIABLES = (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
+_COLLECTIONS = (list, set, dict)
+_numbers = itertools.count()
 
 
 def _refill(collection: Any, items: Any) -> None:
@@ -57,17 +60,37 @@ def _set_state(generator: Any, state: Any) -> None:
     generator.bit_generator.state = state
 
 
+def _set_values(owner: Any, values: Any) -> None:
+    for variable, value in zip(owner.variables, values):
+        variable.assign(value)
+
+
+def _set_attributes(owner: Any, values: Any) -> None:
+    for name, value in values.items():
+        _put(owner, name, "", value)
+
+
+def _attributes_of(value: Any) -> Any:
+    """Returns the attributes of an object that has no other state; raises an error for others."""
+    if value.__reduce_ex__(2)[2:] != (vars(value), None, None):
+        raise TypeError(type(value))
+    return vars(value)
+
+
 # How to read and to set the content of an object.
 _CONTENTS: dict[Any, Any] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (lambda generator: generator.bit_generator.state, _set_state),
-    tf.Variable: (lambda variable: variable.numpy(), lambda variable, to: variable.assign(to)),
-    keras.Variable: (lambda variable: variable.numpy(), lambda variable, to: variable.assign(to)),
-    collections.deque: (list, _refill),
-    list: (list, _refill),
+    (tf.Variable, keras.Variable): (
+        lambda variable: variable.numpy(),
+        lambda variable, to: variable.assign(to),
+    ),
+    _WITH_VARIABLES: (lambda owner: [one.numpy() for one in owner.variables], _set_values),
+    (collections.deque, list): (list, _refill),
     set: (set, _refill),
     dict: (dict, _refill),
+    object: (_attributes_of, _set_attributes),
 }
 
 
@@ -75,8 +98,7 @@ class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
     def __init__(self, callbacks: Iterable[Any], saved: Iterable[Any] = ()) -> None:
-        """`saved` are variables that are saved elsewhere."""
-        self._saved = set(map(id, saved))
+        """`saved` are variables, and what has them, that are saved elsewhere."""
         self._callbacks: dict[str, Any] = {}
         counts = collections.Counter[str]()
         for callback in callbacks:
@@ -85,6 +107,7 @@ class CallbackStates:
             # A progress bar belongs to its terminal.
             if not isinstance(callback, keras.callbacks.ProgbarLogger):
                 self._callbacks[f"{kind} {counts[kind]}"] = callback
+        self._saved = {id(one) for one in [*saved, *self._callbacks.values()]}
         self._before = {name: self._read(one) for name, one in self._callbacks.items()}
 
     def collect(self) -> dict[str, State]:
@@ -103,7 +126,8 @@ class CallbackStates:
         """Restores those callbacks that exist."""
         for name, callback in self._callbacks.items():
             try:
-                _restore(callback, "", states.get(name, {}))
+                for attribute, (kind, packed) in states.get(name, {}).items():
+                    _put(callback, attribute, kind, unpack(packed))
             except (AttributeError, LookupError, TypeError, ValueError) as error:
                 warn("the state of %s cannot be restored (%s): has it changed?", name[:-2], error)
 
@@ -112,10 +136,10 @@ class CallbackStates:
         for name, callback in self._callbacks.items():
             kind = type(callback).__name__
             _, lost = self._compare(name)
-            for path, what in [*lost.items()][:1]:
+            for attribute, what in lost[:1]:
                 yield (
-                    f"{kind}.{path.replace('/', '.')} has the state of a {what}, which cannot be "
-                    "saved: keep numbers, lists and dicts in attributes, or make it in __init__"
+                    f"{kind}.{attribute} has the state of a {what}, which cannot be saved: keep "
+                    "numbers, lists and dicts in attributes of the callback, from __init__ on"
                 )
             for value in vars(callback).values():
                 mode = str(getattr(value, "mode", ""))
@@ -126,120 +150,73 @@ class CallbackStates:
                         "as CSVLogger(path, append=True) does"
                     )
 
-    def _compare(self, name: str) -> tuple[State, dict[str, str]]:
+    def _compare(self, name: str) -> tuple[State, list[Part]]:
         """Returns what has changed in a callback, and the classes of what cannot be restored."""
-        before = self._before[name]
-        now = self._read(self._callbacks[name])
-        changed = {path: part for path, part in now.items() if before.get(path) != part}
-        lost = {}
-        late: list[str] = []  # what was made since, such as a writer, and is made again
-        for path, (kind, text) in now.items():
-            is_new = kind and before.get(path, ("", ""))[0] != kind
-            if path.startswith(tuple(late)) or (is_new and kind.endswith(_OPEN)):
-                late.append(f"{path}/")
-                changed.pop(path, None)
-            elif is_new or kind == _LOST:
-                lost[path] = text or kind.split()[0]
+        changed = {}
+        lost = []
+        for attribute, (kind, text) in self._read(self._callbacks[name]).items():
+            before = self._before[name].get(attribute, ("", ""))
+            if text == _OPEN or before == (kind, text):
+                continue
+            if text.startswith(_OPEN) or kind not in ("", before[0]):
+                lost.append((attribute, kind))
+            else:
+                changed[attribute] = (kind, text)
         return changed, lost
 
     def _read(self, callback: Any) -> State:
-        parts = _parts_of(callback)
         return {
-            path: part
-            for key, (value, _) in parts.items()
-            if key not in _OF_KERAS
-            for path, part in self._read_part(key, value, [callback])
+            name: _Reader(self._saved).part_of(value)
+            for name, value in vars(callback).items()
+            if name not in _OF_KERAS and id(value) not in self._saved
         }
 
-    def _read_part(self, path: str, value: Any, within: list[Any]) -> Iterator[Any]:
-        """Yields the paths, kinds and values of an object and of its parts."""
-        kind = type(value).__name__
-        if id(value) in self._saved or any(value is one for one in within):
-            return
-        content = _content_of(value)
-        parts = _parts_of(value)
-        packed = _packed(value)
-        if packed:
-            yield path, ("", packed)
-        elif content and _packed(content[0](value)):
-            yield path, (kind, _packed(content[0](value)))
-        elif parts:
-            # A list that grows has no objects yet at the new places when it is restored.
-            count = f" of {len(parts)}" if isinstance(value, (list, tuple, dict)) else ""
-            below = [
-                each
-                for key, (part, _) in parts.items()
-                for each in self._read_part(f"{path}/{key}", part, [*within, value])
-            ]
-            is_open = any(kind.endswith(_OPEN) for _, (kind, _) in below)
-            yield path, (kind + count + _OPEN * is_open, "")
-            yield from below
-        elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):
-            yield path, (_LOST, kind)
-        else:
-            yield path, (kind + _digest(value), "")
 
-
-def _packed(value: Any) -> str:
-    """Returns a plain value as text, "" for any other value."""
-    with contextlib.suppress(TypeError, RecursionError):
-        return pack(value)
-    return ""
-
-
-def _digest(value: Any) -> str:
-    """Returns what tells a value from one that has changed."""
-    with contextlib.suppress(Exception):  # whatever the value's own code raises
-        return f" {zlib.crc32(pickle.dumps(value))}"
-    return _OPEN
+def _put(owner: Any, name: str, kind: str, to: Any) -> None:
+    """Restores an attribute in place, as others may have the same object."""
+    value = vars(owner).get(name)
+    if kind or (isinstance(value, _COLLECTIONS) and type(value) is type(to)):
+        _content_of(value)[1](value, to)
+    else:
+        setattr(owner, name, to)
 
 
 def _content_of(value: Any) -> Any:
-    """Returns how to read and to set the content of an object of a known class, else None."""
-    return next((how for kind, how in _CONTENTS.items() if isinstance(value, kind)), None)
+    """Returns how to read and to set the content of an object."""
+    return next(how for kind, how in _CONTENTS.items() if isinstance(value, kind))
 
 
-def _parts_of(value: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns the parts of an object by their names, and how to set them."""
-    items: Iterable[tuple[Any, Any]] = ()
-    put = getattr(value, "__setitem__", None)
-    if isinstance(value, types.FunctionType):
-        cells = enumerate(value.__closure__ or ())
-        return {
-            str(at): (cell.cell_contents, functools.partial(setattr, cell, "cell_contents"))
-            for at, cell in cells
-        }
-    if isinstance(value, (keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)):
-        items = enumerate(value.variables)
-    elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    elif isinstance(value, dict):
-        items = value.items()
-    elif hasattr(value, "__dict__") and _is_its_attributes(value):
-        items = vars(value).items()
-        put = functools.partial(setattr, value)
-    return {str(key): (part, functools.partial(put, key) if put else None) for key, part in items}
+class _Reader(pickle.Pickler):
+    """Reads a value; `saved` are the ids of what is saved elsewhere."""
 
+    def __init__(self, saved: set[int]) -> None:
+        self._written = io.BytesIO()
+        super().__init__(self._written)
+        self._saved = saved
 
-def _is_its_attributes(value: Any) -> bool:
-    """Whether an object has no other state; a file has, and a Logger is copied in its own way."""
-    kind: Any = type(value)
-    with contextlib.suppress(Exception):  # of what cannot be copied
-        return kind.__reduce__ == object.__reduce__ and bool(value.__reduce_ex__(2))
-    return False
+    def part_of(self, value: Any) -> Part:
+        """Returns the class of a value, "" if it is plain, and its content or digest."""
+        kind = type(value).__name__
+        with contextlib.suppress(Exception):
+            return "", pack(value)
+        with contextlib.suppress(Exception):  # whatever the value's own code raises
+            return kind, pack(_content_of(value)[0](value))
+        with contextlib.suppress(Exception):  # of what cannot be copied
+            self.dump(value)
+            return kind, f"{_OPEN}{zlib.crc32(self._written.getvalue())}"
+        return kind, _OPEN
 
-
-def _restore(owner: Any, within: str, state: State) -> None:
-    """Restores the parts of an object, whose path is `within`."""
-    parts = _parts_of(owner)
-    names = {path[len(within) :].split("/")[0] for path in state if path.startswith(within)}
-    for name in names:
-        value, put = parts.get(name, (None, functools.partial(setattr, owner, name)))
-        kind, text = state.get(within + name, ("", ""))
-        content = _content_of(value)
-        if not text:
-            _restore(value, f"{within}{name}/", state)
-        elif content and (kind or type(unpack(text)) is type(value)):
-            content[1](value, unpack(text))
-        else:
-            put(unpack(text))
+    def persistent_id(self, value: Any) -> Any:
+        """Returns what tells an object from one that has changed; None: all that it has."""
+        if id(value) in self._saved:
+            return 0
+        if isinstance(value, type):
+            return value.__qualname__
+        if isinstance(value, types.FunctionType):
+            below = _Reader(self._saved | {id(value)})
+            return [below.part_of(cell.cell_contents) for cell in value.__closure__ or ()]
+        if isinstance(value, _WITH_VARIABLES):
+            return [one.numpy() for one in value.variables if id(one) not in self._saved]
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+            return next(_numbers)  # never the same, as its state cannot be read
+        return None
