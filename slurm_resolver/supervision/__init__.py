@@ -8,7 +8,6 @@ The words:
     suspect        a healthy node on which a step has failed; used if the others are too few
     spare node     a node of the job that the step does not need yet
     batch host     the node on which the batch file runs; a step on another node watches it
-    pause          the time in which no step of the training runs: its end, and a check of nodes
 
 The guarantees: a step is not started again after it was saved or cancelled, after a signal to the
 supervisor, if srun's options are refused, or when the job is about to end; nor, once no other node

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Callable
 
-from slurm_resolver import signals
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import Fields, JobRef
@@ -51,12 +49,14 @@ def watched(
     every: float,
     relay: SignalRelay,
 ) -> Iterator[None]:
-    """Has a node watch that of the batch file, every `every` seconds, 0 for never.
+    """Has another node watch that of the batch file, every `every` seconds, 0 for never.
 
     The last of the `healthy` nodes does it, as it may be a spare one. If its step ends, another one
-    starts. This step gets what is sent to all steps of the job, also while the training is paused:
-    `relay` records it. If `every` is 0, the step starts at the first pause.
+    starts.
     """
+    if not every:
+        yield
+        return
     closed = threading.Event()
     process: subprocess.Popen[str] | None = None
     words = ""
@@ -64,25 +64,17 @@ def watched(
     def watch() -> None:
         nonlocal process, words
         failed = 0
-        if not every:
-            relay.paused.wait()
         while not closed.is_set():
-            nodes = healthy()
-            others = [name for name in nodes if name != step.node_name]
-            candidates = others or nodes or [""]  # srun refuses the last one
-            # The node itself may be why the last step has ended.
-            node = candidates[-1 - failed % len(candidates)]
-            watches = every if others and step.node_name else 0
-            process = _start(node, watches, job_ref, requeue)
-            if closed.is_set():
-                process.terminate()
-            words = process.communicate()[1].strip()
-            number = process.returncode - 128  # as srun reports a task that a signal has ended
-            if number not in signals.PASSED_ON:
+            others = [name for name in healthy() if name != step.node_name]
+            if others:
+                # The node itself may be why the last step has ended.
+                node = others[-1 - failed % len(others)]
+                process = _start(node, every, job_ref, requeue)
+                if closed.is_set():
+                    process.terminate()
+                words = process.communicate()[1].strip()
                 failed += 1
-                closed.wait(_RETRY_SECONDS)
-            elif relay.paused.is_set():
-                relay.announced = signal.Signals(number)
+            closed.wait(_RETRY_SECONDS)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -91,13 +83,12 @@ def watched(
     finally:
         ended = process and process.poll() is not None
         closed.set()
-        relay.paused.set()  # ends a wait
         if process:
             process.terminate()
         thread.join(10.0)
         if process:
             process.kill()
-        if ended and words and not relay.final_signal:
+        if ended and words and not relay.received:
             say(f"the step that watches this node has ended: {words}")
 
 
@@ -130,8 +121,6 @@ def _start(node: str, every: float, job_ref: JobRef, requeue: bool) -> subproces
 
 def main(every: float, job_ref: JobRef, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
-    while not every:  # this step is there for signals only
-        signal.pause()
     slurm_job: Fields = {}
     while not _is_lost(slurm_job):
         time.sleep(every)

@@ -61,17 +61,13 @@ class SignalRelay:
 
     Attributes:
         received: the first signal that has come.
-        announced: one that all steps of the job got while the training was `paused`.
-        paused: whether the training does not run: its step has failed, or the nodes are checked.
         srun: the process that gets them.
     """
 
     received: signal.Signals | None = None
-    announced: signal.Signals | None = None
     srun: subprocess.Popen[bytes] | None = None
 
     def __init__(self) -> None:
-        self.paused = threading.Event()
         signals.handle(signals.PASSED_ON, self._pass_on)
 
     def _pass_on(self, number: int, frame: object) -> None:
@@ -80,15 +76,10 @@ class SignalRelay:
         if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
-    @property
-    def final_signal(self) -> signal.Signals | None:
-        """A signal after which the step is not started again."""
-        return self.received or self.announced
-
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
         until = time.monotonic() + seconds
-        while not self.final_signal and time.monotonic() < until:
+        while not self.received and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
 
@@ -272,7 +263,6 @@ def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> Ste
             output.feed(data)
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
-                relay.paused.set()
     ended.set()
     output.status = signals.shell_status(process.returncode)
     return output

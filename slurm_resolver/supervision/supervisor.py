@@ -152,7 +152,6 @@ class Supervisor:
                     requeue=True,
                 )
             if to_check:
-                self._relay.paused.set()
                 output = self._run_on(chosen, [options.command[0], *_CHECK])
                 if output.status and not output.bad:
                     say(f"the check of the nodes has failed: {output.failure().text}")
@@ -168,11 +167,9 @@ class Supervisor:
                     )
                 elif self._suspects:
                     say(now)
-                self._relay.paused.clear()
                 output = self._run_on(chosen, options.command)
                 if output.status == 0:
                     return
-                self._relay.paused.set()
                 failures.append(output.failure())
                 self._check_failure(spare=len(self._states) > len(chosen))
                 self._relay.wait(options.pause)
@@ -234,8 +231,6 @@ class Supervisor:
                         self._options.least_time,
                         time.time(),
                     )
-                if relay.announced:  # the last checkpoint is all that a requeue needs
-                    raise NoRestartError(f"received {relay.announced.name}", requeue=True)
                 states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
                 # of a controller that has just started
                 if any(state.startswith("UNKNOWN") for state in states.values()):
@@ -249,10 +244,6 @@ class Supervisor:
                 if self._states.get(own) == LOST:
                     raise NoRestartError(f"the job has lost {own}, this node", requeue=True)
                 return
-            except NoRestartError as stop:
-                if stop.requeue or not relay.announced or time.monotonic() > until:
-                    raise
-                time.sleep(_POLL_SECONDS)  # the signal that ends the job comes here later
             except OSError as error:
                 self._unanswered = True
                 if time.monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
@@ -267,7 +258,7 @@ class Supervisor:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
         begun = time.monotonic()
-        while relay.srun and not relay.final_signal and end_held_steps(self._step, relay.srun.pid):
+        while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
             waited = time.monotonic() - begun
             if waited > _HELD_SECONDS_AFTER_OUTAGE or (
                 waited > _HELD_SECONDS and not self._had_outage()

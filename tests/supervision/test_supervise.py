@@ -131,28 +131,6 @@ def test_the_step_that_watches_comes_back(folder: Path) -> None:
     assert supervise(folder, "--watch 9") == (0, [])
 
 
-@pytest.mark.parametrize("watch", ["--watch 0", "--watch 9"])
-def test_a_signal_to_all_steps_in_the_pause_is_the_last(folder: Path, watch: str) -> None:
-    (folder / "srun.do").write_text(
-        'case "$*" in *batch-host*) until [ -e paused ]; do sleep 0.1; done; exit 138 ;; esac\n'
-        "echo 'srun: error: n2: task 1: Killed' >&2; sleep 0.5; touch paused; exit 137\n"
-    )
-    status, said = supervise(folder, f"--requeue --pause 600 {watch}")
-    assert (status, len(calls(folder))) == (75, 1)
-    assert said[0].startswith("not started again: received SIGUSR1; exit status 75 asks")
-
-
-def test_a_signal_that_ends_the_job_comes_after_that_to_the_steps(folder: Path) -> None:
-    (folder / "srun.do").write_text(
-        'case "$*" in *batch-host*) until [ -e paused ]; do sleep 0.1; done; exit 143 ;; esac\n'
-        "echo 'srun: error: n2: task 1: Killed' >&2; sleep 0.5\n"
-        "sed -i s/=RUNNING/=COMPLETING/ job; touch paused\n"
-        "(sleep 3; kill -TERM $PPID) </dev/null >/dev/null 2>&1 & exit 137\n"
-    )
-    _, said = supervise(folder, "--pause 600 --watch 9")
-    assert said[0] == "not started again: received SIGTERM"
-
-
 def test_the_step_is_not_started_again_by_a_node_that_the_job_has_lost(folder: Path) -> None:
     (folder / "srun.do").write_text(
         f"{LOOKS}sed -i 's/NodeList=.*/NodeList=n[2-3]/' job; sed -i 1,2d node; exit 3\n"

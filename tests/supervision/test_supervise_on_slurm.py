@@ -133,18 +133,6 @@ CASES = {
         "FAILED 75:0",
         "exec SUPERVISE -- srun --label bash task",
     ),
-    "a signal to all steps in the pause": Case(
-        2,
-        "--nodes 2 --pause 600 --requeue --watch 30",
-        KILLED,
-        (
-            "not started again: received SIGUSR1; exit status 75 asks .*",
-            "first failure: rank 3 on B .*",
-        ),
-        ("AB",),
-        f"touch go; {PAUSED}; scancel --signal=USR1 JOB",
-        "FAILED 75:0",
-    ),
     # Nobody can end this step for Slurm before the job ends.
     "a slurmstepd is killed": Case(
         3,
