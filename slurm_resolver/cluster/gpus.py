@@ -8,7 +8,6 @@ measured on live clusters.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
@@ -61,7 +60,6 @@ class NodeGpus(NamedTuple):
         step: the variables of this task.
         local_rank: the task's local rank on its node.
         users: the local ranks, ascending, of the tasks on this node that use GPUs.
-        most_users: the largest number of tasks that use GPUs on any node of the step.
         options: `gpus_per_node` and `gpus_per_task`, as in TensorFlow's resolver; the i-th task
             that uses GPUs gets the i-th slice of `gpus_per_task` devices.
     """
@@ -69,7 +67,6 @@ class NodeGpus(NamedTuple):
     step: SlurmStep
     local_rank: int
     users: Sequence[int]
-    most_users: int
     options: ClusterOptions
 
     @property
@@ -105,16 +102,11 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
     jobs = jobs_with_gpus(roles, options)
     without = set(ranks_of(roles, roles.keys() - jobs))  # in a large step these are few
     ranks = layout.ranks_on(layout.node_of[rank])
-    most_users = 1
-    if options.gives_gpu_counts:
-        users_on = Counter(layout.node_of[user] for user in ranks_of(roles, jobs))
-        most_users = max(users_on.values(), default=1)
     return gpus_on_node(
         NodeGpus(
             step=step,
             local_rank=layout.local_rank_of[rank],
             users=[local_rank for local_rank, other in enumerate(ranks) if other not in without],
-            most_users=most_users,
             options=options,
         )
     )
@@ -299,24 +291,24 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     per_node = whole_number(options.gpus_per_node)
     per_task = whole_number(options.gpus_per_task)
     are_counts = (per_node, per_task) == (options.gpus_per_node, options.gpus_per_task)
-    most = node.most_users
+    users = len(node.users)
     shown = visible.devices or ()
     granted = node.step.gpus_on_node
     if per_node is None:
         per_node = max(len(shown), granted or 0)
     if per_task is None:
-        per_task = per_node // most
+        per_task = per_node // users
     is_bound = 0 < len(shown) < per_node
     if (
         not are_counts
         or (granted is not None and per_node > granted)
-        or per_task * most > per_node
+        or per_task * users > per_node
         or (is_bound and len(shown) != per_task)
     ):
         raise GpuError(
             f"gpus_per_node={options.gpus_per_node!r} and gpus_per_task={options.gpus_per_task!r} "
-            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and up "
-            f"to {most} tasks of a node use GPUs. Give whole numbers, ask Slurm for more (srun "
+            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and "
+            f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
             "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "
             "granted."
         )

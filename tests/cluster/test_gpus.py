@@ -41,7 +41,7 @@ def on_node(
     """Returns the GPUs of a task on a node with this many tasks, of which `users` use GPUs."""
     per_node, per_task = (*explicit, None, None)[:2]
     options = ClusterOptions(gpus_per_node=per_node, gpus_per_task=per_task)
-    return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), tasks, options))
+    return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), options))
 
 
 def decide(
@@ -165,7 +165,7 @@ def test_explicit_counts_as_tensorflow(
             None,
             (2, 2),
             None,
-            "gpus_per_node=2 and gpus_per_task=2 do not fit: .* up to 2 tasks",
+            "gpus_per_node=2 and gpus_per_task=2 do not fit: .* 2 tasks of this",
         ),
         ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES shows 2"),
         ("0,1", (8, 4), 2, "gpus_per_node=8 .* do not fit: SLURM_GPUS_ON_NODE=2"),
