@@ -16,20 +16,17 @@ A service that cannot start, as it may not open enough files, says so to each ta
 before its process ends: the others would wait for it.
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
-messages. It waits for the grace for tasks whose nodes have not got them, or that are about to
-return; and for 3 s for the others, whose processes may be stopped.
+messages. It waits for them for the grace.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import math
 import os
 import resource
 import secrets
 import socket
-import termios
 import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
@@ -58,7 +55,6 @@ from slurm_resolver.errors import RendezvousError
 
 _TELL_SECONDS = 30.0  # for the tasks to learn, at the end of this process, that it cannot serve
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
-_CLOSE_SECONDS = 3.0  # for a process to close its connection as the service ends
 # Linux takes a whole answer at once: this task may then hold the interpreter, and block the
 # service.
 _SEND_BYTES = 1 << 20
@@ -171,10 +167,7 @@ class Service:
         self._is_closing = True
         self.send(None, {"closing": True})
         begin = monotonic()
-        while monotonic() < begin + self.address.grace:
-            is_patient = monotonic() < begin + _CLOSE_SECONDS
-            if not any(is_patient or _is_behind(link) for link in self._links.values()):
-                break
+        while self._links and monotonic() < begin + self.address.grace:
             await asyncio.sleep(_TICK_SECONDS / 25)
         server.close()
         await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
@@ -379,15 +372,6 @@ class Service:
         self._monitor.ended(process)
         if not failure and process.role == "program":
             self._departed.append(process.rank)
-
-
-def _is_behind(link: _Link) -> bool:
-    """Whether a process is about to return, or its node has not acknowledged all messages."""
-    if not link.writer or link.writer.is_closing():
-        return True
-    # tcp(7) calls this SIOCOUTQ.
-    left = fcntl.ioctl(link.writer.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
-    return any(left)
 
 
 def _allow_connections(address: ServiceAddress) -> None:
