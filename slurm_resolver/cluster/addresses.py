@@ -62,24 +62,17 @@ def find_hosts(
         return hosts
     # A node may resolve its own name only.
     asked = next((node for node in nodes if node != step.node_name), nodes[0])
-    problem = ""
     try:
         socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
-        if "." not in asked:
-            number = socket.inet_ntoa(socket.inet_aton(asked))
-            problem = f"is a number to libc, which takes it for the address {number}"
     except socket.gaierror as error:
-        problem = f"does not resolve here ({error})"
-    except OSError:  # no number
-        pass
-    if not problem:
-        return hosts
-    if len(nodes) == 1:
-        return {asked: "127.0.0.1"}
-    raise AddressError(
-        f"the name of node {asked} {problem}. Pass node_address='slurm' to use Slurm's addresses, "
-        "or a function or suffix that gives the name of another interface."
-    )
+        if len(nodes) == 1:
+            return {asked: "127.0.0.1"}
+        raise AddressError(
+            f"the name of node {asked} does not resolve here ({error}). Pass node_address='slurm' "
+            "to use Slurm's addresses, or a function or suffix that gives the name of another "
+            "interface."
+        ) from error
+    return hosts
 
 
 def _host_for(node: str, node_address: NodeAddress) -> str:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 
 from slurm_resolver.errors import JobsError
-from slurm_resolver.log import warn_once
 from slurm_resolver.whole_number import whole_number
 from slurm_resolver.wording import counted
 
@@ -66,14 +65,5 @@ def job_counts(
             raise JobsError(
                 f"{given}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
                 "Make the others workers."
-            )
-    for name in sorted(counts.keys() - set(JOB_NAMES)):
-        from difflib import get_close_matches  # few programs have a job with a name of their own
-
-        # By difflib's ratio "wroker" (0.83) is meant, and "gpu_worker" (0.75) is not.
-        for meant in get_close_matches(name.lower(), JOB_NAMES, n=1, cutoff=0.78):
-            warn_once(
-                f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not "
-                f"know it. Write {meant!r} if that is what you mean"
             )
     return {name: count for name, count in counts.items() if count}

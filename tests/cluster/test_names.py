@@ -11,8 +11,6 @@ import pytest
 from captured import Patch
 from kinds import Strings
 from slurm_cluster import SlurmCluster
-from slurm_conf import Node
-from slurm_fixture import slurm_of
 from task_accounts import TASK, accounts, assert_right
 from task_variables import TASK as VARIABLES
 
@@ -80,19 +78,12 @@ def test_names_that_do_not_resolve_are_named_with_the_remedy(
         assert "node_address='slurm'" in line["error"]
 
 
-numbered = slurm_of([Node("0012"), Node("0013")])
 CHECK = f"{sys.executable} -m slurm_resolver check --timeout 10"
 # How each node gets the addresses of another network, or of another node before those of its name.
 ELSEWHERE = {
     "10.99.0.1": "sed 's/10.77.0/10.99.0/' /etc/hosts",
     "10.77.0.3": "awk '/ n[89]$/ { print \"10.77.0.3\", $2 } { print }' /etc/hosts",
 }
-
-
-@pytest.mark.newest
-def test_names_that_libc_takes_for_numbers(numbered: SlurmCluster) -> None:
-    done = numbered.run(f"srun -N2 -n2 {CHECK} || srun -N2 -n2 {CHECK} --node-address slurm")
-    assert "node 0013 is a number to libc, which takes it for the address 0.0.0.11" in done.stderr
 
 
 @pytest.mark.newest

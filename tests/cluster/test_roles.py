@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from assigned_roles import assign, layout_of, play
-from captured import Logged
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Counts, Fields
@@ -97,31 +96,6 @@ def test_placement(
     layout = layout_of(counts, distribution)
     assert play(layout, jobs) == spread
     assert play(layout, jobs, placement="rank") == (rank or spread)
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("wroker", "worker"),
-        ("workers", "worker"),
-        ("cheif", "chief"),
-        ("gpu_worker", None),
-        ("master", None),
-        ("broker", None),
-        ("actor", None),
-        ("learner", None),
-        ("replay", None),
-        ("p", None),
-    ],
-)
-def test_names_that_look_misspelt_are_warned_of(
-    name: str, meant: str | None, caplog: Logged
-) -> None:
-    for _ in range(2):  # warned of once
-        roles = assign(layout_of([2, 2]), {name: -1})
-        assert {job: len(ranks) for job, ranks in roles.items()} == {name: 4}
-    told = [f"job '{name}' is not '{meant}'"] if meant else []
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == told
 
 
 @pytest.mark.parametrize(
