@@ -27,7 +27,7 @@ PARTS = {
     "tfrecord:keras": "JPEG images in TFRecord files",
     "arrays:keras": "arrays",
     "arrays:mean": "arrays, own train_step: a mean",
-    "arrays:comparing": "arrays, own train_step that compares rows",
+    "arrays:comparing": "arrays, own contrastive train_step",
     "sleep:keras": "rows that sleep",
 }
 MANY = 8  # so many workers train only on rows that sleep, which need no CPU
