@@ -146,6 +146,8 @@ class ModelStep:
     def _make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
         self._made += 1
+        if tf.executing_eagerly():
+            return make(**given)
         arguments = {name: given[name] for name in _OF_VARIABLES if name in given}
         if tf.is_symbolic_tensor(given["initial_value"]):
             arguments["initial_value"] = tf.get_static_value(given["initial_value"])
