@@ -23,7 +23,9 @@ SECONDS = 1500
 WHOLE = {
     "data_ragged",
     "data_sparse_inputs",
+    "data_sparse_widths",
     "step_eagerly",
+    "step_of_functions_that_run_eagerly",
 }
 
 

@@ -94,6 +94,11 @@ def compute_step(strategy: Any, planned: PlannedStep, batch: Any, comparison: Co
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
 
+def compare_step(comparison: Comparison, batch: Any) -> None:
+    """Compares the workers in a step that they compute without a collective."""
+    _AddUp(comparison, batch, replica_number())([])
+
+
 class _AddUp:
     """Adds up vectors over all replicas, and compares the workers in the first sum of a step."""
 

@@ -16,6 +16,7 @@ of batch, these come one after another:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -33,7 +34,7 @@ from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import ModelStep, PlannedStep, as_tensor
-from slurm_resolver.tf.keras.replica_step import compute_step, type_of_batch
+from slurm_resolver.tf.keras.replica_step import compare_step, compute_step, type_of_batch
 from slurm_resolver.tf.keras.replicas import run_in_replicas
 from slurm_resolver.tf.keras.sharing import Share, share, without_optionals
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -181,10 +182,12 @@ class StepFunction:
 
     def _run_eagerly(self, batch: Any) -> Any:
         """Returns the result of a step that computes all rows in each worker, as one process."""
-        if isinstance(batch, Share):
+        if self._strategy.sharing.replicas > 1:
             self._check_whole(batch, "it runs eagerly")
-            batch = batch.batch
-        return self._step.run_eagerly(without_optionals(self._of_first_replica(batch)))
+        compare = functools.partial(compare_step, self._comparison)
+        run_in_replicas(self._strategy, compare, batch)
+        whole = batch.batch if isinstance(batch, Share) else batch
+        return self._step.run_eagerly(without_optionals(self._of_first_replica(whole)))
 
     def _of_first_replica(self, batch: Any) -> Any:
         """Returns what the first replica of this worker gets of a batch."""

@@ -163,6 +163,15 @@ RUNS: Fields = {
 add_each("step", _run, RUNS)
 
 
+@program("step")
+def of_functions_that_run_eagerly(strategy: Any) -> Outcome:
+    tf.config.run_functions_eagerly(True)
+    try:
+        return fitted(build(strategy, lambda: layers.Dropout(0.5)), data())
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 @program("step", differs="normalizes each row by the other rows of its batch")
 def lower_batch_normalization(strategy: Any) -> Outcome:
     return fitted(build(strategy, layers.BatchNormalization, kind=Lower), data())
