@@ -12,7 +12,6 @@ from slurm_resolver.cli.options import (
     add_tasks_per_node,
     command_of,
     number_type,
-    numbers_by_name,
     values_of,
 )
 from slurm_resolver.sbatch.script import batch_file
@@ -40,14 +39,11 @@ def add_arguments(add: OptionAdder) -> None:
     add("-c --cpus-per-task N", "CPUs of each task", type=number)
     add("--gpus-per-node [TYPE:]N", "GPUs of each node, divided among its tasks")
     add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
-    add_jobs = OptionAdder(add.parser.add_mutually_exclusive_group())
-    add_jobs(
+    add(
         "--ps N",
         "one chief, N parameter servers, the rest workers (default: all are workers)",
-        dest="jobs",
-        type=lambda text: {"chief": 1, "ps": number(text), "worker": -1},
+        type=number,
     )
-    add_jobs("--jobs JOB=N,…", "tasks of each job; one may be -1: the rest", type=numbers_by_name)
     add(
         "--restarts N",
         "restart the step on healthy nodes after a task or a node has failed, at most N times",

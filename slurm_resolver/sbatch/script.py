@@ -23,14 +23,12 @@ def batch_file(settings: BatchSettings) -> str:
 
     Raises:
         LaunchError: for a value that sbatch or srun would refuse, or read as something else.
-        JobsError: where the jobs do not fit the tasks.
     """
     if settings.requeue and settings.signal is None:
         settings = settings._replace(signal=DEFAULT_SIGNAL)
     check_settings(settings)
-    jobs = settings.jobs or {}
     # The batch file gets the signal and requeues the job, as parameter servers do not.
-    by_script = settings.requeue and bool(jobs.get("ps"))
+    by_script = settings.requeue and settings.ps is not None
     by_tasks = settings.requeue and not by_script
     seconds = seconds_after_signal(settings)
     spare = settings.spare_nodes or 0
@@ -63,9 +61,7 @@ def batch_file(settings: BatchSettings) -> str:
         "all_nodes": settings.nodes + spare,
         "several": settings.nodes * settings.tasks_per_node > 1,
         "plane": settings.nodes > 1,
-        # With spare nodes the checks have more tasks than the training.
-        "fit": jobs and (-1 in jobs.values() or not spare),
-        "counts": ",".join(f"{name}={number}" for name, number in jobs.items()),
+        "counts": f"chief=1,ps={settings.ps},worker=-1",
         "run": run,
     }
     text = ""
@@ -153,7 +149,7 @@ may_fail|# supervise: continues without a node that is dead already.
 may_fail|slurm-resolver supervise --restarts <may_fail> --watch 0 \\
 may_fail|    --nodes <all_nodes> --min-nodes <least> --ntasks-per-node <each> -- \\
 check  |<may_fail:    >"${step[@]}" --kill-on-bad-exit=1 \\
-check  |    slurm-resolver check --timeout 120<fit: --jobs <counts>><script: || end_job "$?">
+check  |    slurm-resolver check --timeout 120<ps: --jobs <counts>><script: || end_job "$?">
        |
 at_once|# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.
 script |# In the background, because bash handles a signal at once only while it waits.
@@ -166,8 +162,8 @@ tasks  |# --kill-on-bad-exit=1 would end the other tasks while they save, and tu
 tasks  |# 143. --wait ends them <seconds> s after the first task has ended, whatever its status is.
 again  |# supervise: starts the step again, on nodes that are healthy, when a task or a node
 again  |# has failed, and says why. If a task has failed, it ends the others.
-counts |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
-counts |#   SlurmClusterResolver(<jobs>)
+ps     |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
+ps     |#   SlurmClusterResolver({'chief': 1, 'ps': <ps>, 'worker': -1})
 quotes |# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
 again  |quiet slurm-resolver supervise --restarts <again><requeue: --requeue --least-time <left>> \\
 again  |    --nodes <nodes><min_nodes: --min-nodes <min_nodes>> --ntasks-per-node <each> -- \\

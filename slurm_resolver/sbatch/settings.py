@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 from slurm_resolver.wording import counted
@@ -25,7 +24,7 @@ class BatchSettings(NamedTuple):
     """The settings of a batch file; the names are those of sbatch's options.
 
     Attributes:
-        jobs: counts by job name, as for `resolve`; None for workers only.
+        ps: the number of parameter servers, beside one chief; None for workers only.
         restarts: how often `supervise` restarts the step in its allocation; None for a plain srun.
         spare_nodes: the number of nodes beside `nodes`, for restarts.
         min_nodes: with how many nodes a restart may continue; None for `nodes`.
@@ -38,7 +37,7 @@ class BatchSettings(NamedTuple):
     tasks_per_node: int = 1
     cpus_per_task: int | None = None
     gpus_per_node: str | None = None
-    jobs: JobCounts | None = None
+    ps: int | None = None
     time: str = DEFAULT_TIME
     restarts: int | None = None
     spare_nodes: int | None = None
@@ -49,7 +48,7 @@ class BatchSettings(NamedTuple):
 
 
 def check_settings(settings: BatchSettings) -> None:
-    """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
+    """Raises LaunchError for a value that is not valid."""
     if settings.signal and parse_signal(settings.signal)[0].name[3:] not in _CAUGHT:
         raise LaunchError(
             f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
@@ -72,23 +71,15 @@ def check_settings(settings: BatchSettings) -> None:
         )
     if settings.restarts is None and (settings.spare_nodes or settings.min_nodes):
         raise LaunchError("--spare-nodes and --min-nodes: expected --restarts as well.")
-    _check_jobs(settings, settings.nodes)
-    if settings.min_nodes is not None:
-        if settings.min_nodes > settings.nodes:
-            raise LaunchError(
-                f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}."
-            )
-        _check_jobs(settings, settings.min_nodes)
-
-
-def _check_jobs(settings: BatchSettings, nodes: int) -> None:
-    tasks = nodes * settings.tasks_per_node
-    place = f"{counted(nodes, 'node')}, {counted(settings.tasks_per_node, 'task')} per node"
-    counts = job_counts(settings.jobs, tasks, f"the step ({place}: --nodes, --tasks-per-node) has")
-    if counts.keys() <= {"chief", "ps", "evaluator"}:
+    least = settings.min_nodes or settings.nodes
+    if least > settings.nodes:
+        raise LaunchError(f"--min-nodes {least}: expected at most --nodes {settings.nodes}.")
+    tasks = least * settings.tasks_per_node
+    if settings.ps and tasks < settings.ps + 2:
         raise LaunchError(
-            f"jobs={settings.jobs!r} leave no task of the step ({place}) for a worker: give the "
-            "others fewer tasks, or raise --nodes or --tasks-per-node."
+            f"--ps {settings.ps}: with the chief and a worker, these need {settings.ps + 2} tasks "
+            f"or more, but {counted(least, 'node')} have {tasks}: raise --nodes, --min-nodes or "
+            "--tasks-per-node."
         )
 
 

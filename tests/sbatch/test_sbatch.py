@@ -37,7 +37,7 @@ set -eo pipefail
 
 set -u
 """,
-    "-N 2 --requeue --jobs chief=1,worker=-1": """\
+    "-N 2 --requeue": """\
 status=0
 quiet "${step[@]}" --kill-on-bad-exit=0 --wait=120 \\
     python train.py "$@" || status=$?
@@ -63,13 +63,6 @@ end_job "$status"
 """,
     "-N 1": "step=(srun --label)\n",
     "-N 4 --tasks-per-node 4": "step=(srun --label --distribution=plane=4)\n",
-    # counts without -1 apply only to the training, which has fewer tasks than the checks
-    "-N 2 --restarts 1 --spare-nodes 1 --jobs ps=1,worker=-1": (
-        "    slurm-resolver check --timeout 120 --jobs ps=1,worker=-1\n"
-    ),
-    "-N 2 --restarts 1 --spare-nodes 1 --jobs ps=1,worker=1": (
-        "    slurm-resolver check --timeout 120\n"
-    ),
     "-N 4 --tasks-per-node 2 --restarts 3 --spare-nodes 2": (
         "#SBATCH --no-kill\n#SBATCH --nodes=6\n"
     ),
@@ -133,12 +126,10 @@ REFUSED = {
     "--time soon": "--time 'soon': expected minutes",
     "--partition gpu": "unrecognized arguments: --partition",
     "--ps 0": "argument --ps: '0': expected a number from 1",
-    "--ps 1 --jobs ps=1,worker=-1": "--jobs: not allowed with argument --ps",
-    "--ps 3 --nodes 4": "leave no task of the step (4 nodes, 1 task per node) for a worker",
-    "--ps 2 --nodes 1": "need 3 tasks or more, but the step (1 node, 1 task per node: ",
+    "--ps 3 --nodes 4": "--ps 3: with the chief and a worker, these need 5 tasks or more, but 4 n",
     "--spare-nodes 1": "--spare-nodes and --min-nodes: expected --restarts as well",
     "--restarts 1 --nodes 2 --min-nodes 3": "--min-nodes 3: expected at most --nodes 2",
-    "--restarts 1 -N 3 --min-nodes 2 --jobs ps=1,worker=2": "need 3 tasks, but the step (2 nodes, ",
+    "--restarts 1 -N 3 --min-nodes 2 --ps 1": "need 3 tasks or more, but 2 nodes have 2",
 }
 
 

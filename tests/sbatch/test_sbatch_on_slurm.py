@@ -25,7 +25,6 @@ OPTION_SETS = {
     "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 0-1 -c 2 --gpus-per-node 2",
     "parameter servers, requeued": "-N 3 --ps 1 --requeue --signal SIGHUP@70",
     "requeued": "--nodes 2 --requeue --signal TERM@60",
-    "jobs, requeued": "--no-check --requeue --tasks-per-node 2 --jobs ps=1,worker=1",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1",
 }
