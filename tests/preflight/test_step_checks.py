@@ -124,7 +124,6 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
 
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
 # Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
-ALONE = "6, each used by one task; gradients use NCCL"
 
 
 @pytest.mark.newest
@@ -139,7 +138,7 @@ def test_a_gpu_that_is_lost(real_slurm: SlurmCluster, on_n9: int) -> None:
         },
     )["gpus"]
     if on_n9 == 2:
-        assert (gpus["status"], gpus["detail"]) == ("ok", ALONE)
+        assert (gpus["status"], gpus["detail"]) == ("ok", "gradients use NCCL")
     else:
         lost = "worker 1 (rank 1 on n9): the driver does not know 1 of the GPUs that Slurm shows: "
         assert (gpus["status"], gpus["detail"][: len(lost)]) == ("warning", lost)
