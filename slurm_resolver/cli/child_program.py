@@ -68,7 +68,7 @@ def run_child(
     member = Member(connect(cluster.service, cluster.name_of), announced, end_program)
     Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
     # The program inherits this process's open files, such as pipes of Slurm.
-    program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
+    program = subprocess.Popen(end_with_this(command), env=environ, close_fds=False)
     signals.handle(signals.PASSED_ON, lambda number, _: program.send_signal(number))
     status = program.wait()
     has_ended.set()

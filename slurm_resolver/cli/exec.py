@@ -100,6 +100,7 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Replaces this process by the program, or runs it."""
     command = command_of(args)
+    check_startable(command)  # before the tasks meet: the others would wait for this one
     # The program may connect to the other tasks as well.
     options = cluster_options(args)._replace(starts_program=True)
     if args.wait is not None:
@@ -108,8 +109,6 @@ def main(args: Namespace) -> int:
     if args.wait is not None and cluster.tasks:
         from slurm_resolver.start.ready import wait_until_ready
 
-        # Checked before the others start, because they would wait for this task.
-        check_startable(command)
         wait_until_ready(cluster, options.meeting_seconds)
     environ = {**os.environ}
     contracts = args.env or ["tensorflow"]
@@ -139,7 +138,7 @@ def main(args: Namespace) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe
         leave_all(f"its program cannot be started: {error.strerror}")
         raise LaunchError(
-            f"{command[0]!r} is not a program that can be started here ({error.strerror}). "
+            f"{command[0]!r} cannot be started ({error.strerror}). "
             "'Argument list too long' means more than Linux passes to a program: 128 KiB in an "
             "argument or variable, and a quarter of `ulimit -s` together. Then start fewer tasks, "
             "or use slurm_resolver.resolve() in the program."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from argparse import BooleanOptionalAction, Namespace
-from contextlib import suppress
 
 from slurm_resolver.cli.options import (
     OptionAdder,
@@ -15,7 +14,6 @@ from slurm_resolver.cli.options import (
     seconds,
     values_of,
 )
-from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.local import IMITATED_SLURM
 
 DESCRIPTION = f"""\
@@ -91,29 +89,15 @@ def main(args: Namespace) -> int:
     from slurm_resolver.local import RunOptions
     from slurm_resolver.local.environment import gpu_variables
     from slurm_resolver.local.job import run_job
-    from slurm_resolver.local.output import print_line
-    from slurm_resolver.slurm.step_variables import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
     values = values_of(args, RunOptions)
     values["command"] = command = command_of(args)
     check_startable(command)
-    tasks = args.num_tasks
-    limit = None if args.time is None else parse_time(args.time)
-    limit_signal = None if args.signal is None else parse_signal(args.signal)
     options = RunOptions(
         **values,
         gpu_variables=gpu_variables(args.gpus, os.environ),
-        time_limit=limit,
-        limit_signal=limit_signal,
+        time_limit=args.time and parse_time(args.time),
+        limit_signal=args.signal and parse_signal(args.signal),
     )
-    with suppress(SlurmResolverError):  # only the advice needs the variables
-        step = SlurmStep.read()
-        steps = step.num_tasks or 1
-        if step.where == "step" and step.rank == 0 and steps > 1:
-            print_line(
-                f"each of the {steps} tasks of step {step.name} runs this command: these are "
-                f"{steps} separate trainings. For one training, start the program itself: "
-                f"srun -n {steps * tasks} …"
-            )
     return asyncio.run(run_job(options))

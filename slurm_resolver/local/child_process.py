@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import sys
 from collections.abc import Sequence
-
-from slurm_resolver.local import Variables
 
 # It runs in the place of a function between fork and exec (`preexec_fn`), which is not safe in a
 # process that has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored.
@@ -22,12 +18,6 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def end_with_this(command: Sequence[str], environ: Variables) -> list[str]:
-    """Returns the command for a program that the kernel kills when this process ends.
-
-    Raises:
-        OSError: where the PATH of `environ` has no such program.
-    """
-    if not shutil.which(command[0], path=environ.get("PATH")):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+def end_with_this(command: Sequence[str]) -> list[str]:
+    """Returns the command for a program that the kernel kills when this process ends."""
     return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command]

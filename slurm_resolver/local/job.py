@@ -149,7 +149,7 @@ class _Step:
             environ[VARIABLE] = self._reports.name
         try:
             process = subprocess.Popen(
-                end_with_this([*_SET_TASK_PID, *self._options.command], environ),
+                end_with_this([*_SET_TASK_PID, *self._options.command]),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
