@@ -8,7 +8,6 @@ import pytest
 from local_run import captured
 
 import slurm_resolver
-from slurm_resolver import errors
 
 WITHOUT_TENSORFLOW = """
 import sys
@@ -44,18 +43,6 @@ def test_without_tensorflow_what_needs_it_is_missing_and_says_how_to_get_it() ->
         assert name in error
         assert "TensorFlow" in error
         assert "pip install 'tensorflow[and-cuda]>=2.15'" in error
-
-
-def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
-    classes = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
-    }
-    assert classes <= set(slurm_resolver.__all__)
-    for name in classes:
-        assert f" {name} " in f" {errors.__doc__} ".replace("\n", " ")
-        assert issubclass(getattr(errors, name), errors.SlurmResolverError)
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -13,7 +13,7 @@ import sys
 import pytest
 from captured import Captured
 from folders import ROOT
-from kinds import Strings, Texts
+from kinds import Strings
 from local_run import COMMAND, captured, exit_status, refused
 from task_variables import TASK
 
@@ -105,14 +105,6 @@ LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")
 LONG = ["sbatch", "--", *map(str, range(20_000))]  # much more than a buffer
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"PYTHONUNBUFFERED": "1"},
-        {},
-    ],
-    ids=["unbuffered", "buffered"],
-)
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize(
     ("words", "status"),
@@ -129,12 +121,11 @@ LONG = ["sbatch", "--", *map(str, range(20_000))]  # much more than a buffer
     ],
 )
 def test_output_that_cannot_be_written_does_not_change_the_exit_status(
-    words: Strings, status: int, output: str, env: Texts
+    words: Strings, status: int, output: str
 ) -> None:
     """Both streams fail at once. A status of 0 also says that the output is on the disk."""
     if output == "full" and status == 0:
         status = 2
-    outer = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as broken:
@@ -142,7 +133,6 @@ def test_output_that_cannot_be_written_does_not_change_the_exit_status(
             ["sh", "-c", f'exec "$@" {OUTPUTS[output]}', "sh", *COMMAND, *words],
             stdout=broken,
             stderr=broken,
-            env={**outer, **env},
         )
     assert done.returncode == status
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import task_variables
 from captured import Captured, Patch, set_all
-from local_run import COMMAND, captured, in_step, piped, refused
+from local_run import refused
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -53,31 +52,5 @@ GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
     )
 
 
-def test_tasks_tell_each_other_where_they_run() -> None:
-    show = [*COMMAND, "show", "--json", "--layout=rendezvous", *JOBS]
-    done = captured(in_step("-n3 --no-label", *show), status=0)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert sorted(one["self"]["rank"] for one in told) == [0, 1, 2]
-    assert {one["layout_source"] for one in told} == {"rendezvous"}
-    assert told[0]["tasks"] == told[1]["tasks"] == told[2]["tasks"]
-
-
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
     assert "there is no cluster to show. Start it with srun -N 2 " in refused(capsys, "show")
-
-
-def test_a_reader_that_goes_away() -> None:
-    with piped(
-        [*COMMAND, "show", "--json"],
-        env={
-            **os.environ,
-            **TASK,
-            "SLURM_STEP_NUM_TASKS": "8000",
-            "SLURM_STEP_NODELIST": "n[9-4008]",
-            "SLURM_STEP_TASKS_PER_NODE": "2(x4000)",
-        },
-    ) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=180) == 0

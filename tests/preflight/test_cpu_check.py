@@ -19,14 +19,6 @@ def tasks(*own: int, machine: int = 64, **fields: Any) -> list[CpuFacts]:
 ALL = (1 << 64) - 1
 CASES: dict[str, tuple[list[CpuFacts], str]] = {
     "not bound": (tasks(ALL, ALL, ALL, granted=64), ""),
-    "not bound, and more tasks than CPUs": (
-        tasks(
-            *[3] * 4,
-            machine=2,
-            granted=4,
-        ),
-        "",
-    ),
     "bound together to all CPUs of the step": (tasks(0xFFFF, 0xFFFF, granted=16), ""),
     "one CPU each, as requested": (
         tasks(
@@ -34,14 +26,6 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
             2,
             granted=2,
             per_task=1,
-        ),
-        "",
-    ),
-    "all CPUs of a small step": (
-        tasks(
-            0xF,
-            granted=4,
-            uses_gpus=True,
         ),
         "",
     ),

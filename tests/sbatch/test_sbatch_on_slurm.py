@@ -44,11 +44,9 @@ ODD_WORDS = [
 def test_sbatch_accepts(
     real_slurm: SlurmCluster, tmp_path: Path, name: str, capsys: Captured
 ) -> None:
-    for command in ("python train.py", shlex.join(["python", "train.py", *ODD_WORDS])):
-        (tmp_path / "train.sbatch").write_text(
-            printed_batch_file(OPTION_SETS[name], command, capsys)
-        )
-        real_slurm.run("sbatch --test-only train.sbatch", cwd=tmp_path)
+    command = shlex.join(["python", "train.py", *ODD_WORDS])
+    (tmp_path / "train.sbatch").write_text(printed_batch_file(OPTION_SETS[name], command, capsys))
+    real_slurm.run("sbatch --test-only train.sbatch", cwd=tmp_path)
 
 
 @pytest.mark.newest
@@ -58,11 +56,9 @@ def test_shellcheck_accepts(tmp_path: Path, capsys: Captured) -> None:
     files = [tmp_path / "guide.sbatch"]
     files[0].write_text(guide_of_heterogeneous_jobs()[1])
     for name, options in OPTION_SETS.items():
-        for kind, words in (("plain", []), ("odd", ODD_WORDS)):
-            files.append(tmp_path / f"{name}, {kind}.sbatch")
-            files[-1].write_text(
-                printed_batch_file(options, shlex.join(["python", "a.py", *words]), capsys)
-            )
+        files.append(tmp_path / f"{name}.sbatch")
+        command = shlex.join(["python", "train.py", *ODD_WORDS])
+        files[-1].write_text(printed_batch_file(options, command, capsys))
     done = captured(["shellcheck", *files])
     assert (done.returncode, done.stdout) == (0, "")
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import pickle
 import tracemalloc
+from typing import Callable
 
 import pytest
 from folders import DATA
@@ -38,22 +39,37 @@ def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Strings | No
         assert expand_hostlist(compress_hostlist(hosts)) == hosts
 
 
-@pytest.mark.parametrize(
-    ("expression", "part"),
-    [
-        ("a[1-2],n[3-1],b", "[3-1]"),
-        ("n[1-2", "["),
-        ("n[1[2]]", "["),
-        ("n[0-65536]", "[0-65536]"),
-    ],
-)
-def test_an_error_carries_the_part_that_is_wrong(expression: str, part: str) -> None:
+WRONG = [
+    (expand_hostlist, "a[1-2],n[3-1],b", "[3-1]"),
+    (expand_hostlist, "n[1-2", "["),
+    (expand_hostlist, "n[1[2]]", "["),
+    (expand_hostlist, "n[0-65536]", "[0-65536]"),
+    (expand_tasks_per_node, "1,", ""),
+    (expand_tasks_per_node, "1,-1", "-1"),
+    (expand_tasks_per_node, "1,2(x0)", "2(x0)"),
+    (expand_tasks_per_node, "1,2(x16777216)", "2(x16777216)"),
+    (expand_tasks_per_node, "1,2(3)", "2(3)"),
+]
+
+
+@pytest.mark.parametrize(("expand", "expression", "part"), WRONG)
+def test_an_error_carries_the_part_that_is_wrong(
+    expand: Callable[[str], object],
+    expression: str,
+    part: str,
+) -> None:
     with pytest.raises(HostlistError) as caught:
-        expand_hostlist(expression)
+        expand(expression)
     assert caught.value.part == part
     assert caught.value.expression == expression
     assert repr(part) in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_compress_refuses_what_no_list_can_hold() -> None:
+    for host in ("", "n 1", "n,1", "n[1]"):
+        with pytest.raises(HostlistError, match="not a host name"):
+            compress_hostlist(["n1", host])
 
 
 @pytest.mark.parametrize("expression", ["a[0-65535]b[0-65535]", "a[0-65535],b[1-65535]" * 300])
@@ -82,38 +98,6 @@ def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
 def test_compress_folds_neighbours(hosts: Strings, folded: str) -> None:
     assert compress_hostlist(hosts) == folded
     assert expand_hostlist(folded) == hosts
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        "n 1",
-        "n,1",
-        "n[1]",
-    ],
-)
-def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
-    with pytest.raises(HostlistError, match="not a host name"):
-        compress_hostlist(["n1", host])
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        "",
-        "-1",
-        "2(x0)",
-        "2(x16777216)",
-        "2(3)",
-        "two",
-    ],
-)
-def test_counts_that_cannot_be_read(part: str) -> None:
-    assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-    with pytest.raises(HostlistError) as caught:
-        expand_tasks_per_node(f"1,{part}")
-    assert caught.value.part == part
 
 
 NAMES = st.builds(
