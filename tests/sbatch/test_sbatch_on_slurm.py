@@ -139,7 +139,7 @@ def test_what_slurm_says_of_a_batch_job(
     text = printed_batch_file(f"--nodes 2 {options}", "true", capsys)
     output = submitted(real_slurm, tmp_path, text)
     (line,) = [line for line in output.splitlines() if line.startswith("0: ")]
-    assert re.fullmatch(r"0: check: 1[12] ok, [12] skipped .*", line), output
+    assert re.fullmatch(r"0: check: 1[01] ok(, 1 skipped)? .*", line), output
 
 
 def guide_of_heterogeneous_jobs() -> tuple[str, str]:
