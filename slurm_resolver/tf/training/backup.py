@@ -15,7 +15,7 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,10 +31,9 @@ from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
-from slurm_resolver.tf.training.earlier_epochs import EarlierEpochs, draw, findings_of
+from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
 from slurm_resolver.tf.training.exactness import Exactness
 from slurm_resolver.tf.training.random_states import (
-    States,
     random_states,
     restore_random,
     set_random_states,
@@ -43,9 +42,6 @@ from slurm_resolver.tf.training.termination import TerminationConfig
 
 # The fits that this program has ended, by folder; one that was interrupted goes on in the next.
 _finished = Counter[str]()
-# What reads the data of fits that had ended at an earlier start, and the states of the global
-# generators of random numbers before: a later fit may read the same data.
-_owed: list[tuple[States, Callable[[], None]]] = []
 
 
 class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -163,10 +159,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         `data` makes the iterators over the data.
         """
         model = self.model
-        _read_owed()
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._iterator: Any = None  # over the data
+        self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: dict[str, Any] = {}  # of the steps that were trained before
         own = (self, self._first)  # Keras' list may be that of an earlier fit
@@ -217,13 +213,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if backup.restored:
             private_names.INITIAL_EPOCH.set(model, backup.epoch)
             self._before = random_states()
-            earlier = EarlierEpochs(model, fit, data, findings)
             steps = None if resized else self._saved["steps"]
-            if backup.epoch >= epochs:
-                read = functools.partial(earlier.read, epochs, steps, backup.leads, resumes=False)
-                _owed.append((self._before, read))
-            elif self._draws:
-                earlier.read(backup.epoch, steps, backup.leads)
+            if self._draws:  # also for a fit that has ended, as the next may read the same data
+                last = self._saved["last"] or backup.epoch
+                read_earlier(model, fit, data, findings, last, steps, backup.leads)
             else:
                 self._move_by_samples()
         for name, wrapper in (
@@ -341,6 +334,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         return {
             "callbacks": self._states.collect(),
             "content": self._content,
+            "last": self._last,
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
             "random": random_states(),
             "steps": private_names.NUM_BATCHES.of(self._data),
@@ -414,6 +408,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._restore_callbacks()
             self._restore_random()
         else:
+            self._last = backup.epoch + 1
             backup.epoch = self.params["epochs"]
             backup.step = 0
             if private_names.STEPS_PER_EPOCH.of(self._data) is None:  # one iterator for each epoch
@@ -445,16 +440,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-
-
-def _read_owed() -> None:
-    """Reads the data of fits that were not trained again; a finished training need not wait."""
-    for states, read in _owed:
-        now = random_states()
-        set_random_states(states)
-        read()
-        set_random_states(now)
-    _owed.clear()
 
 
 def _listed_variables(model: Any) -> list[tf.Variable]:

@@ -42,6 +42,7 @@ _ALIKE = names(
 )
 _SHUFFLES = names("ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3")
 _SEEDS = ("seed", "seed2")
+SEED = "call keras.utils.set_random_seed(n)"
 _NUMBERS = {tf.as_dtype(name) for name in ("float32", "float64", "int32", "int64", "uint8", "bool")}
 _ops = tf.Graph()  # knows TensorFlow's operations
 
@@ -71,7 +72,7 @@ def look_through(dataset: tf.data.Dataset) -> Findings:
     nodes = {node.name: node for node in graph.node}
     called = [node for body in functions.values() for node in body]
     last = nodes[graph.node[-1].input[0].split(":")[0]]
-    again = any(map(_changes, called)) or _draws_late(nodes, last, at_once=True)
+    again = any(map(_changes, called)) or _draws_late(nodes, last)
     return Findings(
         again,
         _find_other(dataset, nodes, functions),
@@ -101,17 +102,17 @@ def _changes(node: Any) -> bool:
     return is_stateful(node) and not known and not is_random(node)
 
 
-def _draws_late(nodes: dict[str, Any], node: Any, at_once: bool) -> bool:
-    """Whether making iterators is not enough for this node and what it reads."""
-    if is_stateful(node) and node.op not in _ALIKE and not (at_once and node.op in _SHUFFLES):
-        return True
-    at_once &= node.op in _AT_ONCE
-    for number, name in enumerate(node.input):
-        first = number == 0 or node.op == "ZipDataset"
-        below = nodes.get(name.lstrip("^").split(":")[0])
-        if below is not None and _draws_late(nodes, below, at_once and first):
-            return True
-    return False
+def _draws_late(nodes: dict[str, Any], node: Any) -> bool:
+    """Whether making iterators over the last node, and so over its inputs, is not enough."""
+    at_once = {node.name}
+    while node.op in _AT_ONCE:
+        node = nodes[node.input[0].split(":")[0]]
+        at_once.add(node.name)
+    return any(
+        is_stateful(one) and one.op not in _ALIKE
+        for one in nodes.values()
+        if one.name not in at_once or one.op not in _SHUFFLES
+    )
 
 
 def _checksum(nodes: Iterable[Any]) -> int:
@@ -128,14 +129,14 @@ def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) 
     """Returns why every run reads other data, and what to write; "" if none is known."""
     for node in nodes.values():
         if _lacks_seed(nodes, node):
-            return f"{node.op} has no seed: call keras.utils.set_random_seed(n) first"
+            return f"{node.op} has no seed: {SEED} first"
         name = node.attr["f"].func.name
         called = [*_with_called(functions, name)]
         for one in filter(is_random, called):
             if not any(one.attr[seed].i for seed in _SEEDS):
                 return (
-                    f"a function of the data calls {one.op} without a seed: call "
-                    "keras.utils.set_random_seed(n) first, and pass seed=n to it"
+                    f"a function of the data calls {one.op} without a seed: {SEED} first, and pass "
+                    "seed=n to it"
                 )
         draws = [one.op for one in called if is_random(one) or one.op.startswith("Rng")]
         if node.op.startswith("Parallel") and draws:
@@ -151,8 +152,6 @@ def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) 
 
 
 def _lacks_seed(nodes: dict[str, Any], node: Any) -> bool:
-    if not node.op.endswith(("Dataset", "DatasetV2", "DatasetV3")):
-        return False
     arguments = [argument.name for argument in _ops.op_def_for_type(node.op).input_arg]
     seeds = [nodes[name] for argument, name in zip(arguments, node.input) if argument in _SEEDS]
     values = [tf.make_ndarray(seed.attr["value"].tensor) for seed in seeds if seed.op == "Const"]
@@ -165,8 +164,5 @@ def _with_called(functions: dict[str, Any], name: str) -> Iterator[Any]:
     for each in waiting:
         for node in functions.get(each, ()):
             yield node
-            waiting += [name for name in _functions_of(node) if name not in waiting]
-
-
-def _functions_of(node: Any) -> Iterable[str]:
-    return [attr.func.name for attr in node.attr.values() if attr.func.name]
+            called = [attr.func.name for attr in node.attr.values()]
+            waiting += [one for one in called if one and one not in waiting]
