@@ -100,9 +100,19 @@ class CallbackFiles:
                     hook = getattr(callback, name)
                     if getattr(hook, "__func__", None) is not getattr(base, name):
                         label = f"{type(callback).__name__}.{name}"
-                        run = functools.partial(self._run, hook, label)
-                        undo.enter_context(setting(callback, name, run))
+                        undo.enter_context(setting(callback, name, self._within(hook, label)))
             yield
+
+    def _within(self, hook: Method, label: str) -> Method:
+        """Returns a hook of a callback, whose files are one worker's."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._hooks[label] += 1
+            current = f"{label} {self._hooks[label]}"
+            with setting(self, "hook", current), setting(_current, "files", self):
+                return hook(*args, **kwargs)
+
+        return call
 
     def place(self, path: Any, kind: str) -> Any:
         """Returns where this worker reads or writes a path; see `_FUNCTIONS` for the kind."""
@@ -114,35 +124,25 @@ class CallbackFiles:
         # a database in memory, the URI of one, and what is redirected already
         if is_device or not name or name.startswith((":", "file:", self._folder.name)):
             return path
+        if kind != "r" and full not in self._claims:
+            self._claim(full)
+        rank, hook = self._claims.get(full, (self._rank, ""))
         own = self._folder.name + full
-        if kind == "r":
-            rank, hook = self._claims.get(full, (self._rank, ""))
-            # Another worker may still write what it creates in this hook.
-            is_new = rank != self._rank and hook == self.hook
-            return own if is_new or os.path.lexists(own) else path
-        rank, hook = self._claim(full)
-        if rank == self._rank:
+        is_own = os.path.lexists(own)
+        # Another worker may still write what it creates in this hook.
+        if rank == self._rank or (kind == "r" and not is_own and hook != self.hook):
             return path
         os.makedirs(os.path.dirname(own), exist_ok=True)
-        if not hook and not os.path.lexists(own):
+        if kind != "r" and not hook and not is_own:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 shutil.copy2(full, own)
         return own
 
-    def _run(self, hook: Method, label: str, *args: Any, **kwargs: Any) -> Any:
-        """Runs a hook of a callback."""
-        self._hooks[label] += 1
-        current = f"{label} {self._hooks[label]}"
-        with setting(self, "hook", current), setting(_current, "files", self):
-            return hook(*args, **kwargs)
-
-    def _claim(self, full: str) -> tuple[int, str]:
-        """Returns who writes a path: this worker, if none has claimed it before."""
+    def _claim(self, full: str) -> None:
+        """Waits until it is known who writes a path: this worker, if none has claimed it before."""
         client = self._workers.client
-        if full not in self._claims:
-            client.tell(_TOPIC + full, "" if os.path.lexists(full) else self.hook)
-            client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
-        return self._claims.get(full, (self._rank, ""))
+        client.tell(_TOPIC + full, "" if os.path.lexists(full) else self.hook)
+        client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
 
     def _take_claim(self, message: Message) -> None:
         topic, _, full = message["told"].partition(_TOPIC)
@@ -192,10 +192,9 @@ def _redirect(original: Method, kinds: str) -> Method:
                     mode = [*args[number + 1 :], kwargs.get("mode", "r")][0]
                     kind = "w" if _writes(mode) else "r"
                 places[number] = files.place(args[number], kind)
-                # The worker that writes it changes it.
-                is_left = kind == "c" and not os.path.lexists(places[number])
-                if is_left and places[number] is not args[number]:
-                    return None
+                is_redirected = places[number] is not args[number]
+                if kind == "c" and is_redirected and not os.path.lexists(places[number]):
+                    return None  # the worker that writes it changes it
             if kinds == "cw" and places != list(args):
                 return shutil.move(*places[:2])  # perhaps to another file system
             return original(*places, **kwargs)
