@@ -47,7 +47,6 @@ IN_STEP = Ancestors(
     [
         ({}, None, None, "outside Slurm"),
         ({"ancestors": Ancestors(hidden=True)}, None, None, "/proc hides what started it"),
-        (BATCH, None, None, "no variable shows that job 7 has more than one task"),
         ({"job_id": "7"}, None, None, "no variable shows that job 7 has more than one task"),
         ({**TASK, "switch": "off"}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
         # None: it is a task
@@ -75,14 +74,7 @@ IN_STEP = Ancestors(
         ),
         ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n TASKS"),
         ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
-        (
-            {"job_id": "7", "ancestors": IN_STEP},
-            None,
-            NotInStepError,
-            "task of step 7.0, but its Slurm",
-        ),
         ({"remains": ("SLURM_A",)}, None, NotInStepError, "this process has only SLURM_A, and"),
-        ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         (
             {**TASK, "ancestors": Ancestors("prted")},

@@ -93,30 +93,6 @@ def test_a_cluster_is_a_value() -> None:
     assert not sr.Cluster()
     assert not hasattr(cluster, "__len__")
     assert {cluster, sr.resolve(environ=TASK)} == {cluster}
-    assert hash(cluster.tasks)
-    assert (cluster.job_id, cluster.step_id) == ("42", "0")
-    with pytest.raises(AttributeError):
-        cluster.step = cluster.step  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        cluster.tasks[0].index = 1  # type: ignore[misc]
-
-
-def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:
-    cluster = sr.resolve(
-        {
-            "chief": 1,
-            "worker": 2,
-            "evaluator": 1,
-        },
-        placement="rank",
-        environ=TASK,
-    )
-    assert cluster.task is not None
-    assert (cluster.task.job, cluster.task.address) == ("evaluator", "n10:23001")
-    assert cluster.tf_config() == {
-        "cluster": {"chief": ["n9:23001"], "worker": ["n9:23002", "n10:23002"]},
-        "task": {"type": "evaluator", "index": 0},
-    }
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from by_version import expected
 from kinds import Records
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node
@@ -127,9 +126,6 @@ CASES = {
 }
 # Each task's numbers start at 0. Nothing shows whether its GPUs differ from its neighbor's.
 UNKNOWN_OWNERS = ["a map"]
-# Without a binding, 22.05 sets no variable, and no task knows which GPUs it may use. Newer versions
-# show both tasks the first of the two GPUs that they may use.
-UNBOUND = {"22.05": [None, None], "23.11": [["0"], ["0"]]}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -147,25 +143,3 @@ def test_every_task_gets_its_own_gpus_and_none_anothers(
     assert len(set(taken)) == len(taken)
     assert set(taken) == {number for numbers in may_open.values() for number in numbers}
     assert use_nccl(lines) == (case not in UNKNOWN_OWNERS)
-
-
-def test_without_a_binding_tasks_share_what_is_shown(
-    confined: SlurmCluster, installation: Installation, output: Path
-) -> None:
-    lines, _ = account_of_gpus(confined, "srun -n2 --gpus-per-task=1 --gpu-bind=none STEP", output)
-    assert [line["cluster"]["self"]["gpus"] for line in lines] == expected(UNBOUND, installation)
-    assert not use_nccl(lines)
-
-
-def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
-    confined: SlurmCluster, output: Path
-) -> None:
-    """The same numbers are different GPUs in each task, and each task keeps its own."""
-    lines, may_open = account_of_gpus(
-        confined,
-        "srun -n2 --gpus-per-node=4 --gpu-bind=closest --cpu-bind=map_cpu:0,1 STEP",
-        output,
-    )
-    assert may_open == {0: [0, 1], 1: [2, 3]}
-    assert [line["cluster"]["self"]["gpus"] for line in lines] == [["0", "1"]] * 2
-    assert not use_nccl(lines)  # only the driver knows that they differ

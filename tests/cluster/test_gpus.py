@@ -228,22 +228,6 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
         assert {environ[name] for name in names} == {"6,7"}
 
 
-def test_hiding_the_gpus_of_every_maker() -> None:
-    gpus = on_node(
-        SlurmStep(
-            rank=0,
-            cuda_devices="0",
-            rocr_devices="0",
-        ),
-        0,
-        2,
-        users=[1],
-    )
-    assert gpus.settings == {CUDA: "", ROCR: ""}
-    environ: Texts = {"SLURM_PROCID": "0", **gpus.settings}
-    assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
-
-
 def test_the_mark_of_another_task_counts_for_nothing() -> None:
     environ = {"SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     step = SlurmStep.read(environ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Optional
 
@@ -90,13 +89,3 @@ def test_tasks_that_slurm_is_not_to_bind(real_slurm: SlurmCluster, gpus: str, ou
         f"srun -w n8 -N1 -n2 {gpus} --gpu-bind=none TASK",
         output,
     ) == expected(UNBOUND, real_slurm.installation)
-
-
-def test_two_steps_at_once_keep_to_their_own_gpus(real_slurm: SlurmCluster, output: Path) -> None:
-    step = "srun --exact -n2 --gpus-per-node=2 TASK"
-    lines = run(
-        real_slurm,
-        f"salloc -w n8 -N1 -n4 --gpus-per-node=4 bash -c {shlex.quote(f'{step} & {step}; wait')}",
-        output,
-    )
-    assert sorted(line["cluster"]["self"]["gpus"][0] for line in lines) == list("0123")

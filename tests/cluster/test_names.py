@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from captured import Patch
 from kinds import Strings
 from slurm_cluster import SlurmCluster
 from task_accounts import TASK, accounts, assert_right
-from task_variables import TASK as VARIABLES
-
-from slurm_resolver.cluster.addresses import find_service
-from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.coordination import ServiceAddress, wire
-from slurm_resolver.slurm.step_variables import SlurmStep
 
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 
@@ -97,22 +89,3 @@ def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, add
     shown = real_slurm.run(step, status=None).stdout
     assert f"at {address}{hint}" in shown
     assert all(hint in line for line in shown.splitlines() if "  failed  " in line)
-
-
-def test_the_error_for_a_name_without_an_address_has_the_remedy(monkeypatch: Patch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    address = ServiceAddress("n9-ib0", 23001, "n9", "", 2, 1, False, remedy="; try another")
-    with pytest.raises(OSError, match="service not known at n9-ib0; try another"):
-        wire.open_connection(address, wire.Process(1, "program", "", 1))
-
-
-@pytest.mark.parametrize("node_address", [None, "-ib0", "slurm"])
-def test_what_was_given_is_no_remedy(node_address: str | None) -> None:
-    step = SlurmStep.read({**VARIABLES, "SLURMD_NODENAME": "n10", "SLURM_LOCALID": "0"})
-    options = ClusterOptions(node_address=node_address)
-    service = find_service(step, 4, 23003, {"n9": "192.0.2.1"}, options)
-    assert "firewall" in service.remedy
-    assert ("node_address='slurm'" in service.remedy) == (node_address != "slurm")

@@ -11,7 +11,7 @@ from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
 from slurm_installation import Installation
-from task_accounts import TASK, assert_right, run, run_at_once
+from task_accounts import assert_right, run
 
 # Without a command, salloc runs its shell as a separate step on the job's first node.
 INTERACTIVE = [
@@ -89,15 +89,3 @@ def test_the_shell_of_salloc_is_no_task_where_it_runs_as_a_step(newer: SlurmClus
         done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", status=None)
         assert done.stdout == "n8\n"
         assert told in done.stderr
-
-
-MANAGED = {"22.05": "", "24.05": "--stepmgr"}
-
-
-def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
-    newer: SlurmCluster, installation: Installation, tmp_path: Path, output: Path
-) -> None:
-    """Each manager reserves its own ports; all tasks of both jobs listen at the same time."""
-    option = expected(MANAGED, installation)
-    job = f"salloc {option} -w n8,n9 -N2 -n4 srun -m cyclic {TASK} --meet {tmp_path} 8"
-    run_at_once(newer, [job, job], output)

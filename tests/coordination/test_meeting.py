@@ -480,15 +480,6 @@ def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step:
     assert [task.says() for task in tasks] == [["[0, 1]"]] * 2
 
 
-def test_a_stranger_that_never_ends_its_line(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(wire, "_MOST_ANSWER_BYTES", 1000)
-    own, other = socket.socketpair()
-    with own, other:
-        other.sendall(b"x" * 2000)
-        with pytest.raises(ConnectionError, match="another program answers there"):
-            wire.Connection(own).receive(time.monotonic() + 1)
-
-
 def test_a_stranger_that_holds_the_port_and_drips_ends_the_start(
     port: int, monkeypatch: Patch
 ) -> None:

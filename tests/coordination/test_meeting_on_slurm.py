@@ -34,7 +34,6 @@ NAMES = [
     "worker 2 (rank 2 on n10)",
     "worker 3 (rank 3 on n10)",
 ]
-UNREACHED = "the coordination service at n9:"
 KILLED = "is gone, and cannot take part in the start: its process has ended"
 
 
@@ -65,11 +64,6 @@ def kill(rank: int) -> Act:
     return send
 
 
-def missing(*ranks: int) -> str:
-    count = f"{len(ranks)} of 4 tasks did not reach the start within "
-    return f"{count}.*s: {', '.join(NAMES[rank] for rank in ranks)}. Look at their output"
-
-
 def gap(seconds: float) -> Act:
     """Cuts n12 off from n11 for some seconds, during which the last task arrives."""
 
@@ -96,8 +90,6 @@ class Case(NamedTuple):
 WAITS = {1: None}
 SERVICE_GONE = "(local rank 0 on n9) is gone, and cannot take part in the start"
 GAP = STEP.replace("n9,n10", "n11,n12")
-# Stragglers of a requeued job have the same ids and ports.
-OTHER_START = shlex.quote('[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec "$@"')
 ALL_READY: Told = dict.fromkeys(range(4))
 CASES = {
     "skewed starts": Case(
@@ -109,14 +101,8 @@ CASES = {
             2: 21,
         },
     ),
-    "service never": Case(dict.fromkeys((1, 2, 3), UNREACHED), "--timeout 6", {0: 12}),
-    "another never": Case(dict.fromkeys((0, 1, 3), missing(2)), "--timeout 12", {0: 4, 2: 25}),
     "killed": Case(dict.fromkeys((0, 3), f"{NAMES[2]} {KILLED}"), "", WAITS, kill(2)),
     "service killed": Case(dict.fromkeys((2, 3), SERVICE_GONE), "", WAITS, kill(0)),
-    "another start": Case(
-        {**dict.fromkeys((0, 2, 3), missing(1)), 1: "it belongs to another step, or another start"},
-        step=f"{STEP} bash -c {OTHER_START} -",
-    ),
     "a gap of the network": Case(ALL_READY, "--timeout 90", WAITS, gap(22), GAP),
     "other jobs": Case(
         dict.fromkeys(range(4), "the tasks disagree on the jobs (argument jobs): "),
@@ -260,10 +246,3 @@ def test_the_tasks_of_a_step_share_the_secret(real_slurm: SlurmCluster, tmp_path
             "munge": {MUNGE_SOCKET_VARIABLE: munged.socket},
         }.items():
             assert meet(real_slurm, tmp_path / means, env) == {0: None, 1: None}, means
-
-
-def test_a_task_without_the_secret_is_told_why(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    without = "[ $SLURM_PROCID = 0 ] || unset SLURM_RESOLVER_SECRET; "
-    told = meet(real_slurm, tmp_path / "unset", SECRET, without)
-    assert "1 of 2 tasks did not reach the start" in str(told[0])
-    assert "kinds of secret: 'SLURM_RESOLVER_SECRET' there, and 'no secret' here" in str(told[1])

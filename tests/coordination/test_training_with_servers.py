@@ -105,7 +105,6 @@ FINISHED = Outcome(0, "all who train have finished")
 # the tasks, their acts, the result of the job (None if it continues), and the standard error
 CASES: dict[str, tuple[Strings, str, Outcome | None, str]] = {
     "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
-    "one of two workers finishes": (W, "all come, worker 0 leaves", None, ""),
     "workers that only serve are not waited for": (
         C, "all come, worker 0 serves, worker 1 serves, chief 0 leaves", FINISHED, ""),
     "a worker that trains beside the chief is waited for": (
@@ -115,24 +114,15 @@ CASES: dict[str, tuple[Strings, str, Outcome | None, str]] = {
     "another training worker is lost": (W, "all come, worker 1 dies, worker 0 leaves",
         Outcome(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
         f"worker 1 (rank 3 on n3) has failed; the others continue: {ENDED}"),
-    "a worker that only serves is lost": (
-        C, "all come, worker 0 serves, worker 1 serves, worker 1 dies", None,
-        f"worker 1 (rank 4 on n4) is lost; the others continue: {ENDED}"),
     "the last worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 0 dies, worker 1 dies",
         Outcome(1, f"worker 1 (rank 4 on n4) is lost, and the training needs it: {ENDED}"),
         f"worker 0 (rank 3 on n3) is lost; the others continue: {ENDED}"),
-    "the last worker is lost before another has come": (
-        C, "chief 0 comes, ps 0 comes, worker 1 comes, worker 1 serves, worker 1 dies", None,
-        f"worker 1 (rank 4 on n4) is lost; the others continue: {ENDED}"),
     "a server is lost": (P, "all come, ps 1 dies", Outcome(1, PS_LOST + ENDED), ""),
     "a server ends too early": (P, "all come, ps 1 leaves",
         Outcome(1, PS_LOST + "its process ended before those that it serves"), ""),
     "a server does not come": (P, "worker 0 comes, ps 0 comes, ps 0 hurries",
          Outcome(1, "ps 1 (rank 3 on n3) did not start within 0.3 s"), ""),
-    "another worker does not come": (
-        W, "worker 0 comes, ps 0 comes, ps 0 hurries, worker 0 leaves",
-        Outcome(1, "worker 1 (rank 3 on n3) has failed: it did not start within 0.3 s"), ""),
      "a program is lost under its launcher": (
         W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
         None, ""),

