@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Hosts, Task, find_service
-from slurm_resolver.cluster.frameworks import CONTRACTS, Contract
+from slurm_resolver.cluster.frameworks import CONTRACTS, TEMPLATES, Contract
 from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
@@ -174,33 +174,19 @@ class Cluster:
             return {}
         if contract == "tensorflow":
             return {"TF_CONFIG": json.dumps(self.tf_config())}
-        addresses = [task.address for task in self.tasks]
-        if contract == "torch":
-            node = self.layout.node_of[own.rank]
-            host, port = _split_address(addresses[0])
-            # A program uses the GPU with this number. Slurm may show it fewer than the node has.
-            shown = self.gpu_decision.visible_before or addresses
-            return {
-                "MASTER_ADDR": host,
-                "MASTER_PORT": port,
-                "RANK": str(own.rank),
-                "WORLD_SIZE": str(len(addresses)),
-                "LOCAL_RANK": str(own.local_rank % len(shown)),
-                "LOCAL_WORLD_SIZE": str(len(self.layout.ranks_on(node))),
-                "GROUP_RANK": str(node),
-                "NODE_RANK": str(node),
-            }
-        # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
-        numbers = ",".join(numbered(self.gpus or ()))
-        devices = {"JAX_LOCAL_DEVICE_IDS": numbers} if numbers else {}
-        if contract == "jax":
-            return {**devices, "JAX_COORDINATOR_ADDRESS": addresses[0]}
-        return {
-            **devices,
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(addresses),
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(addresses)),
-            "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
+        node = self.layout.node_of[own.rank]
+        # A program of PyTorch uses the GPU with this number. Slurm may show it fewer than the node
+        # has.
+        shown = self.gpu_decision.visible_before or self.tasks
+        values = {
+            **placeholders(self),
+            "node_number": node,
+            "tasks_on_node": len(self.layout.ranks_on(node)),
+            "gpu": own.local_rank % len(shown),
+            "gpus": ",".join(numbered(self.gpus or ())),
         }
+        texts = {name: text.format(**values) for name, text in TEMPLATES[contract].items()}
+        return {name: text for name, text in texts.items() if text}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""

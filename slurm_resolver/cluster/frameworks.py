@@ -15,3 +15,29 @@ from typing import Literal, get_args
 
 Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
 CONTRACTS = get_args(Contract)
+
+# The variables of each, with names of `cluster.placeholders` and `Cluster.variables`; those with an
+# empty value are not set.
+TEMPLATES = {
+    "keras-distribution": {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "{hosts}",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "{num_tasks}",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "{rank}",
+        # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
+        "JAX_LOCAL_DEVICE_IDS": "{gpus}",
+    },
+    "torch": {
+        "MASTER_ADDR": "{main_host}",
+        "MASTER_PORT": "{main_port}",
+        "RANK": "{rank}",
+        "WORLD_SIZE": "{num_tasks}",
+        "LOCAL_RANK": "{gpu}",
+        "LOCAL_WORLD_SIZE": "{tasks_on_node}",
+        "GROUP_RANK": "{node_number}",
+        "NODE_RANK": "{node_number}",
+    },
+    "jax": {
+        "JAX_COORDINATOR_ADDRESS": "{main_address}",
+        "JAX_LOCAL_DEVICE_IDS": "{gpus}",
+    },
+}
