@@ -25,7 +25,6 @@ from slurm_resolver.slurm.ancestors import read_proc
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
-    UNSET,
     Fields,
     JobRef,
     own_job,
@@ -71,6 +70,21 @@ _SLOWER = 0.05  # the slowest worker spends this much more of its time outside o
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
 _MOST_REASONS = 3  # why no service answers
 _MOST_NAMES = 20  # tasks of a job array that a message names
+
+# What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
+# other fields are those of `scontrol show job`.
+_STATES = {
+    "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
+    "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
+    "CONFIGURING": "Slurm is preparing its nodes",
+    "COMPLETING": "it has ended, and Slurm is waiting for its last processes on {NodeList}",
+    "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
+    "JobHeldUser": "it is held; scontrol release {0} lets it start",
+    "JobHeldAdmin": "an administrator holds it: ask the site",
+    "Dependency": "it is waiting for another job; squeue -o %E -j {0} shows which",
+    "DependencyNeverSatisfied": "it can never start: its dependency can no longer be satisfied",
+    "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
+}
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -166,13 +180,22 @@ def find_secret(slurm_job: Fields) -> str:
 
 
 def describe_job(slurm_job: Fields) -> str:
-    """Returns why no step of a job can answer, in Slurm's own words; '' if one may."""
+    """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
+    job_id = ref_of(slurm_job)
     state = slurm_job["JobState"]
-    if state in ("RUNNING", "SIGNALING", "RESIZING"):
+    if state == "PENDING":
+        reason = slurm_job.get("Reason", "None")
+        state = f"PENDING ({reason})"
+        known = ""
+        if slurm_job.get("StartTime", "Unknown") != "Unknown":
+            known = "Slurm expects it to start at {StartTime}"
+        meaning = _STATES.get(reason, known)
+    elif state in RUNNING_STATES and state not in _STATES:
         return ""
-    reason = slurm_job.get("Reason", "")
-    why = "" if reason in UNSET else f" ({reason})"
-    return f"job {ref_of(slurm_job)} is {state}{why}"
+    else:
+        meaning = _STATES.get(state, "it has ended, with exit status {ExitCode}")
+    meaning = meaning.format(job_id, **slurm_job)
+    return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
 
 
 def _addresses(

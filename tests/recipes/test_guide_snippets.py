@@ -63,27 +63,6 @@ print(data_batch.shape)
     ),
     "docs/keras.md 1": (
         2,
-        """
-strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver())
-with strategy.scope():
-    variable = tf.Variable(2.0)
-
-
-@tf.function
-def train_step():
-    with tf.GradientTape() as tape:
-        loss = variable * (strategy.cluster_resolver.task_id + 1.0)
-    trainable_weights = [variable]
-    BLOCK
-    return gradients[0]
-
-
-print("gradient", strategy.run(train_step).numpy())
-""",
-        "gradient 1.5",  # the mean of 1 and 2
-    ),
-    "docs/keras.md 2": (
-        2,
         "strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver())\nBLOCK",
         NOT_FED,
     ),
