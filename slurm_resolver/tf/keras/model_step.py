@@ -110,13 +110,15 @@ class ModelStep:
         plan = None
         if reason is None and self._strategy.sharing.replicas > 1:
             try:
-                plan = plan_step(traced)
+                is_one = self._strategy.sharing.local_replicas == 1
+                plan = plan_step(traced, sends_inside=is_one)
             except PlanError as error:
                 reason = str(error)
         if reason is not None:
             with contextlib.suppress(PlanError):
                 plan = plan_whole(traced)
-        return PlannedStep(traced, plan, reason, _draws(traced.graph))
+        draws = plan is not None and _draws(traced.graph)
+        return PlannedStep(traced, plan, reason, draws)
 
     def _trace(self, spec: Any) -> Any:
         """Traces the step until it makes no variable."""

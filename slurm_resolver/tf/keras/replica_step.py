@@ -67,7 +67,13 @@ def compute_step(strategy: Any, planned: PlannedStep, batch: Any, comparison: Co
         part, own = _part_of_replica(batch, replica, sharing)
         inputs = _inputs(strategy, planned, part, replica)
         assert planned.plan
-        return write_step(planned.plan, own, inputs, add)
+        return write_step(
+            planned.plan,
+            own,
+            inputs,
+            add,
+            add_up,
+        )
 
     def all_rows() -> list[Any]:
         add([])  # compares the workers

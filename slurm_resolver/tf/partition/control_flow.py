@@ -1,7 +1,8 @@
 """Conditions and loops: how their functions are planned, and written.
 
-A condition is the same in all replicas, and so is the number of rounds of a loop. Nothing can be
-put together inside: if that is necessary, the whole condition or loop is computed whole.
+A condition is the same in all replicas, and so is the number of rounds of a loop. So all replicas
+put together the same tensors inside. That is impossible for several replicas in a task: there, a
+condition or loop that needs it is computed whole.
 
 A loop's variables must be the same kind of value in each round. The search begins with what they
 are before the loop, and joins that with what a round makes of them, until nothing changes. In a
@@ -60,7 +61,7 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
 
     plans = [one.run() for one in planners()]
     results = [
-        _joined(values, output.dtype)
+        _joined(planner, values, output.dtype)
         for output, values in zip(op.node.operation.outputs, zip(*(one.outputs for one in plans)))
     ]
     inner = planners()
@@ -97,11 +98,16 @@ def _branches(op: Operation) -> list[str]:
     return [function.name for function in found]
 
 
-def _joined(values: Sequence[Value], dtype: Any) -> Value:
+def _joined(planner: Planner, values: Sequence[Value], dtype: Any) -> Value:
     """Returns what the results of all branches are converted into."""
     found: Value | None = None
     for value in values:
-        found = join(found, value)
+        try:
+            found = join(found, value)
+        except NotByPartError:
+            if value.is_list or not planner.sends_inside:
+                raise
+            return SAME
     assert found is not None
     if found == SUM and not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
         raise NotByPartError("an addend that is no number")
@@ -112,6 +118,7 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
     """While: its variables are the same kind of value in each round."""
     given = planner.wholes(op) if whole else list(op.raw)
     body = op.node.function(op.attribute("body").name)
+    test = op.node.function(op.attribute("cond").name)
     fixed = {
         place for place, pair in enumerate(zip(body.inputs, body.outputs)) if pair[0] == pair[1]
     }
@@ -125,7 +132,6 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
         )
         values = search.run()
         plan = search.plan(values, values)
-        test = op.node.function(op.attribute("cond").name)
         test_plan = _inner(
             planner,
             op,
@@ -152,6 +158,7 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
             planner.sizes.bind(op.node.outputs[place], planner.sizes.shape(op.node.inputs[place]))
     moving = [place for place in search.places if place not in fixed]
     shapes = [_open_shape(op.node.operation.outputs[place], values[place]) for place in moving]
+    sends = any(_may_send(one) for one in (plan, test_plan))
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         def variables(state: Sequence[Any]) -> list[Any]:
@@ -168,7 +175,8 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
             return [outputs[place] for place in moving]
 
         begin = [inputs[place] for place in moving]
-        parallel = node.operation.get_attr("parallel_iterations")
+        # A round puts tensors together after the one before it has, in the same order everywhere.
+        parallel = 1 if sends else node.operation.get_attr("parallel_iterations")
         found = tf.while_loop(
             goes_on,
             again,
@@ -183,6 +191,12 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
         tuple(values),
         make,
     )
+
+
+def _may_send(plan: Plan) -> bool:
+    """Whether tensors may be put together in a function."""
+    nodes = plan.flat.nodes
+    return bool(plan.levels) or any(node.operation.type in CONTROL_FLOW for node in nodes)
 
 
 class _Search:
@@ -279,6 +293,7 @@ def _inner(
         planner.control_flow,
         planner.whole,
         inside=True,
+        sends_inside=planner.sends_inside,
     )
     _bind(inner, planner, op, places, fixed, resized)
     return inner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -28,6 +28,8 @@ from slurm_resolver.tf.partition.values import (
     Want,
 )
 
+AddUp = Callable[[list[Any]], list[Any]]
+
 
 class Emission:
     """Writes a plan for a replica.
@@ -36,6 +38,7 @@ class Emission:
         plan: of a graph.
         rows: that the replica has.
         inputs: tensors for the graph's inputs; parts of those that have rows.
+        add_up: returns the sums of vectors over all replicas, in conditions and loops.
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class Emission:
         plan: Plan,
         rows: OwnRows,
         inputs: Sequence[Any],
+        add_up: AddUp | None = None,
     ) -> None:
         self._plan = plan
         self.rows = rows
+        self._add_up = add_up
         self._parts: dict[int, Any] = {}  # what the replica has of tensors that are not SAME
         self._wholes: dict[int, Any] = {}
         self._converted: dict[tuple[int, Want], Any] = {}
@@ -77,13 +82,25 @@ class Emission:
 
     def inside(self, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function that an operation calls, and returns its outputs."""
-        written = Emission(plan, self.rows, inputs).run()
+        written = Emission(
+            plan,
+            self.rows,
+            inputs,
+            self._add_up,
+        )
+        return written.all(self._add_up)
+
+    def all(self, add_up: AddUp | None) -> list[Any]:
+        """Writes the graph with its collectives, and returns the outputs."""
+        written = self.run()
         try:
-            next(written)
+            vectors = next(written)
+            while True:
+                assert add_up, "a plan with collectives in conditions or loops"
+                vectors = written.send(add_up(vectors))
         except StopIteration as end:
-            found: list[Any] = end.value
-            return found
-        raise AssertionError("the plan of a condition or loop puts nothing together")
+            outputs: list[Any] = end.value
+            return outputs
 
     def _set(
         self,

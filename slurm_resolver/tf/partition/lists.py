@@ -208,11 +208,26 @@ def joined(op: Operation) -> Split:
     return op.split(found, *[found] * len(op.raw))
 
 
+def optional(op: Operation) -> Split:
+    """OptionalFromValue, in which a condition keeps a tensor for its gradient: a list of one."""
+    if len(op.raw) != 1:
+        raise NotByPartError("several values")
+    return op.split(list_of(op.raw[0]), op.raw[0])
+
+
+def value_of_optional(op: Operation) -> Split:
+    """OptionalGetValue."""
+    return op.split(element_of(op.raw[0]), op.raw[0])
+
+
 LIST_RULES: dict[str, Callable[[Operation], Split]] = {
     "AddN": joined,
     "AddV2": joined,
     "EmptyTensorList": new,
     "Identity": joined,
+    "OptionalFromValue": optional,
+    "OptionalGetValue": value_of_optional,
+    "OptionalNone": lambda op: op.split(list_of(None)),
     "StopGradient": joined,
     "TensorListElementShape": told_shape,
     "TensorListFromTensor": from_tensor,

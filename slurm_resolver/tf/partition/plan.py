@@ -49,6 +49,8 @@ from slurm_resolver.tf.partition.values import (
 
 _CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
 
+_OF_LISTS = ("Empty", "Optional", "TensorList")
+
 
 @dataclasses.dataclass(eq=False)
 class Compute:
@@ -127,7 +129,8 @@ class Planner:
         control_flow: the rules of conditions and loops, by operation. They get the planner, the
             operation, and whether it has to be computed whole.
         whole: operations that must be computed whole.
-        inside: whether it is in a condition or loop, where nothing can be put together.
+        inside: whether it is in a condition or loop.
+        sends_inside: whether tensors can be put together in conditions and loops.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class Planner:
         control_flow: Mapping[str, Callable[[Planner, Operation, bool], Split]],
         whole: Collection[Node] = (),
         inside: bool = False,
+        sends_inside: bool = False,
     ) -> None:
         self.flat = flat
         self.values: dict[int, Value] = dict(zip(flat.inputs, values))
@@ -144,6 +148,7 @@ class Planner:
         self.control_flow = control_flow
         self.whole = whole
         self.inside = inside
+        self.sends_inside = sends_inside
         self._together: set[int] = set()  # rows that have been put together
         # Rows that each replica can also compute whole for itself, at little cost.
         self._repeated: set[int] = set()
@@ -271,7 +276,7 @@ class Planner:
             )
         if is_drawn(op.node.operation):
             return drawn(op)
-        if kind in LIST_RULES and (kind.startswith(("TensorList", "Empty")) or has_lists(op)):
+        if kind in LIST_RULES and (kind.startswith(_OF_LISTS) or has_lists(op)):
             return LIST_RULES[kind](op)
         if LOCAL in op.raw and kind not in OF_SHAPE and kind != "IdentityN":
             return self._of_own(op)
@@ -402,7 +407,7 @@ class Planner:
         if left and not needed:
             names = [node.operation.name for node in left[:3]]
             raise PlanError(f"the inputs of {', '.join(names)} are never computed")
-        if self.inside:
+        if self.inside and not self.sends_inside:
             raise NotByPartError("rows are put together in a condition or loop")
         for number, want in ends.items():
             if number in self.values and not self._is_available(number, want):

@@ -13,13 +13,18 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
-from slurm_resolver.tf.partition.emission import Emission
+from slurm_resolver.tf.partition.emission import AddUp, Emission
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.plan import Plan, Planner, WholeListsError
 from slurm_resolver.tf.partition.values import SAME, PlanError, Value, Want, rows
 
 
-def plan_step(traced: Any, wanted: Sequence[Want] | None = None) -> Plan:
+def plan_step(
+    traced: Any,
+    wanted: Sequence[Want] | None = None,
+    *,
+    sends_inside: bool = False,
+) -> Plan:
     """Returns the plan of a step.
 
     Args:
@@ -27,6 +32,7 @@ def plan_step(traced: Any, wanted: Sequence[Want] | None = None) -> Plan:
             an unknown number of rows. Each argument that is a tensor has its rows along axis 0;
             scalars are the same in all replicas.
         wanted: what the outputs should be; by default, all of them are whole.
+        sends_inside: whether tensors can be put together in conditions and loops.
 
     Raises:
         PlanError: if the step cannot be divided.
@@ -42,6 +48,7 @@ def plan_step(traced: Any, wanted: Sequence[Want] | None = None) -> Plan:
         graph,
         [*values, *[SAME] * captured],
         wanted,
+        sends_inside,
     )
 
 
@@ -66,7 +73,12 @@ def of_own_rows(function: Callable[..., Any]) -> Any:
     return tf.function(computed_of_own_rows, autograph=False)
 
 
-def plan_graph(graph: Any, values: Sequence[Value], wanted: Sequence[Want] | None = None) -> Plan:
+def plan_graph(
+    graph: Any,
+    values: Sequence[Value],
+    wanted: Sequence[Want] | None = None,
+    sends_inside: bool = False,
+) -> Plan:
     """Returns the plan of a graph whose inputs are known; see `plan_step`."""
     flat = Flat(graph)
     if wanted is None:
@@ -79,6 +91,7 @@ def plan_graph(graph: Any, values: Sequence[Value], wanted: Sequence[Want] | Non
                 values,
                 CONTROL_FLOW,
                 whole,
+                sends_inside=sends_inside,
             ).run(wanted)
         except WholeListsError as error:
             if error.nodes <= whole:
@@ -91,7 +104,8 @@ def write_step(
     plan: Plan,
     own: OwnRows,
     inputs: Sequence[Any],
-    add_up: Callable[[list[Any]], list[Any]],
+    add_up: AddUp,
+    add_up_inside: AddUp | None = None,
 ) -> list[Any]:
     """Writes a step for a replica, and returns its outputs.
 
@@ -100,16 +114,12 @@ def write_step(
         own: the rows that the replica has.
         inputs: its rows of the arguments, and what the step captures.
         add_up: returns the sums of vectors over all replicas.
+        add_up_inside: the same in conditions and loops; see `sends_inside`.
     """
     written = Emission(
         plan,
         own,
         inputs,
-    ).run()
-    try:
-        vectors = next(written)
-        while True:
-            vectors = written.send(add_up(vectors))
-    except StopIteration as end:
-        outputs: list[Any] = end.value
-        return outputs
+        add_up_inside,
+    )
+    return written.all(add_up)
