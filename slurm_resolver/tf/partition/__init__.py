@@ -34,7 +34,8 @@ Read the modules in this order::
     sizes          shapes and numbers of sizes, as symbols of the number of rows; exactness says
                    of which this is certain
     operation      an operation as a rule sees it
-    table          which rule an operation has; rules, moving, slices and lists have them
+    table          which rule an operation has; rules, moving, indexing, slices and lists have
+                   them
     effects        operations with effects, and those that only the first replica computes
     plan           the first phase; control_flow plans and writes conditions and loops
     collectives    how replicas put tensors together

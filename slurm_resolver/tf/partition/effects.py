@@ -31,7 +31,7 @@ _ONCE = names("""
 # by a seed.
 _ALIKE = _RANDOM | names("""
     AssignAddVariableOp AssignSubVariableOp AssignVariableOp Assert CheckNumerics CheckNumericsV2
-    LookupTableExportV2 LookupTableFindV2 LookupTableInsertV2 LookupTableSizeV2
+    Empty LookupTableExportV2 LookupTableFindV2 LookupTableInsertV2 LookupTableSizeV2
     ReadVariableOp RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulTruncatedNormal
     StatefulUniform StatefulUniformFullInt StatefulUniformInt StatelessRandomGetAlg
     StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg VarHandleOp VarIsInitializedOp

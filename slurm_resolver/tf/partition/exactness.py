@@ -43,6 +43,8 @@ def is_exact(operation: Any, numbers: Sequence[Any]) -> bool:
         # A float tensor passes only its shape on.
         is_float = operation.outputs[0].dtype.is_floating
         return kind in _EXACT and kind != "Cast" and is_float
+    if kind in ("Max", "Min"):  # of a single number
+        return numbers[0] is not None and np.size(numbers[0][0]) == np.size(numbers[0][1]) == 1
     if kind in ("Maximum", "Minimum"):
         return _is_certain_choice(*numbers)
     if kind in _DIVISIONS:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.partition.values import PlanError
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # The name of what `step.of_own_rows` makes, and a part of the name of its gradient.
@@ -191,10 +192,13 @@ def function_graph(operation: Any, name: str) -> Any:
     while graph is not None:
         found = private_names.FUNCTION_OF_GRAPH.of(graph)(name)
         if found is not None:
-            return found.graph
+            if hasattr(found, "graph"):
+                return found.graph
+            break
         graph = getattr(
             graph,
             "outer_graph",
             None,
         )
-    raise LookupError(f"no function {name}")
+    # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, whose graphs are unknown.
+    raise PlanError(f"the function of {operation.type} {operation.name} is unknown")

@@ -235,32 +235,3 @@ def split(op: Operation, data: int, axes: int) -> Split:
     if op.kind != "Split" or value.outer % count:
         raise NotByPartError("some of the rows")
     return op.along(value._replace(outer=value.outer // count), data)
-
-
-def gather(op: Operation) -> Split:
-    """GatherV2: entries of a table by row, or the same entries of each row."""
-    table, indices = op.values[:2]
-    (axis,) = op.axes(2, op.rank())
-    together = op.attribute("batch_dims", 0) % (op.rank(1) + 1)
-    if together:
-        value = op.values[op.divided[0]]
-        if value.axis >= together:
-            raise NotByPartError("rows that are picked")
-        return op.split(
-            value,
-            op.beside(0, value),
-            op.beside(1, value),
-        )
-    if not table.has_rows:
-        return op.along(indices.at(indices.axis + axis), 1)
-    if indices.has_rows or table.axis == axis:
-        raise NotByPartError("rows that are picked")
-    more = op.rank(1) - 1 if axis < table.axis else 0
-    return op.along(table.at(table.axis + more))
-
-
-def gather_of_variable(op: Operation) -> Split:
-    """ResourceGather: entries of a variable, by row."""
-    if op.attribute("batch_dims"):
-        raise NotByPartError("batch_dims")
-    return op.along(op.of_rows(1), 1)

@@ -20,6 +20,7 @@ from slurm_resolver.tf.partition.values import (
     Value,
     Want,
     names,
+    rows,
 )
 
 # For the axes that "..." stands for in an equation, the last one first: no letter of an equation.
@@ -153,21 +154,6 @@ def bias_gradient(op: Operation) -> Split:
     return op.along(SUM)
 
 
-def scattered(op: Operation, indices: int, data: int) -> Split:
-    """Entries are added at places that are computed by row: UnsortedSegmentSum, ScatterNd."""
-    value = op.values[indices]
-    if not value.has_rows or op.divided not in ([indices], sorted((indices, data))):
-        raise NotByPartError("places that are the same for all rows")
-    if op.kind == "ScatterNd" and value.axis >= op.rank(indices) - 1:
-        raise NotByPartError("rows within a place")
-    wants: list[Want] = [SAME] * 3
-    wants[indices] = value
-    wants[data] = op.beside(data, value)
-    if wants[data] == SAME:
-        raise NotByPartError("one entry for all rows")
-    return op.split(SUM, *wants)
-
-
 # --- Products ------------------------------------------------------------------------------------
 
 
@@ -212,6 +198,29 @@ def product(op: Operation, equation: str) -> Split:
 # --- Windows -------------------------------------------------------------------------------------
 
 
+def counted(op: Operation) -> Split:
+    """DenseBincount: how often each number occurs, or the weights of where it does."""
+    value = op.of_rows() if op.divided == [0] else op.values[op.divided[0]]
+    if op.rank() == 2 and value == rows() and op.divided == [0]:
+        return op.along(value)
+    if op.rank() != 1 or value != rows() or op.attribute("binary_output"):
+        raise NotByPartError("rows elsewhere")
+    return op.split(
+        SUM,
+        value,
+        SAME,
+        SAME if op.node.operation.inputs[2].shape == [0] else op.beside(2, value),
+    )
+
+
+def sparse_product(op: Operation) -> Split:
+    """SparseTensorDenseMatMul, of a matrix whose columns have rows."""
+    value = op.of_rows(3)
+    if value.axis == op.attribute("adjoint_b"):
+        raise NotByPartError("a sum over rows")
+    return op.along(value.at(1), 3)
+
+
 def windows(op: Operation, data: Sequence[int], sized: int | None = None) -> Split:
     """Entries are combined along all axes but the first, which is that of the rows.
 
@@ -252,7 +261,8 @@ def along_last(op: Operation, count: int = 1) -> Split:
         count: how many axes these are.
     """
     value = op.of_rows()
-    if value.axis >= op.rank() - count:
+    rank = op.result_rank() - 1 if op.kind == "MatrixDiagV3" else op.rank()
+    if value.axis >= rank - count:
         raise NotByPartError("all rows together")
     return op.along(value)
 

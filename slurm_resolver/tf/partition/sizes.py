@@ -78,6 +78,10 @@ class SizesOf:
         if not np.array_equal(*numbers):
             self._of_rows.add(number)
 
+    def maker(self, number: int) -> Node | None:
+        """Returns the node that computes a tensor; None for an input of the graph."""
+        return self._flat.makers.get(number)
+
     def _both(self, make: Callable[[int], Any]) -> Pair:
         """Returns what a function makes in each of the scratch graphs, whose number it gets."""
         found = []
@@ -163,7 +167,8 @@ class SizesOf:
         if self._quick(number) is None or operation.type == "Const":
             return False
         size = traced.shape.num_elements()
-        return not (traced.dtype.is_integer and (size is None or size < _FEW))
+        decides = traced.dtype.is_integer or traced.dtype == tf.bool
+        return not (decides and (size is None or size < _FEW))
 
     def _place(self, number: int, shapes: Pair | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
@@ -237,7 +242,7 @@ class SizesOf:
         traced = self._flat.tensors[number]
         shapes = [one.shape for one in pair]
         if kind in TAKING and any(one in self._of_rows for one in node.inputs[1:]):
-            known = self._certain_part(traced, shapes)
+            known = self._certain_part(node, traced, shapes)
             self._place(number, known)
             return
         numbers = [self._numbers_of_input(one) for one in node.inputs]
@@ -257,18 +262,31 @@ class SizesOf:
         is_integer = self._flat.tensors[number].dtype.is_integer
         return self.numbers(number) if is_integer else None
 
-    @staticmethod
-    def _certain_part(traced: Any, shapes: Sequence[Any]) -> Pair | None:
+    def _certain_part(self, node: Node, traced: Any, shapes: Sequence[Any]) -> Pair | None:
         """Returns the shape of a part that N says, without sizes that may differ for other N."""
         if any(shape.rank is None for shape in shapes):
             return None
         found: tuple[list[Any], list[Any]] = ([], [])
-        for static, one, other in zip(
-            traced.shape,
-            shapes[0],
-            shapes[1],
+        kept = self._kept_axes(node)
+        for axis, (static, one, other) in enumerate(
+            zip(
+                traced.shape,
+                shapes[0],
+                shapes[1],
+            )
         ):
-            certain = static is not None or one != other
+            certain = static is not None or one != other or axis in kept
             found[0].append(one if certain else None)
             found[1].append(other if certain else None)
         return found
+
+    def _kept_axes(self, node: Node) -> set[int]:
+        """Returns the axes of a slice whose limits do not depend on N."""
+        masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+        if node.operation.type != "StridedSlice" or any(map(node.operation.get_attr, masks)):
+            return set()
+        pairs = [self.numbers(one) for one in node.inputs[1:]]
+        if None in pairs:
+            return set()
+        alike = np.all([np.equal(*pair) for pair in pairs if pair is not None], axis=0)
+        return {int(axis) for axis in np.flatnonzero(alike)}

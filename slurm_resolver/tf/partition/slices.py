@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from slurm_resolver.tf.partition.operation import Operation, count_at, size_at
 from slurm_resolver.tf.partition.sizes import COUNTS, is_count
 from slurm_resolver.tf.partition.values import (
@@ -163,6 +165,22 @@ def _limits(
     return tuple(begins), tuple(ends)
 
 
+def _orders_only(operation: Any) -> bool:
+    """Whether a result is only compared with itself, which is true in each replica.
+
+    `tf.recompute_grad` does so to compute something again after a gradient is there, and not
+    before. Own rows are there at the same time.
+    """
+    for kind in ("Max", "Cast", "Equal"):
+        (result,) = operation.outputs
+        users = set(result.consumers())
+        is_output = any(result is one for one in operation.graph.outputs)
+        if is_output or [one.type for one in users] != [kind]:
+            return False
+        (operation,) = users
+    return operation.inputs[0] is operation.inputs[1] and operation.inputs[0].dtype == tf.bool
+
+
 def strided_slice(op: Operation) -> Split:
     """StridedSlice: Python's slices."""
     value = op.of_rows()
@@ -176,6 +194,8 @@ def strided_slice(op: Operation) -> Split:
         )
         if one.given == value.axis
     )
+    if _orders_only(op.node.operation):
+        return op.split(SAME, value)
     if entry.result is None:
         raise NotByPartError("one of the rows")
     result = value.at(entry.result)

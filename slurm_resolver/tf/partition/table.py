@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Callable
 
-from slurm_resolver.tf.partition import moving, rules, slices
+from slurm_resolver.tf.partition import indexing, moving, rules, slices
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.values import Split
 
@@ -33,21 +33,31 @@ BY_ENTRY_OF_FIRST = """
 """
 REDUCTIONS = "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum"
 PRODUCTS = "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul"
-ALONG_LAST = "FFT IFFT IRFFT LogSoftmax RFFT Softmax TopKV2"
-OF_MATRICES = "FFT2D IFFT2D MatrixBandPart"
+ALONG_LAST = "FFT IFFT IRFFT LogSoftmax MatrixDiagV3 RFFT Softmax TopKV2"
+OF_MATRICES = """
+    Cholesky FFT2D IFFT2D IRFFT2D LogMatrixDeterminant MatrixBandPart MatrixDeterminant
+    MatrixDiagPartV3 MatrixInverse RFFT2D
+"""
 ALONG_GIVEN = "Cumprod Cumsum CumulativeLogsumexp ReverseV2"
+CHANGES = "TensorScatterAdd TensorScatterSub TensorScatterUpdate"
 
 # The places of the inputs with rows, by operation.
 WINDOWS = {
+    "AdjustContrastv2": (0,),
+    "AdjustHue": (0,),
+    "AdjustSaturation": (0,),
     "AvgPool": (0,),
     "AvgPool3D": (0,),
     "Conv2D": (0,),
     "Conv2DBackpropFilter": (0, 2),
     "Conv3D": (0,),
     "Conv3DBackpropFilterV2": (0, 2),
+    "DepthToSpace": (0,),
     "DepthwiseConv2dNative": (0,),
     "DepthwiseConv2dNativeBackpropFilter": (0, 2),
+    "ExtractImagePatches": (0,),
     "FusedBatchNormV3": (0,),
+    "ImageProjectiveTransformV3": (0, 1),
     "InTopKV2": (0, 1),
     "LRN": (0,),
     "MaxPool": (0,),
@@ -61,6 +71,7 @@ WINDOWS = {
     "ResizeBilinearGrad": (0, 1),
     "ResizeNearestNeighbor": (0,),
     "SoftmaxCrossEntropyWithLogits": (0, 1),
+    "SpaceToDepth": (0,),
     "SparseSoftmaxCrossEntropyWithLogits": (0, 1),
 }
 # The place of the input with rows, and of the one that is the shape of the result.
@@ -93,14 +104,21 @@ TABLE: dict[str, Rule] = {
     "BiasAddGrad": rules.bias_gradient,
     "BroadcastTo": moving.broadcast,
     "ConcatV2": moving.concatenate,
+    "DenseBincount": rules.counted,
     "Einsum": rules.einsum,
     "ExpandDims": moving.expand,
     "Fill": moving.fill,
-    "GatherV2": moving.gather,
+    "GatherNd": functools.partial(
+        indexing.at_places,
+        indices=1,
+        table=0,
+    ),
+    "GatherV2": indexing.gather,
     "IdentityN": rules.each,
     "L2Loss": rules.sum_of_all,
     "LookupTableFindV2": lambda op: rules.by_entry_of(op, 1),
     "MirrorPad": moving.pad,
+    "MirrorPadGrad": moving.pad,
     "OneHot": rules.one_hot,
     "OnesLike": rules.shape_alone,
     "Pack": moving.pack,
@@ -108,17 +126,19 @@ TABLE: dict[str, Rule] = {
     "PadV2": moving.pad,
     "Rank": rules.rank_of,
     "Reshape": moving.reshape,
-    "ResourceGather": moving.gather_of_variable,
+    "ResourceGather": indexing.gather_of_variable,
     "Roll": functools.partial(rules.along_given, place=2),
     "ScatterNd": functools.partial(
-        rules.scattered,
+        indexing.at_places,
         indices=0,
         data=1,
+        shape=2,
     ),
     "Shape": rules.told_sizes,
     "ShapeN": rules.told_sizes,
     "Size": rules.told_sizes,
     "Slice": slices.slice_by_size,
+    "SparseTensorDenseMatMul": rules.sparse_product,
     "Split": functools.partial(
         moving.split,
         data=1,
@@ -132,14 +152,19 @@ TABLE: dict[str, Rule] = {
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
+    **dict.fromkeys(
+        CHANGES.split(),
+        functools.partial(
+            indexing.at_places,
+            indices=1,
+            table=0,
+            data=2,
+        ),
+    ),
     "Tile": moving.tile,
     "Transpose": moving.transpose,
     "Unpack": moving.unpack,
-    "UnsortedSegmentSum": functools.partial(
-        rules.scattered,
-        indices=1,
-        data=0,
-    ),
+    "UnsortedSegmentSum": indexing.segment_sum,
     "ZerosLike": rules.shape_alone,
 }
 # These read the shape of a sum, and so do not put it together.

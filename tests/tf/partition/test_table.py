@@ -74,7 +74,7 @@ def check(
     names = sorted(names)
     traced = trace(expressions, names)
     plan = plan_step(traced)
-    assert not plan.whole
+    assert plan.whole == {}
     (last,) = plan.levels
     together = dict(zip(expressions, plan.flat.outputs))
     assert [name for name, number in together.items() if number not in last] == []
@@ -306,7 +306,50 @@ hashed(tf.strings.strip(tf.strings.as_string(whole)))
 hashed(tf.strings.regex_replace(tf.strings.as_string(whole), "1", "2"))
 tf.strings.length(tf.strings.as_string(whole))
 tf.strings.to_number(tf.strings.as_string(whole))
+tf.gather(x, tf.range(tf.shape(x)[0]))
+gradient(lambda t: tf.gather(t, tf.range(tf.shape(t)[0])), x)
+tf.gather_nd(WEIGHTS, whole[:, :2] % 4)
+tf.gather_nd(last(x), [[0, 1], [5, 2]])
+tf.gather_nd(x, each_row(index))
+tf.gather_nd(x, tf.concat([tf.range(tf.shape(x)[0])[:, None], whole[:, :2] % 4], 1))
+gradient(lambda t: tf.gather_nd(t, each_row(index)), x)
+gradient(lambda t: tf.gather_nd(last(t), [[0, 1], [5, 2]]), x)
+tf.scatter_nd(each_row(index), x[:, 0], tf.shape(x))
+tf.tensor_scatter_nd_update(x, each_row(index), y[:, 0])
+tf.tensor_scatter_nd_add(last(x), [[0], [3]], last(y)[:2])
+tf.tensor_scatter_nd_sub(WEIGHTS, index[:, None], y[:, 0, :4])
+gradient(lambda t: tf.gather(t, [[0, 2], [1, 1]], axis=1), x)
+tf.math.unsorted_segment_sum(last(x), [0, 2, 0, 1, 1, 1], 3)
+raw.DenseBincount(input=index, size=4, weights=NONE)
+raw.DenseBincount(input=index, size=4, weights=y[:, 0, 0])
+raw.DenseBincount(input=whole, size=9, weights=NONE)
+tf.sparse.sparse_dense_matmul(tf.sparse.eye(6), last(x[:, 0]))
+tf.sparse.sparse_dense_matmul(tf.sparse.eye(6), x[:, 0], adjoint_b=True)
+tf.image.adjust_contrast(image, 2.0)
+tf.image.adjust_hue(image, 0.1)
+tf.image.adjust_saturation(image, 2.0)
+tf.image.extract_patches(image, [1, 2, 2, 1], [1, 2, 2, 1], STRIDES, "VALID")
+shifted(image)
+tf.nn.space_to_depth(image, 2)
+tf.nn.depth_to_space(tf.nn.space_to_depth(image, 2), 2)
+tf.abs(tf.signal.rfft2d(x))
+tf.signal.irfft2d(tf.signal.rfft2d(x))
+tf.linalg.cholesky(positive(x))
+tf.linalg.det(positive(x))
+tf.linalg.slogdet(positive(x))[1]
+tf.linalg.inv(positive(x))
+tf.linalg.diag(x)
+tf.linalg.diag_part(positive(x))
+gradient(lambda t: tf.pad(t, PAD, "REFLECT"), x)
+tf.signal.frame(last(last(x)), 4, 2)
+tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x)
+gradient(lambda t: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), t), x)
+gradient(tf.recompute_grad(lambda t: tf.tanh(t)), x)
 """
+
+F = tf.float32
+NONE = tf.zeros([0])
+SHIFT = tf.constant([[1.0, 0.0, 1.5, 0.0, 1.0, -0.5, 0.0, 0.0]])
 
 STRIDES = [1, 1, 1, 1]
 STRIDES_3D = [1, 1, 1, 1, 1]
@@ -317,11 +360,31 @@ def last(tensor: Any) -> Any:
     return tf.transpose(tensor)
 
 
+def shifted(images: Any) -> Any:
+    return raw.ImageProjectiveTransformV3(
+        images=images,
+        transforms=SHIFT,
+        output_shape=[8, 8],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+    )
+
+
+def each_row(columns: Any) -> Any:
+    """Returns the places of one entry of each row."""
+    return tf.stack([tf.range(tf.shape(columns)[0]), columns], 1)
+
+
+def positive(tensor: Any) -> Any:
+    """Returns positive definite matrices."""
+    return tf.matmul(tensor, tensor, transpose_b=True) + 3 * tf.eye(4)
+
+
 def gradient(function: Callable[[Any], Any], tensor: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(tensor)
         result = tf.reduce_sum(tf.square(function(tensor)))
-    return tape.gradient(result, tensor)
+    return tf.convert_to_tensor(tape.gradient(result, tensor))
 
 
 def gradient_of(function: Callable[[Any], Any], weights: Any) -> Any:
