@@ -164,7 +164,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._iterator: Any = None  # over the data
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
-        self._logs: dict[str, Any] = {}  # of the steps that were trained before
+        self._logs: Any = {}  # of the epoch's last step
         own = (self, self._first)  # Keras' list may be that of an earlier fit
         self._others = [other for other in callbacks.callbacks if other not in own]
         self._first = keras.callbacks.LambdaCallback(
@@ -311,8 +311,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 "the metrics of this epoch start from zero: the model now has different "
                 "metrics, or a different number of replicas"
             )
-        for name, value in self.model.get_metrics_result().items():
-            self._logs[name] = float(value) if np.ndim(value) == 0 else value
+        self._logs = self._saved["logs"]
 
     def _metrics(self) -> list[tf.Variable]:
         """Returns the variables of the model's metrics.
@@ -335,6 +334,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "callbacks": self._states.collect(),
             "content": self._content,
             "last": self._last,
+            "logs": {
+                name: float(value) if np.ndim(value) == 0 else np.asarray(value)
+                for name, value in self._logs.items()
+            },
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
             "random": random_states(),
             "steps": private_names.NUM_BATCHES.of(self._data),
@@ -380,7 +383,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves if that is due."""
-        self._logs = {}
+        self._logs = logs
         if self._begins:
             self._begins = False
             self._exactness.after_step(self._state)

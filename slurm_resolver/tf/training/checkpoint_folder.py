@@ -218,8 +218,6 @@ class CheckpointFolder:
         before = logger.disabled
         logger.disabled = True
         try:
-            if self._is_local:
-                os.mkdir(self._path(f"ckpt-{number}_temp"), 0o700)  # which TensorFlow fills
             return str(self._manager.save())
         except Exception:
             self._remove(_UNFINISHED)

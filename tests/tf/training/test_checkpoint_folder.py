@@ -202,35 +202,6 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields
         fit(**change)
 
 
-def test_the_next_fit_may_have_the_same_list_of_callbacks(tmp_path: Path) -> None:
-    """The first one ends in its third step, with an error. The second one restores `begun`."""
-    made = model(4)["model"]
-    made.compile("sgd", "mse")
-    begun: list[int] = []
-    ended = tmp_path / "ended"
-
-    def begins(batch: int, logs: Any) -> None:
-        begun.append(batch)
-        if len(begun) == 3 and not ended.exists():
-            ended.touch()
-            raise InterruptedError
-
-    callbacks = keras.callbacks.CallbackList(
-        [
-            keras.callbacks.LambdaCallback(on_train_batch_begin=begins),
-            sr.BackupAndResume(str(tmp_path), termination(), save_every=1),
-        ],
-        add_history=True,
-        model=made,
-        epochs=1,
-    )
-    data = tf.data.Dataset.from_tensors((tf.zeros([2, 4]), tf.zeros([2, 4]))).repeat(4)
-    with pytest.raises(InterruptedError):
-        made.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
-    made.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
-    assert begun == [0, 1, 2, 3]
-
-
 def train(folder: Path) -> tuple[int, int, float]:
     """Returns the epoch and step at which it begins, and the sum of the steps' numbers so far.
 
@@ -319,21 +290,6 @@ def test_nothing_behind_a_link_changes(folder: Path, name: str, tmp_path: Path) 
     with pytest.raises(ResumeError, match=f"{name} is a symbolic link"):
         train(folder)
     assert files(outside) == ["kept"]
-
-
-def test_a_link_that_comes_during_a_save_is_not_followed(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    folder = open_folder(tmp_path / "folder", tf.train.Checkpoint(x=tf.Variable(1)))
-    folder.restore_newest()
-    planted = tmp_path / "folder" / "ckpt-1_temp"
-    monkeypatch.setattr(folder, "_find_link", lambda pattern: planted.symlink_to(outside))
-    monkeypatch.setattr(folder, "_remove", lambda pattern: None)  # it comes after that
-    with pytest.raises(FileExistsError, match="ckpt-1_temp"):
-        folder.save()
-    assert files(outside) == []
 
 
 def test_an_owner_file_that_is_a_hard_link_is_not_overwritten(tmp_path: Path) -> None:

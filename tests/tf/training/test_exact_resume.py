@@ -43,10 +43,18 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "py_dataset",
         "keras_random_in_call",
         "callback_with_dataclass",
+        "step_of_its_own",
+        "stop_at_the_beginning",
         "tf_random_in_call",
-        "--steps=11",
+        "--steps=13",
     )
     assert found.pop("tf_random_in_call") == ["told"]
+    assert {outcome for outcomes in found.values() for outcome in outcomes} == {"equal"}, found
+
+
+@pytest.mark.nightly
+def test_under_tensorflows_strategy_programs_resume() -> None:
+    found = compare("endless", "dropout_and_normalization", "--mirrored", "--steps", "3", "11")
     assert {outcome for outcomes in found.values() for outcome in outcomes} == {"equal"}, found
 
 
@@ -62,7 +70,6 @@ def test_no_program_is_silently_different() -> None:
         "callback_with_closure",
         "callback_with_iterator",
         "callback_with_list_of_objects",
-        "callback_with_logger_and_number",
         "csv_logger",
         "random_generator_in_call",
         "tf_random_in_call",

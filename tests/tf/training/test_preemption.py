@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tensorflow as tf
-from folders import helper, quiet_helper
+from folders import helper
 from keras_marks import KERAS_3
-from kinds import Completed, Counts, Fields, Strings
+from kinds import Completed, Counts
 from local_run import captured, in_step
 
 from slurm_resolver.tf.training.fit_state import unpack
@@ -68,37 +67,6 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     assert "because of SIGTERM: exit status 75: start the program again" in said[1]
     assert said[3].count(f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2") == 1
     assert f"nothing is left to train: {folder}/ckpt-4 was saved after epoch 8" in said[4]
-
-
-def cases_outcomes(*options: str) -> Fields:
-    """Returns how trainings end that are left alone, and that are broken off and resumed."""
-    done = captured([*quiet_helper("resume_cases.py"), *options], status=0)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def test_a_step_that_returns_some_metrics_and_a_stop_before_a_step_are_those_of_keras() -> None:
-    outcomes = cases_outcomes("step_of_its_own", "stop_at_the_beginning")
-    for ended in outcomes.values():
-        assert ended["resumed"] == ended["whole"]
-    assert [*outcomes["step_of_its_own"]["whole"]["history"]] == ["loss"]
-    stopped = outcomes["stop_at_the_beginning"]["whole"]
-    assert (stopped["epochs"], stopped["iterations"]) == ([0, 1], 11)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("strategy", "cases"),
-    [
-        ("get_strategy", []),
-        ("MirroredStrategy", ["one_iterator_for_all", "dropout_and_normalization"]),
-    ],
-)
-def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
-    strategy: str, cases: Strings
-) -> None:
-    for name, ended in cases_outcomes("--strategy", strategy, *cases).items():
-        assert "error" not in ended["whole"], (name, ended)
-        assert ended["resumed"] == ended["whole"], name
 
 
 def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
