@@ -321,6 +321,11 @@ WATCH_KEY = Name(
     "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)",
     OPTIONAL,
 )
+# Without it, TensorFlow asks for 5 s whether this machine is in Google's cloud.
+ON_GCP = Name(
+    "tensorflow.python.distribute.failure_handling.failure_handling_util:on_gcp",
+    OPTIONAL,
+)
 # Without it, TensorFlow ends a training if a task is silent for 5 to 10 s.
 CONFIGURE_HEARTBEATS = Name(
     "tensorflow.python.eager.context:"

@@ -192,43 +192,6 @@ def built_by_hand(strategy: Any) -> dict[str, list[Any]]:
     return found
 
 
-def checkpoints(strategy: Any, index: int) -> Fields:
-    """Trains in the scope with each kind of ModelCheckpoint in all workers, or in one."""
-    keras.backend.clear_session()
-    options: dict[str, Fields] = {
-        "best.weights.h5": {
-            "save_best_only": True,
-            "monitor": "loss",
-            "save_weights_only": True,
-        },
-        "steps-{epoch}.keras": {"save_freq": 3},
-        "epoch-{epoch:02d}-{loss:.1f}.keras": {},
-        "worst.keras": {
-            "save_best_only": True,
-            "monitor": "accuracy",
-            "mode": "min",
-        },
-    }
-    found: Fields = {}
-    for who in ("all", "0", "1"):
-        folder = FOLDER / f"of {who}"
-        mine = [
-            keras.callbacks.ModelCheckpoint(str(folder / name), **given)
-            for name, given in options.items()
-            if who in ("all", str(index))
-        ]
-        model = build(strategy)
-        with strategy.scope():
-            train(
-                model,
-                epochs=2,
-                callbacks=mine,
-            )
-        model.evaluate(data(), verbose=0)  # until then, the other worker may not have saved
-        found[who] = sorted(path.name for path in folder.iterdir())
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load", action="store_true")
@@ -243,7 +206,6 @@ def main() -> None:
         found["in_scope"] = in_scope(strategy, index)
         found["uncompiled"] = uncompiled(strategy)
         found["by_hand"] = built_by_hand(strategy)
-        found["checkpoints"] = checkpoints(strategy, index)
         model = build(strategy)
         train(model)
         found["callbacks"] = callbacks(model, index)

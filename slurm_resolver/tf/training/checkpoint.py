@@ -36,7 +36,6 @@ _BATCH_BY_BATCH = (
 )
 # Seconds that a rank whose data failed after a signal waits for those of the others to fail.
 _ERROR_WAIT = 5.0
-_CLOUD_ADDRESS = "GCE_METADATA_IP"
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
 # therefore serves all trainings of a process, and saves the current one.
@@ -284,14 +283,7 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     resolver = strategy.cluster_resolver or (
         tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
     )
-    # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
-    # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
-    # all (tensorflow/python/distribute/failure_handling/gce_util.py).
-    before = os.environ.get(_CLOUD_ADDRESS)
-    os.environ[_CLOUD_ADDRESS] = "127.0.0.1:9"
-    try:
-        _handler = _QuietHandler(resolver, manager, termination_config=termination)
-    finally:
-        del os.environ[_CLOUD_ADDRESS]
-        if before is not None:
-            os.environ[_CLOUD_ADDRESS] = before
+    # In Google's cloud, the handler would wait for the cloud's own notices, and without GPUs do
+    # nothing at all (tensorflow/python/distribute/failure_handling/failure_handling_util.py).
+    private_names.ON_GCP.replace(lambda original: False)
+    _handler = _QuietHandler(resolver, manager, termination_config=termination)

@@ -78,21 +78,6 @@ def test_what_is_built_outside_the_scope_trains(workers: Workers) -> None:
         assert losses == workers[0]["by_hand"]["as Keras"]
 
 
-def test_each_kind_of_model_checkpoint_writes_the_same_files_in_one_worker(
-    workers: Workers, folder: Path
-) -> None:
-    for worker in workers:
-        files = worker["checkpoints"]["all"]
-        assert len(files) == 6
-        assert worker["checkpoints"] == {
-            "all": files,
-            "0": files,
-            "1": files,
-        }
-    for path in folder.glob("of */*.keras"):
-        assert zipfile.ZipFile(path).testzip() is None
-
-
 def test_the_workers_still_hold_the_same(workers: Workers) -> None:
     assert workers[0]["weights"] == workers[1]["weights"]
 
