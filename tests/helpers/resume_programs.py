@@ -41,6 +41,7 @@ from kinds import Action, Fields, Strings
 from labelled_rows import BrokenOffError
 
 import slurm_resolver as sr
+from slurm_resolver import log
 
 ROWS = 32
 BATCH = 8
@@ -453,6 +454,7 @@ def compare(name: str, steps: list[int]) -> Strings:
     whole = fit(name)
     outcomes = []
     for step in steps:
+        log.warned.clear()
         lines = Lines()
         logging.getLogger("slurm_resolver").addHandler(lines)
         with tempfile.TemporaryDirectory() as folder:

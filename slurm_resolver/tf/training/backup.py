@@ -32,7 +32,7 @@ from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
-from slurm_resolver.tf.training.exactness import Exactness
+from slurm_resolver.tf.training.exactness import function_names, problem_of_step, tell
 from slurm_resolver.tf.training.random_states import (
     random_states,
     restore_random,
@@ -162,6 +162,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._iterator: Any = None  # over the data
+        self._functions: set[str] | None = None  # those that were there before the first step
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
@@ -197,9 +198,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._saved = backup.more or {}
         backup.say_start(epochs)
         findings = findings_of(data, fit)
-        self._exactness = Exactness(backup.leads)
         self._check_fit(findings.content)
-        self._exactness.tell(findings.other, *_unbuilt_optimizers(model))
+        self._tell(findings.other, *_unbuilt_optimizers(model))
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
@@ -371,11 +371,16 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             saved = [*model.variables, *optimizer, *layers, model.optimizer]
             self._states = CallbackStates(self._others, saved)
         self._states.apply(self._saved.get("callbacks", {}))
-        self._exactness.tell(*self._states.problems())
+        self._tell(*self._states.problems())
+
+    def _tell(self, *problems: str) -> None:
+        if self._backup.leads:
+            tell(*problems)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Comes last before the step."""
-        self._exactness.before_step()
+        if self._functions is None:
+            self._functions = function_names()
 
     def _add_logs(self, epoch: int, logs: Any) -> None:
         """Gives the other callbacks the logs of an epoch of which no step was left."""
@@ -386,8 +391,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs = logs
         if self._begins:
             self._begins = False
-            self._exactness.after_step(self._state)
-            self._exactness.tell(*self._states.problems())
+            if self._functions:
+                self._tell(problem_of_step(self._functions, self._state))
+            self._functions = set()
+            self._tell(*self._states.problems())
         self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()
 
