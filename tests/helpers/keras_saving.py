@@ -157,41 +157,6 @@ def uncompiled(strategy: Any) -> Fields:
     }
 
 
-class Own(keras.Model):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = keras.layers.Dense(3)
-
-    def build(self, input_shape: Any) -> None:
-        self.dense.build(input_shape)
-
-    def call(self, inputs: Any) -> Any:
-        return self.dense(inputs)
-
-
-def built_by_hand(strategy: Any) -> dict[str, list[Any]]:
-    """Builds models and optimizers outside the scope; returns the losses of their training."""
-    ways: dict[str, Change] = {
-        "as Keras": lambda model: None,
-        "build": lambda model: model.build((None, 6)),
-        "call": lambda model: model(X[:1]),
-        "optimizer": lambda model: [
-            model.build((None, 6)),
-            model.optimizer.build(model.trainable_variables),
-        ],
-    }
-    found: dict[str, list[Any]] = {}
-    for name, by_hand in ways.items():
-        for kind in (Own, lambda: keras.Sequential([keras.layers.Dense(3)])):
-            keras.utils.set_random_seed(3)
-            with strategy.scope():
-                model = kind()
-                model.compile("adam", LOSS)
-            by_hand(model)
-            found.setdefault(name, []).append(train(model)["loss"])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load", action="store_true")
@@ -205,7 +170,6 @@ def main() -> None:
     else:
         found["in_scope"] = in_scope(strategy, index)
         found["uncompiled"] = uncompiled(strategy)
-        found["by_hand"] = built_by_hand(strategy)
         model = build(strategy)
         train(model)
         found["callbacks"] = callbacks(model, index)

@@ -72,12 +72,6 @@ def test_an_uncompiled_model_is_saved_and_keras_says_that_it_cannot_train(
             assert found[call].startswith("ValueError: You must call `compile()`")
 
 
-def test_what_is_built_outside_the_scope_trains(workers: Workers) -> None:
-    assert workers[0]["by_hand"] == workers[1]["by_hand"]
-    for losses in workers[0]["by_hand"].values():
-        assert losses == workers[0]["by_hand"]["as Keras"]
-
-
 def test_the_workers_still_hold_the_same(workers: Workers) -> None:
     assert workers[0]["weights"] == workers[1]["weights"]
 
