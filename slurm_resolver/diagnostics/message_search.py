@@ -128,17 +128,14 @@ def search(text: str) -> tuple[list[str], KnownMessage | None, re.Match[str] | N
 
 
 def _named_task(match: re.Match[str]) -> str | None:
-    """Returns the task in the match, or the next one in the line, or the last one before it."""
+    """Returns the task in the match, or else the last one near it in the line."""
     named = match.groupdict().get("address")
     if named:
         return printable(named)
-    start = match.start()
-    found: re.Match[str] | None = None
-    for found in _ADDRESS.finditer(match.string, start - 300, match.end() + 500):
-        if found.start() >= start:
-            break
-    if not found:
+    near = [*_ADDRESS.finditer(match.string, max(0, match.start() - 300), match.end() + 500)]
+    if not near:
         return None
+    found = near[-1]
     if found["job"]:
         return f"/job:{found['job']}/replica:0/task:{found['task']}"
     return (found["peer"] or found["target"]).replace("%5B", "[").replace("%5D", "]")

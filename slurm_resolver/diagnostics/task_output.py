@@ -141,11 +141,11 @@ class TaskOutput:
             self._in_traceback = True
         elif self._in_traceback:
             text = _GROUP.sub("", text, count=1)
-            if _ERROR.match(text) and self._is_ignored:
+            if _ERROR.match(text):
                 self._in_traceback = False
+                if not self._is_ignored:
+                    self._take_error(text, number, fatal=False)
                 self._is_ignored = False
-            elif _ERROR.match(text):
-                self._take_error(text, number, fatal=False)
         elif _IGNORED.match(text):
             self._is_ignored = True
         elif _FATAL.match(text):
@@ -155,7 +155,6 @@ class TaskOutput:
 
     def _take_error(self, text: str, number: int, fatal: bool) -> None:
         self.is_fatal = fatal
-        self._in_traceback = False
         self._error = Failure(number, text, follows=kind_of(text) == "effect")
         self._error_at = self._lines
 
