@@ -14,7 +14,7 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
-from slurm_resolver.preflight.gpu_check import check_driver, check_gpus
+from slurm_resolver.preflight.gpu_check import check_gpus
 from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
@@ -100,7 +100,7 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         result_of("reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
-        check_driver(cluster),
+        result_of("gpus", [cluster.gpu_decision.conflict], "as Slurm shows them", WARNING),
         # One task asks: a thousand would burden Slurm's controller.
         *(check_job(cluster.step) if service.rank == 0 else []),
     ]

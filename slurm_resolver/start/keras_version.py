@@ -10,7 +10,6 @@ import sys
 from importlib import metadata
 
 from slurm_resolver.errors import KerasError
-from slurm_resolver.log import warn_once
 
 _PACKAGES = (
     "tensorflow",
@@ -24,7 +23,6 @@ _PACKAGES = (
 )
 _FIRST_RIGHT = "3.10"
 _FIRST_TAKING_BATCHES = "3.16"
-_NEWEST_TRIED = "3.16"
 
 
 def keras_problem(version: str) -> str:
@@ -39,19 +37,11 @@ def keras_problem(version: str) -> str:
 
 
 def check_keras() -> None:
-    """Raises KerasError if this process's Keras would train incorrectly; warns of newer ones."""
+    """Raises KerasError if this process's Keras would train incorrectly."""
     version = getattr(sys.modules.get("keras"), "__version__", None)
-    if version is None:
-        return
-    problem = keras_problem(version)
+    problem = keras_problem(version) if version else ""
     if problem:
         raise KerasError(problem)
-    if _minor(version) > _minor(_NEWEST_TRIED):
-        warn_once(
-            f"Keras {version} is newer than {_NEWEST_TRIED}, the newest that was tried on several "
-            "workers. If its results differ from those of one process: "
-            f"pip install '{older_keras(version)}'"
-        )
 
 
 def keras_takes_batches() -> bool:
@@ -60,13 +50,6 @@ def keras_takes_batches() -> bool:
     Some of its code then counts rows that it otherwise does not, as in the logs of each output.
     """
     return _minor(sys.modules["keras"].__version__) >= _minor(_FIRST_TAKING_BATCHES)
-
-
-def older_keras(version: str) -> str:
-    """Returns what to install instead of a Keras that lacks something: ``keras<3.17``."""
-    newest_major, newest_minor = _minor(_NEWEST_TRIED)
-    major, minor = min((newest_major, newest_minor + 1), _minor(version))
-    return f"keras<{major}.{minor}"
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ import shlex
 import sys
 
 import pytest
-from folders import HELPERS
 from kinds import Fields, Texts
 from local_run import COMMAND
 from network_faults import packets_dropped
@@ -118,25 +117,3 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
         "worker 2 (rank 2 on n10): cannot reach worker 1 (rank 1 on n9) at n9:" in reach["detail"]
     )
     assert "timed out" in reach["detail"]
-
-
-# The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
-# Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
-
-
-@pytest.mark.newest
-@pytest.mark.parametrize("on_n9", [2, 1])
-def test_a_gpu_that_is_lost(real_slurm: SlurmCluster, on_n9: int) -> None:
-    gpus = run(
-        real_slurm,
-        "-w n8,n9,n10 -N3 -n3 --gpus-per-node=2",
-        env={
-            "PYTHONPATH": str(HELPERS / "stand_ins"),
-            "NVML_STAND_IN": json.dumps({"n8": 2, "n9": on_n9, "n10": 2}),
-        },
-    )["gpus"]
-    if on_n9 == 2:
-        assert (gpus["status"], gpus["detail"]) == ("ok", "gradients use NCCL")
-    else:
-        lost = "worker 1 (rank 1 on n9): the driver does not know 1 of the GPUs that Slurm shows: "
-        assert (gpus["status"], gpus["detail"][: len(lost)]) == ("warning", lost)
