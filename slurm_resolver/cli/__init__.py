@@ -8,13 +8,14 @@ returns the exit status.
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from slurm_resolver.cli.options import OptionAdder
-from slurm_resolver.cli.screen import screen_of
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
@@ -74,19 +75,11 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, or the words of a caller, and returns the exit status."""
-    if argv is not None:
-        return _run(argv)
-    output = screen_of("stdout", 1)
-    screen_of("stderr", 2)
-    status = _run(sys.argv[1:])
-    if not output.error or isinstance(output.error, BrokenPipeError):
-        return status
-    print_line(f"cannot write the output: {output.error.strerror}", "slurm-resolver")
-    return status or 2
-
-
-def _run(words: Sequence[str]) -> int:
-    """Runs the command, and returns its own exit status, whether its output could be written."""
+    words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may only know ASCII
+                stream.reconfigure(errors="backslashreplace", line_buffering=True)
     if not words:
         build_parser(()).print_help()
         return 2  # a script should notice that nothing was done
@@ -101,3 +94,8 @@ def _run(words: Sequence[str]) -> int:
     except SlurmResolverError as error:
         print_line(error, f"slurm-resolver {args.command}")
         return 1 if find_rendezvous_error(error) else 2
+    except OSError as error:  # of the output, whose rest Python would write at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # as in: slurm-resolver explain log | head
+            print_line(f"cannot write the output: {error.strerror}", "slurm-resolver")
+        return 2

@@ -69,5 +69,5 @@ def main(args: Namespace) -> int:
     settings = BatchSettings(**{**values_of(args, BatchSettings), "command": command_of(args)})
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
-    sys.stdout.write(batch_file(settings))
+    print(batch_file(settings), end="")
     return 0

@@ -95,53 +95,37 @@ def test_an_example_can_be_pasted() -> None:
             )
 
 
-# What a shell does to the streams of a command, which lead to a pipe that nobody reads.
-OUTPUTS = {
-    "nobody reads": "",
-    "full": ">/dev/full 2>&1",
-    "closed": ">&- 2>&-",
-}
-LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")
-LONG = ["sbatch", "--", *map(str, range(20_000))]  # much more than a buffer
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize(
     ("words", "status"),
     [
         (["run", "-n2", "--", "sh", "-c", "seq 5000; exit 3"], 3),
         (["run", "-n2", "--", "sh", "-c", "seq 5000 >&2; exit 3"], 3),
-        (["explain", LOG], 1),
-        (["show"], 2),
         (["requeue", "7"], 2),
         (["exec", "--", "sh", "-c", "exit 4"], 4),
-        (["shwo"], 2),
-        (["sbatch", "--", "train"], 0),
-        (LONG, 0),
+        (["explain", str(ROOT / "tests" / "data" / "logs" / "cancelled.log")], 2),
     ],
 )
-def test_output_that_cannot_be_written_does_not_change_the_exit_status(
-    words: Strings, status: int, output: str
-) -> None:
-    """Both streams fail at once. A status of 0 also says that the output is on the disk."""
-    if output == "full" and status == 0:
-        status = 2
+def test_output_that_nobody_reads(words: Strings, status: int) -> None:
+    """Nothing is said of it. Launchers and requeue keep their exit status."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as broken:
         done = subprocess.run(
-            ["sh", "-c", f'exec "$@" {OUTPUTS[output]}', "sh", *COMMAND, *words],
+            [*COMMAND, *words],
             stdout=broken,
-            stderr=broken,
+            stderr=subprocess.PIPE,
+            text=True,
         )
     assert done.returncode == status
+    assert "rror" not in done.stderr
 
 
 def test_output_that_cannot_be_written_is_reported() -> None:
-    for words, said in (
-        (["sbatch", "--", "train"], "slurm-resolver: cannot write the output: No space left"),
+    for words, status, said in (
+        (["sbatch", "--", "train"], 2, "slurm-resolver: cannot write the output: No space left"),
         (
             ["run", "-n2", "--", "sh", "-c", "echo a"],
+            0,
             "slurm-resolver run: cannot write the output of the tasks: No space left",
         ),
     ):
@@ -151,9 +135,7 @@ def test_output_that_cannot_be_written_is_reported() -> None:
             )
         (line,) = done.stderr.splitlines()
         assert line.startswith(said)
-    done = captured(["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "explain"])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "slurm-resolver explain: -: Bad file descriptor\n"
+        assert done.returncode == status
 
 
 def test_shtab_completes_them() -> None:
