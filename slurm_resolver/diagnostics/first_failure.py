@@ -48,7 +48,6 @@ _CRASHED = re.compile(
 )
 _KILLED = re.compile(f"Killed|SIGKILL|{_CRASHED.pattern}")
 _EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|13[59]|143)")
-_MOST_RANKS = 256  # of those that one line names: more are those of several nodes
 # A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
 # A node that failed, and the reason.
@@ -136,13 +135,12 @@ class FailureReader(MessageReader):
                 self.has_crashed |= not follows
                 if self.reported:  # it may have taken long to dump its memory
                     follows = self.reported.follows
-            each = re.findall(r"\d+", ranks)[:1]
             with suppress(HostlistError):  # a task may print anything
+                for rank in expand_hostlist(f"[{ranks}]"):
+                    end_of_rank = Failure(number, how, follows, True, rank, node)
+                    self.ends.setdefault(rank, end_of_rank)
+                    self.reported = self.reported or end_of_rank
                 self.ended_on.update(expand_hostlist(nodes or ""))
-                each = expand_hostlist(f"[{ranks}]", _MOST_RANKS)
-            for rank in each:
-                self.ends.setdefault(rank, Failure(number, how, follows, True, rank, node))
-            self.reported = self.reported or self.ends[each[0]]
 
     @property
     def has_failed(self) -> bool:

@@ -29,7 +29,7 @@ Ranges = list[tuple[range, int]]
 _Name = tuple[list[str], list[Ranges]]  # the texts around the brackets of a name, and the brackets
 
 
-def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
+def expand_hostlist(hostlist: str) -> list[str]:
     """Returns the host names that a Slurm host list stands for, in its order, duplicates kept.
 
     >>> expand_hostlist("n[9-10],login")
@@ -42,10 +42,10 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
 
     Raises:
         HostlistError: (a ValueError) for a bracket that is not closed, an empty or backward range,
-            anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
+            anything but digits in a range, more than 65,536 hosts in a range or 2**24 in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    return [host for name in _parse(hostlist, limit) for host in _expand_name(*name)]
+    return [host for name in _parse(hostlist) for host in _expand_name(*name)]
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -84,7 +84,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     return counts
 
 
-def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
+def _parse(hostlist: str) -> list[_Name]:
     names = []
     total = 0
     for text in _NAME.findall(hostlist):
@@ -95,8 +95,10 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
     left = _NAME.sub("", hostlist).strip(SEPARATORS)
     if left:
         raise HostlistError("a bracket that is not closed, or not opened", hostlist, left[0])
-    if total > limit:
-        raise HostlistError(f"stands for more than {limit:,} hosts, the limit", hostlist, hostlist)
+    if total > MAX_HOSTS:
+        raise HostlistError(
+            f"stands for more than {MAX_HOSTS:,} hosts, the limit", hostlist, hostlist
+        )
     return names
 
 
