@@ -26,7 +26,7 @@ from slurm_resolver.diagnostics.task_output import Failure, TaskOutput, kind_of
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 
-_LONGEST = 2000  # characters of a line that are read
+_LONGEST = 10_000  # characters of a line that are read
 _TIME = r"(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* )?"
 # The rank of --label, and the line.
 _LABELLED = re.compile(rf"{_TIME}(?: *(\d{{1,7}}): ?)?{_TIME}(.*)", re.DOTALL)
@@ -96,17 +96,16 @@ class FailureReader(MessageReader):
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
         text = _COLOUR.sub("", text)
         super().read(text, number)
-        text = text.rstrip()
+        text = text[:_LONGEST].rstrip()
         ends_all = _ENDS_ALL.match(text)
         if ends_all:
             self.all_end = True
             self.slurm_job = self.slurm_job or ends_all[1] or ends_all[2]
         is_refusal = text.startswith("srun: error: ")
-        self._refusal = Failure(number, text[:_LONGEST]) if is_refusal else None
+        self._refusal = Failure(number, text) if is_refusal else None
         if _LAUNCHER.match(text):
             self._read_launcher(text, number)
             return
-        text = text[:_LONGEST]
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
@@ -125,11 +124,10 @@ class FailureReader(MessageReader):
             if kind_of(text) == "request":
                 node = ""
                 other = "srun"
-            self.node = Failure(number, why[:_LONGEST], is_end=True, node=node, other=other)
+            self.node = Failure(number, why, is_end=True, node=node, other=other)
         end = _TASK_END.match(text)
         if end:
             nodes, node, ranks, how = end.groups()
-            how = how[:_LONGEST]
             follows = self.all_end
             if _CRASHED.match(how):
                 self.has_crashed |= not follows
