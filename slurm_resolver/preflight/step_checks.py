@@ -7,20 +7,21 @@ each task has the notes of all tasks, and computes the same results.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
-from slurm_resolver.preflight.gpu_check import check_gpus
 from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
 from slurm_resolver.start.ready import agreement_facts, find_disagreement
-from slurm_resolver.start.transport import TaskDevices, task_devices
+from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.wording import counted
 
 # Names that do not resolve, dropped packets and a busy controller take time.
@@ -104,3 +105,19 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         # One task asks: a thousand would burden Slurm's controller.
         *(check_job(cluster.step) if service.rank == 0 else []),
     ]
+
+
+def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
+    """Returns the result for the tasks that use GPUs, by rank.
+
+    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
+    """
+    if not devices:
+        return Result("gpus", SKIPPED, "no task has any, according to its variables")
+    training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
+    if len(training) < 2 or any(task.job == "ps" for task in tasks):
+        return Result("gpus", OK, f"{counted(len(devices), 'task')} with GPUs")
+    transport = find_transport(training, "rank {}".format)
+    if transport.remedy:
+        return Result("gpus", WARNING, f"{transport.sentence}: {transport.remedy}")
+    return Result("gpus", OK, transport.sentence)

@@ -77,7 +77,8 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
     def slow(why: str, remedy: str = "") -> Transport:
         return Transport(False, f"gradients use gRPC (slow), because {why}", remedy)
 
-    computes = any(task.usable for task in tasks.values())
+    if not any(task.usable for task in tasks.values()):
+        return Transport(False, "gradients use gRPC: no task computes on a GPU")
     hidden = ""
     first_on: dict[str, int] = {}  # the first task of each node
     owners: dict[tuple[str, str], int] = {}  # by node and GPU
@@ -92,8 +93,6 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
                 "something sets CUDA_VISIBLE_DEVICES after srun",
                 "remove that line of the program or script",
             )
-        if not computes:
-            continue
         if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name}")
         gpus = task.gpus or ()
@@ -114,8 +113,6 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
             )
         if first_rank != rank and task.confined and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
-    if not computes:
-        return Transport(False, "gradients use gRPC: no task computes on a GPU")
     if hidden:
         return Transport(
             True,

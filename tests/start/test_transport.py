@@ -11,7 +11,7 @@ from task_variables import ONE_NODE
 
 from slurm_resolver import resolve
 from slurm_resolver.cluster.addresses import Task
-from slurm_resolver.preflight.gpu_check import check_gpus
+from slurm_resolver.preflight.step_checks import check_gpus
 from slurm_resolver.start import transport
 from slurm_resolver.start.transport import (
     TaskDevices,
