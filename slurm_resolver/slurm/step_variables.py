@@ -117,34 +117,11 @@ class SlurmStep:
     # only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of MPICH
     openmpi_local_rank = text_variable("OMPI_COMM_WORLD_LOCAL_RANK")
     mpich_local_rank = text_variable("MPI_LOCALRANKID")
-    # set by the user, to train alone
-    switch = Variable(
-        "SLURM_RESOLVER",
-        parse_switch,
-        "on or off",
-        remedy="Set SLURM_RESOLVER=off to train alone, without a cluster, or unset it",
-    )
-    # set by the user, for the job's parameter servers
-    network_grace = number_variable(
-        "SLURM_RESOLVER_NETWORK_GRACE",
-        1,
-        86_400,
-        remedy="Set it to the seconds for which the network between the nodes may fail, or unset "
-        "it for 30 s",
-    )
-    start_timeout = number_variable(
-        "SLURM_RESOLVER_START_TIMEOUT",
-        1,
-        604_800,
-        remedy="Set it to the seconds that the tasks may take to start, or unset it for 600 s",
-    )
-    stall_seconds = number_variable(
-        "SLURM_RESOLVER_STALL_SECONDS",
-        0,
-        604_800,
-        remedy="Set it to the seconds without a finished step that are reported as a stall, 0 for "
-        "never, or unset it for 300 s",
-    )
+    # set by the user: to train alone, and seconds
+    switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
+    network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
+    start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
+    stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = text_variable("SLURM_RESOLVER_JOB")
     # set by this package for the child processes of a task that had to ask the others

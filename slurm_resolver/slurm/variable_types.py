@@ -15,8 +15,8 @@ Environ = Mapping[str, str]
 Value = TypeVar("Value")
 
 _REMEDY = (
-    "Slurm or this package sets this variable: look for a script that exports it; or unset it, and "
-    "start again with srun"
+    "Look for a script that exports it, or unset it, and start again with srun: Slurm and this "
+    "package set their own variables."
 )
 
 
@@ -32,7 +32,6 @@ class Variable(Generic[Value]):
         read: reads a text; returns None or raises ValueError for one that cannot be used.
         expected: what its value should be, for messages.
         empty_is_unset: whether an empty text counts as unset.
-        remedy: what to do about another value, for messages.
         field: the name of the field, such as ``rank``.
     """
 
@@ -40,7 +39,6 @@ class Variable(Generic[Value]):
     read: Callable[[str], Value | None]
     expected: str
     empty_is_unset: bool = True
-    remedy: str = _REMEDY
 
     def __set_name__(self, owner: type, field: str) -> None:
         self.field = field
@@ -72,7 +70,7 @@ class Variable(Generic[Value]):
             reason = f" ({error})"
         raise UnreadableValueError(
             f"{name or self.name}={shorten_value(text)!r}: expected {self.expected}{reason}. "
-            f"{self.remedy}."
+            f"{_REMEDY}"
         )
 
 
@@ -86,7 +84,6 @@ def number_variable(
     minimum: int,
     maximum: int,
     empty_is_unset: bool = True,
-    remedy: str = _REMEDY,
 ) -> Variable[int]:
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
@@ -95,7 +92,6 @@ def number_variable(
         read=lambda text: read_whole_number(text, minimum, maximum),
         expected=f"a whole number from {minimum} to {maximum}",
         empty_is_unset=empty_is_unset,
-        remedy=remedy,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -73,7 +72,7 @@ def test_a_senseless_value_is_named_with_what_was_expected(
     message = str(caught.value)
     assert message.startswith(f"{name}=")
     assert expected in message
-    assert re.search("start again with srun|Set ", message)
+    assert "start again with srun" in message
 
 
 @pytest.mark.parametrize(
