@@ -43,13 +43,15 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
 
 def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, Result]:
     """Returns one result for each id, from those of all tasks; it names the tasks with bad ones."""
-    by_id: dict[str, dict[int, Result]] = defaultdict(dict)
+    worst: dict[str, Result] = {}
+    bad: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, results in by_rank.items():
-        for id, status, detail in results:
-            by_id[id][rank] = Result(id, status, detail)
-    merged = {}
-    for id, same in by_id.items():
-        worst = max(same.values(), key=lambda one: _FROM_GOOD_TO_BAD.index(one.status))
-        bad = {rank: one.detail for rank, one in same.items() if one.is_bad}
-        merged[id] = result_of(id, named(bad, cluster), "", worst.status) if bad else worst
-    return merged
+        for result in map(Result._make, results):
+            known = worst.setdefault(result.id, result)
+            if _FROM_GOOD_TO_BAD.index(result.status) > _FROM_GOOD_TO_BAD.index(known.status):
+                worst[result.id] = result
+            if result.is_bad:
+                bad[result.id][rank] = result.detail
+    for id, details in bad.items():
+        worst[id] = result_of(id, named(details, cluster), "", worst[id].status)
+    return worst
