@@ -13,7 +13,7 @@ from slurm_resolver.diagnostics.first_failure import FailureReader
 
 _LONGEST = 1024 * 1024  # bytes that are read as one line
 
-# A start has ended. What follows belongs to the next start, if there is a line with _BEGIN.
+# A start has ended. The next one begins with a line that has _BEGIN.
 _END = re.compile(
     r"srun: error: "
     r"|srun: (?:\S+: \w+: )?Terminating "
@@ -37,17 +37,14 @@ def read_starts(stream: BinaryIO, file: str = "") -> list[FailureReader]:
     The list has one if nothing says that the job started again.
     """
     starts = [FailureReader(file)]
-    following: FailureReader | None = None  # has read what follows the last end
+    has_ended = False
     number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
-        if following and _BEGIN.search(text):
-            starts.append(following)
-            following = None
+        if has_ended and _BEGIN.search(text):
+            starts.append(FailureReader(file))
+            has_ended = False
         starts[-1].read(text, number)
-        if following:
-            following.read(text, number)
-        if _END.match(text):
-            following = FailureReader(file)
+        has_ended = has_ended or _END.match(text) is not None
         number += piece.endswith(b"\n")
     return starts

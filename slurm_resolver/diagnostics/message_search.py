@@ -6,7 +6,6 @@ with its size, and the memory with the number of findings.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -113,7 +112,6 @@ class MessageReader:
         ]
 
 
-@functools.lru_cache(maxsize=2)  # the reader of the next start may read the same text
 def search(text: str) -> tuple[list[str], KnownMessage | None, re.Match[str] | None]:
     """Returns the ids of the messages that a text settles, and the one in it with its match."""
     # `re` compiles a pattern when it is first used.
