@@ -37,7 +37,8 @@ Read the modules in this order::
     table          which rule an operation has; rules, moving, indexing, slices and lists have
                    them
     effects        operations with effects, and those that only the first replica computes
-    plan           the first phase; control_flow plans and writes conditions and loops
+    plan           the first phase; control_flow plans and writes conditions and loops, and
+                   row_loops those that compute each row by itself
     collectives    how replicas put tensors together
     creation       copies an operation with other inputs
     emission       the second phase

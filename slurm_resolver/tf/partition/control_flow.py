@@ -25,6 +25,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.inlining import CALLS, Flat
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.plan import Plan, Planner, WholeListsError
+from slurm_resolver.tf.partition.row_loops import RowLoop, is_of_rows
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -119,6 +120,8 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
     given = planner.wholes(op) if whole else list(op.raw)
     body = op.node.function(op.attribute("body").name)
     test = op.node.function(op.attribute("cond").name)
+    if not whole and any(map(is_of_rows, given)):
+        return RowLoop(op, body, test).split()
     fixed = {
         place for place, pair in enumerate(zip(body.inputs, body.outputs)) if pair[0] == pair[1]
     }

@@ -1,7 +1,8 @@
 """Rules for TensorLists, in which loops keep the tensors of their rounds.
 
-The elements of a list are all SAME, or all have the same rows. A list without elements becomes
-either. The shape of elements that is given to TensorFlow leaves the size of the rows open.
+The elements of a list are all SAME, or all have the same rows, or are of one row each. A list
+without elements becomes any of these. The shape of elements that is given to TensorFlow leaves the
+size of the rows open.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation, size_at
+from slurm_resolver.tf.partition.sizes import COUNTS, is_count
 from slurm_resolver.tf.partition.values import (
+    OWN,
     SAME,
     Kind,
     Literal,
@@ -24,6 +27,7 @@ from slurm_resolver.tf.partition.values import (
     as_tuple,
     join,
     list_of,
+    rows,
 )
 
 
@@ -65,6 +69,8 @@ def element_of(value: Value) -> Value:
     """Returns what the elements of a list are."""
     if value.element is None:
         raise NotByPartError("a list without elements")
+    if value.element.kind in (Kind.OWN, Kind.PLACE):
+        raise NotByPartError("a list of rows")
     return value.element
 
 
@@ -74,24 +80,23 @@ def new(op: Operation) -> Split:
 
 
 def from_tensor(op: Operation) -> Split:
-    """TensorListFromTensor: the elements are along the first axis."""
-    value = op.raw[0]
-    if value.kind is Kind.SUM:
-        return op.split(
-            list_of(SAME),
-            SAME,
-            open_shape(op, 1),
-        )
-    if not value.has_rows:
-        return op.split(
-            list_of(SAME),
-            SAME,
-            open_shape(op, 1),
-        )
-    if value.axis == 0:
-        raise NotByPartError("a loop over rows")
+    """TensorListFromTensor: the elements are along the first axis.
+
+    A list of all rows is one of a replica's own rows, such as `tf.map_fn` takes them.
+    """
+    value = op.values[0]
+    is_of_rows = is_count(op.sizes.size(op.node.inputs[0], 0), 1, 1)
+    if is_of_rows and value in (SAME, rows()):
+        element = OWN
+        value = rows()
+    elif not value.has_rows:
+        element = SAME
+    elif value.axis == 0:
+        raise NotByPartError("a loop over several batches")
+    else:
+        element = value.at(value.axis - 1)
     return op.split(
-        list_of(value.at(value.axis - 1)),
+        list_of(element),
         value,
         open_shape(op, 1),
     )
@@ -166,6 +171,8 @@ def pop(op: Operation) -> Split:
 
 def stack(op: Operation) -> Split:
     """TensorListStack."""
+    if op.raw[0] == list_of(OWN) and op.attribute("num_elements") < 0:
+        return op.split(rows(), op.raw[0])
     element = element_of(op.raw[0])._replace(numbers=None)
     result = element.at(element.axis + 1) if element.has_rows else element
     return op.split(
@@ -195,8 +202,15 @@ def told_shape(op: Operation) -> Split:
 
 
 def length(op: Operation) -> Split:
-    """TensorListLength."""
-    return op.split(SAME, op.raw[0])
+    """TensorListLength: the number of all rows, of a list of rows."""
+    if op.raw[0] != list_of(OWN):
+        return op.split(SAME, op.raw[0])
+    op.sizes.bind(op.node.outputs[0], None, COUNTS)
+    return op.split(
+        SAME,
+        op.raw[0],
+        make=lambda emission, _, __: [emission.rows.total],
+    )
 
 
 def joined(op: Operation) -> Split:
@@ -205,6 +219,8 @@ def joined(op: Operation) -> Split:
     for value in op.raw:
         found = join(found, value)
     assert found is not None
+    if found == list_of(OWN) and list_of(None) in op.raw:
+        raise NotByPartError("a list of rows")
     return op.split(found, *[found] * len(op.raw))
 
 

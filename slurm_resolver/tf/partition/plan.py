@@ -240,8 +240,11 @@ class Planner:
         """Whether a list has the elements that are wanted, or none."""
         given = value.element
         wanted = want.element
-        if given is None or wanted is None or given == wanted:
+        is_open = given is None and (wanted is None or wanted.kind is not Kind.OWN)
+        if is_open or wanted is None or given == wanted:
             return True
+        if given is None:
+            raise WholeListsError(self.makers_of(number))
         if given._replace(numbers=None) == wanted._replace(numbers=None):
             return True
         raise WholeListsError(self.makers_of(number))

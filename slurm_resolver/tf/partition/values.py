@@ -11,6 +11,8 @@ SUM    an addend: the sum over all replicas is the       a gradient, the sum or 
 LIST   a TensorList, whose elements are of a kind        the outputs of a loop over time
 LOCAL  a statistic of its own rows, which differs by     the mean of BatchNormalization with
        definition; all of them together are their mean   `synchronized=False`
+OWN    an element of a LIST: of one of its own rows      what `tf.map_fn` computes
+PLACE  an element of a LIST: the number of that row      the counter of `tf.map_fn`
 ====== ================================================= =======================================
 
 N is the number of rows of the whole batch, and all sizes that a step computes are those of the
@@ -34,6 +36,8 @@ class Kind(enum.Enum):
     SUM = 3
     LIST = 4
     LOCAL = 5
+    OWN = 6
+    PLACE = 7
 
 
 class Value(NamedTuple):
@@ -74,6 +78,7 @@ class Value(NamedTuple):
 SAME = Value(Kind.SAME)
 SUM = Value(Kind.SUM)
 LOCAL = Value(Kind.LOCAL)
+OWN = Value(Kind.OWN)
 
 
 def rows(axis: int = 0, outer: int = 1, inner: int = 1) -> Value:

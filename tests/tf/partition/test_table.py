@@ -342,6 +342,12 @@ tf.linalg.diag(x)
 tf.linalg.diag_part(positive(x))
 gradient(lambda t: tf.pad(t, PAD, "REFLECT"), x)
 tf.signal.frame(last(last(x)), 4, 2)
+tf.map_fn(lambda row: row * tf.reduce_sum(row), x)
+tf.map_fn(lambda row: row[0] + tf.cast(row[1], tf.float32), (x, index), fn_output_signature=F)
+tf.map_fn(lambda place: WEIGHTS[place % 3], tf.range(tf.shape(x)[0]), fn_output_signature=F)
+tf.map_fn(lambda row, count=tf.shape(x)[0]: row / tf.cast(count, F), x)
+gradient(lambda t: tf.map_fn(lambda row: row * tf.reduce_sum(row), t), x)
+gradient_of(lambda w: tf.map_fn(lambda row: tf.matmul(row, w), x), WEIGHTS)
 tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x)
 gradient(lambda t: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), t), x)
 gradient(tf.recompute_grad(lambda t: tf.tanh(t)), x)
@@ -412,3 +418,45 @@ def test_each_other_operation_is_computed_by_part() -> None:
     lines = EXPRESSIONS.split("\n")[1:-1]
     plan = check({line: expression_of(line) for line in lines}, batch(1))
     assert set(TABLE) - set(BY_ENTRY.split()) - types(plan) == set()
+
+
+# --- Loops over rows -----------------------------------------------------------------------------
+
+# A round of these uses more than its own row, or its number; `o` is the list of the results.
+ROUNDS = """
+o.write(i, list_of_rows.read(i) * tf.cast(i, F))
+o.write(i, list_of_rows.read(i) * tf.cast(i + 1, F))
+o.write(i, list_of_rows.read((i + 1) % n))
+o.write(i, list_of_rows.read(n - 1 - i))
+o.write(n - 1 - i, list_of_rows.read(i))
+"""
+
+
+def round_of(text: str) -> Expression:
+    code = compile(text, text, "eval")
+
+    def compute(inputs: Mapping[str, Any]) -> Any:
+        x = inputs["x"]
+        n = tf.shape(x)[0]
+        list_of_rows = tf.TensorArray(F, n).unstack(x)
+
+        def again(i: Any, o: Any) -> Any:
+            given = {"i": i, "n": n, "o": o, "list_of_rows": list_of_rows}
+            return i + 1, eval(code, {**globals(), **given})
+
+        _, results = tf.while_loop(lambda i, _: i < n, again, (0, tf.TensorArray(F, n)))
+        return results.stack()
+
+    return compute
+
+
+def test_a_loop_over_rows_that_uses_other_rows_equals_one_process() -> None:
+    lines = ROUNDS.split("\n")[1:-1]
+    traced = trace({line: round_of(line) for line in lines}, ["x"])
+    replicas = SimulatedReplicas(traced, plan_step(traced), REPLICAS)
+    for rows in ROWS:
+        x = batch(rows)["x"]
+        expected = traced({"x": tf.constant(x)})
+        for outputs in replicas([x]):
+            for line, one, other in zip(lines, outputs, expected):
+                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=line)
