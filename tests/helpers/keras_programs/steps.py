@@ -282,6 +282,30 @@ class Contrastive(Networks):
         return ops.mean(ops.sparse_categorical_crossentropy(rows, alike, from_logits=True))
 
 
+class Transport(Networks):
+    """Balances the similarities of all rows in a loop, and chooses by a condition."""
+
+    def __init__(self) -> None:
+        super().__init__(embedding=small(6, 4))
+
+    def loss_of(self, x: Any) -> Any:
+        rows = self.embedding(x)
+
+        def again(turn: Any, alike: Any) -> Any:
+            alike /= ops.sum(alike, 1, keepdims=True)
+            return turn + 1, alike / ops.sum(alike, 0)
+
+        alike = ops.exp(ops.matmul(rows, ops.transpose(rows)))
+        _, alike = tf.while_loop(lambda turn, _: turn < 3, again, (0, alike))
+        by_norm = tf.cond(
+            tf.shape(x)[0] > 1,
+            lambda: rows / (tf.norm(rows) + 0.1),
+            lambda: rows,
+        )
+        mapped = tf.map_fn(lambda row: row * ops.sum(row), by_norm)
+        return ops.mean(ops.square(ops.matmul(alike, rows))) + ops.mean(mapped)
+
+
 def _networks(strategy: Any, kind: Action) -> Outcome:
     keras.utils.set_random_seed(3)
     with strategy.scope():
@@ -292,5 +316,6 @@ def _networks(strategy: Any, kind: Action) -> Outcome:
 
 add("step_gan", partial(_networks, kind=Gan))
 add("step_contrastive", partial(_networks, kind=Contrastive))
+add("step_transport", partial(_networks, kind=Transport))
 add("step_triplet_per_row", partial(_networks, kind=Triplet))
 add("step_vae", partial(_networks, kind=Vae), "draws random numbers by row")
