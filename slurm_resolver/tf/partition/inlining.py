@@ -59,7 +59,8 @@ class Flat:
         numbers: dict[Any, int] = {}
         self.inputs = tuple(self._number(tensor, numbers) for tensor in graph.inputs)
         nodes: list[Node] = []
-        self._results: dict[int, int] = {}  # of calls, in the functions
+        # The results of calls, in the functions, and those of IdentityN, before it.
+        self._results: dict[int, int] = {}
         self._add(
             graph,
             numbers,
@@ -112,6 +113,12 @@ class Flat:
             after = [*before]
             for one in operation.control_inputs:
                 after += made.get(one, ())
+            if operation.type == "IdentityN":
+                for given, result in zip(operation.inputs, operation.outputs):
+                    after += made.get(given.op, ())
+                    self._results[self._number(result, numbers)] = self._number(given, numbers)
+                made[operation] = after
+                continue
             if operation.type in CALLS and OF_OWN_ROWS not in operation.get_attr("f").name:
                 made[operation] = self._call(
                     operation,

@@ -155,6 +155,7 @@ class Planner:
         self._steps: list[Step] = []
         self._order: dict[int, int] = dict.fromkeys(flat.inputs, 0)  # of tensors, as planned
         self._done: set[Node] = set()
+        self._linear: dict[Node, None] = {}  # of SUMs that are not whole, in their order
         self._computed: dict[tuple[Node, tuple[Value, ...]], Compute] = {}
 
     def run(self, wanted: Sequence[Want] | None = None) -> Plan:
@@ -208,6 +209,8 @@ class Planner:
             return False
         self._steps.append(step)
         self._done.add(node)
+        if not step.split.make and any(want is SUM for want in step.split.wants):
+            self._linear[node] = None
         self._order.update(dict.fromkeys(node.outputs, len(self._steps)))
         self.values.update(zip(node.outputs, step.split.results))
         if node.operation.type in _CHEAP and all(self._is_known_whole(one) for one in node.inputs):
@@ -281,7 +284,7 @@ class Planner:
             return drawn(op)
         if kind in LIST_RULES and (kind.startswith(_OF_LISTS) or has_lists(op)):
             return LIST_RULES[kind](op)
-        if LOCAL in op.raw and kind not in OF_SHAPE and kind != "IdentityN":
+        if LOCAL in op.raw and kind not in OF_SHAPE:
             return self._of_own(op)
         if SUM in op.raw and kind not in OF_SHAPE:
             found = linear(op)
@@ -289,7 +292,7 @@ class Planner:
                 return found
         if kind == "Assert":
             return Split((), (SAME, *op.values[1:]))
-        if kind == "IdentityN" or (kind in OF_SHAPE and (SUM in op.raw or LOCAL in op.raw)):
+        if kind in OF_SHAPE and (SUM in op.raw or LOCAL in op.raw):
             return TABLE[kind](op)
         if not op.divided:
             return self._same(op)
@@ -415,15 +418,38 @@ class Planner:
         for number, want in ends.items():
             if number in self.values and not self._is_available(number, want):
                 needed[number] = None
-        for number in needed:
+        sent = dict.fromkeys(map(self._source, needed))
+        for number in sent:
             self._check_sendable(number)
         # What is computed first can be sent first: the gradients of the last layers.
-        self._steps.append(PutTogether(tuple(sorted(needed, key=self._order.__getitem__))))
-        for number in needed:
-            if self.values[number].kind is Kind.SUM:
+        self._steps.append(PutTogether(tuple(sorted(sent, key=self._order.__getitem__))))
+        for number in sent:
+            if self.values[number] == SUM:
                 self.values[number] = SAME
             else:
                 self._together.add(number)
+        for node in [*self._linear]:
+            if all(self.values[one] == SAME for one in node.inputs):
+                self.values.update(dict.fromkeys(node.outputs, SAME))
+                del self._linear[node]
+
+    def _source(self, number: int) -> int:
+        """Returns the SUM of which a SUM is computed, and which is sent in its place.
+
+        Then all that is computed of it is whole. So a gradient is sent once, and not also as it
+        enters Adam's moving averages.
+        """
+        node = self.flat.makers.get(number)
+        if node not in self._linear:
+            return number
+        first, *others = (one for one in node.inputs if self.values[one] != SAME)
+        given = self.flat.tensors[first]
+        result = self.flat.tensors[number]
+        is_alike = given.dtype == result.dtype
+        is_alike &= given.shape.num_elements() == result.shape.num_elements()
+        if others or self.values[first] != SUM or not is_alike:
+            return number
+        return self._source(first)
 
     def _check_sendable(self, number: int) -> None:
         """Raises PlanError for a tensor that the replicas cannot add up."""

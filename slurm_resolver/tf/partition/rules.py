@@ -53,15 +53,6 @@ def by_entry_of(op: Operation, place: int) -> Split:
     return op.along(op.of_rows(place), place)
 
 
-def each(op: Operation) -> Split:
-    """Each output is the input at its place."""
-    return Split(
-        op.raw,
-        op.raw,
-        lambda _, __, inputs: [tf.identity(one) for one in inputs],
-    )
-
-
 def shape_alone(op: Operation) -> Split:
     """ZerosLike and OnesLike, which read the shape of a sum alone."""
     if op.values[0].has_rows:

@@ -114,7 +114,6 @@ TABLE: dict[str, Rule] = {
         table=0,
     ),
     "GatherV2": indexing.gather,
-    "IdentityN": rules.each,
     "L2Loss": rules.sum_of_all,
     "LookupTableFindV2": lambda op: rules.by_entry_of(op, 1),
     "MirrorPad": moving.pad,

@@ -14,9 +14,10 @@ import pytest
 import tensorflow as tf
 from simulated_replicas import SimulatedReplicas
 
-from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.plan import Compute, Plan
 from slurm_resolver.tf.partition.step import plan_step
 from slurm_resolver.tf.partition.table import BY_ENTRY, TABLE
+from slurm_resolver.tf.partition.values import SAME, Value
 
 raw = tf.raw_ops
 
@@ -75,9 +76,13 @@ def check(
     traced = trace(expressions, names)
     plan = plan_step(traced)
     assert plan.whole == {}
-    (last,) = plan.levels
-    together = dict(zip(expressions, plan.flat.outputs))
-    assert [name for name, number in together.items() if number not in last] == []
+    assert len(plan.levels) == 1
+    parts: dict[int, Value] = {}
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            parts |= zip(step.node.outputs, step.split.results)
+    results = dict(zip(expressions, plan.flat.outputs))
+    assert [name for name, number in results.items() if parts[number] == SAME] == []
     replicas = SimulatedReplicas(traced, plan, REPLICAS)
     for rows in sizes:
         given = batch(rows)
@@ -255,7 +260,7 @@ tf.gather(last(x), [0, 2])
 tf.gather(x, whole % 4, axis=1, batch_dims=1)
 tf.gather(VARIABLE, index)
 LOOKUP.lookup(index)
-tf.identity_n([x, y])[1]
+tf.identity_n([x, y * 2.0])[1]
 tf.stack([x, y])
 tf.stack([x, y], 1)
 tf.stack([last(x), last(y)], -1)
