@@ -191,6 +191,7 @@ FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 # The graph of a step is planned, with the functions that it calls.
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
 EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")
+MOMENTS = Name("keras:layers.BatchNormalization._moments(self, inputs, mask)")
 
 # A metric's variables are the same in all workers.
 ADD_VARIABLE = Name(

@@ -1,4 +1,4 @@
-"""Trains one epoch on two workers; worker 0 prints the collectives of a step.
+"""Trains models for an epoch on two workers; worker 0 prints the collectives of a step of each.
 
 They are counted in the graph that `fit` runs, since each of them takes a round trip between nodes.
 """
@@ -13,6 +13,7 @@ import slurm_resolver as sr
 
 COLLECTIVE = "CollectiveReduceV2"
 
+layers = keras.layers
 call = AtomicFunction.call_flat
 counts: list[int] = []
 
@@ -25,18 +26,20 @@ def count_and_call(function: AtomicFunction, *values: object) -> object:
     return call(function, *values)
 
 
-strategy = sr.MultiWorkerMirroredStrategy()
-rows = tf.random.stateless_uniform((64, 8), seed=(1, 2))
-labels = tf.range(64) % 4
-with strategy.scope():
-    layers = [
-        keras.layers.Dense(8, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dense(4, activation="softmax"),
-    ]
-    model = keras.Sequential([keras.Input((8,)), *layers])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 AtomicFunction.call_flat = count_and_call
-model.fit(rows, labels, batch_size=16, epochs=1, verbose=0)
-if strategy.cluster_resolver.task_id == 0:
-    print("collectives of a step:", counts[-1])
+strategy = sr.MultiWorkerMirroredStrategy()
+images = tf.random.stateless_uniform((64, 8, 8, 2), seed=(1, 2))
+labels = tf.range(64) % 4
+MODELS = {
+    "dense": [layers.Flatten(), layers.Dense(8, "relu"), layers.BatchNormalization()],
+    "convolutions": [layers.Conv2D(4, 3), layers.BatchNormalization(), layers.MaxPooling2D()],
+    "synchronized": [layers.Conv2D(4, 3), layers.BatchNormalization(synchronized=True)],
+}
+for name, hidden in MODELS.items():
+    with strategy.scope():
+        outputs = [layers.Flatten(), layers.Dense(4, activation="softmax")]
+        model = keras.Sequential([keras.Input((8, 8, 2)), *hidden, *outputs])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(images, labels, batch_size=16, epochs=1, verbose=0)
+    if strategy.cluster_resolver.task_id == 0:
+        print(f"collectives of {name}:", counts[-1])

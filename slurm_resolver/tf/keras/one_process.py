@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
+from slurm_resolver.tf.partition.step import of_own_rows
 from slurm_resolver.tf.private_names import Method
 
 
@@ -41,3 +45,13 @@ def update_once(original: Method, variable: Any, function: Method, *args: Any, *
     local = getattr(variable, "values", (variable,))
     values = given.get("args", args[0] if args else ())
     return function(local[0], *values, **(given.get("kwargs") or {}))
+
+
+def moments_of_own_rows(original: Method, layer: Any, inputs: Any, mask: Any) -> Any:
+    """Replaces BatchNormalization's `_moments`: without `synchronized`, of a replica's own rows.
+
+    So Keras documents it for any strategy.
+    """
+    if not is_one_process() or layer.synchronized or tf.executing_eagerly():
+        return original(layer, inputs, mask)
+    return of_own_rows(functools.partial(original, layer))(inputs, mask)

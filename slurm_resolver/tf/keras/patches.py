@@ -24,7 +24,7 @@ from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_togethe
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.metrics import add_on_servers, patch_metrics
-from slurm_resolver.tf.keras.one_process import is_one_process
+from slurm_resolver.tf.keras.one_process import is_one_process, moments_of_own_rows
 from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
@@ -91,6 +91,8 @@ def _patch_models() -> None:
         private_names.ASSIGN_ADD: add_on_servers,
         # A metric's variables are the same in all workers. Until Keras adds metrics up.
         private_names.ADD_VARIABLE: _add_variable,
+        # A replica normalizes by the statistics of its own rows. Until Keras synchronizes them.
+        private_names.MOMENTS: moments_of_own_rows,
         # One worker writes. The program may have imported `save_model`, which calls these
         # functions. Always necessary.
         private_names.EXPORT: save_once,

@@ -354,9 +354,11 @@ def _open_shape(tensor: Any, value: Value) -> Any:
 def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     """A function that each replica computes of its own rows, as if they were the whole batch.
 
-    What enters its gradient as a SUM is the gradient of a replica's own statistic.
+    What enters its gradient as a SUM is the gradient of a replica's own statistic. If this is
+    differentiated again, the statistics are those of all rows.
     """
     flat = op.node.function(op.attribute("f").name)
+    whole |= all(value == SAME for value in op.raw)
     given = [SAME] * len(op.raw) if whole else op.values
     inner = Planner(flat, given, planner.control_flow, planner.whole)
     _bind(inner, planner, op, range(len(given)))
@@ -365,12 +367,16 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     for result, number in zip(op.node.outputs, flat.outputs):
         shapes = inner.sizes.shape(number)
         planner.sizes.bind(result, shapes)
-        if found[number].has_rows or found[number].is_list:
+        if whole:
+            results.append(SAME)
+        elif found[number].has_rows or found[number].is_list:
             results.append(found[number])
         elif shapes is None or None in shapes[0] or shapes[0] != shapes[1]:
             raise NotByPartError("statistics whose size depends on the rows")
         else:
-            results.append(SAME if whole else LOCAL)
+            results.append(LOCAL)
+    if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
+        raise WholeListsError(node for node in planner.flat.nodes if node.operation.type in CALLS)
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         outputs: list[Any] = emission.as_traced(flat, inputs)

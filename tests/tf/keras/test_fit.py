@@ -208,7 +208,51 @@ def told(script: str, folder: Path, workers: int = 2) -> Strings:
     return sorted(line for line in lines if line.startswith("told"))
 
 
-def test_a_step_takes_two_round_trips_between_the_workers() -> None:
-    """One adds up the gradients; the other adds up metrics, and compares the workers."""
+def test_a_step_takes_few_round_trips_between_the_workers() -> None:
+    """The workers are compared in the first one. A synchronized layer takes two of its own."""
     done = captured(in_step("--no-label -n2", *quiet_helper("keras_collectives.py")), status=0)
-    assert "collectives of a step: 2\n" in done.stdout
+    told = [line for line in done.stdout.splitlines() if line.startswith("collectives of ")]
+    assert told == [
+        "collectives of dense: 1",
+        "collectives of convolutions: 1",
+        "collectives of synchronized: 3",
+    ]
+
+
+# Each worker has other rows, 6 and 5 of them. A step of SGD is linear in the gradient, so that the
+# weights of both are the mean of what each of them would have alone.
+NORMALIZING = """
+import keras, numpy as np, slurm_resolver as sr, tensorflow as tf
+def make():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8)(inputs)
+    for _ in range(2):
+        hidden = keras.layers.BatchNormalization(momentum=0.5)(hidden)
+        hidden = keras.layers.Dense(8, "tanh")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+strategy = sr.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = make()
+with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+    alone = make()
+alone.set_weights(model.get_weights())
+x = np.random.default_rng(1).normal(2, 3, (11, 4))
+model.fit(x, x[:, :1], batch_size=11, epochs=3, shuffle=False, verbose=0)
+for _ in range(3):
+    before = alone.get_weights()
+    after = []
+    for part in (x[::2], x[1::2]):
+        alone.set_weights(before)
+        alone.train_on_batch(part, part[:, :1])
+        after.append([len(part) / 11 * one for one in alone.get_weights()])
+    alone.set_weights([one + other for one, other in zip(*after)])
+far = [np.abs(one - other).max() for one, other in zip(model.get_weights(), alone.get_weights())]
+print("told", max(far) < 1e-5, max(far))
+"""
+
+
+def test_batch_normalization_takes_the_statistics_of_each_workers_rows(tmp_path: Path) -> None:
+    for line in told(NORMALIZING, tmp_path):
+        assert line.startswith("told True"), line

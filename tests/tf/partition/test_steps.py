@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from local_run import captured, in_step
 from simulated_replicas import SimulatedReplicas
 from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
 
-from slurm_resolver.tf.partition.step import of_own_rows
+from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.one_process import as_one_process, moments_of_own_rows
 
 
 def in_turn() -> list[Any]:
@@ -58,25 +61,117 @@ def test_a_step_of_several_replicas_equals_one_process(name: str, replicas: int)
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_replica_normalizes_by_its_own_statistics() -> None:
-    class OwnStatistics(keras.layers.BatchNormalization):  # type: ignore[misc]
-        def _moments(self, inputs: Any, mask: Any) -> Any:
-            return of_own_rows(lambda one: tf.nn.moments(one, [0, 1, 2]))(inputs)
+def test_a_gradient_is_sent_once() -> None:
+    """Adam computes both of its moving averages of it."""
+    plan = planned(CASES["dense"].program)[2]
+    (sent,) = plan.levels
+    assert len(sent) == 6  # the loss, four gradients, and the number of right predictions
+
+
+class Shifted(keras.layers.BatchNormalization):  # type: ignore[misc]
+    def call(self, inputs: Any, **given: Any) -> Any:
+        return super().call(2 * inputs, **given) + 1
+
+
+class Masked(keras.layers.Wrapper):  # type: ignore[misc]
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        mask = inputs[..., 0] > 0
+        return tf.identity(self.layer(inputs, training=training, mask=mask))
+
+
+class InFunction(keras.layers.Wrapper):  # type: ignore[misc]
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return tf.function(self.layer, jit_compile=True)(inputs, training=training)
+
+
+def normalizing(make: Callable[[], Any], model: Any = keras.Model) -> Callable[[], Any]:
+    """Returns a program whose model has two of these layers."""
 
     def program() -> Any:
         inputs = keras.Input((8, 8, 3))
-        hidden = keras.layers.ReLU()(OwnStatistics()(keras.layers.Conv2D(4, 3)(inputs)))
-        hidden = OwnStatistics()(keras.layers.Conv2D(4, 3, strides=2)(hidden))
+        hidden = keras.layers.ReLU()(make()(keras.layers.Conv2D(4, 3)(inputs)))
+        hidden = make()(keras.layers.Conv2D(4, 3, strides=2)(hidden))
         flat = keras.layers.Flatten()(hidden)
-        model = classifier(inputs, flat, optimizer=keras.optimizers.SGD(0.01))
-        return model, (IMAGES, LABELS)
+        optimizer = keras.optimizers.SGD(0.01)
+        return classifier(inputs, flat, model, optimizer=optimizer), (IMAGES, LABELS)
 
-    step, traced, plan, data = planned(program)
-    assert len(plan.levels) == 1
+    return program
+
+
+@pytest.fixture
+def own_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets BatchNormalization take the statistics of a replica's rows, as in `fit`."""
+    kind = keras.layers.BatchNormalization
+    moments = functools.partialmethod(
+        lambda layer, original, *given: moments_of_own_rows(original, layer, *given),
+        private_names.MOMENTS.get(),
+    )
+    monkeypatch.setattr(kind, private_names.MOMENTS.name, moments)
+    with as_one_process():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("make", "collectives"),
+    [
+        (keras.layers.BatchNormalization, 1),
+        (lambda: Shifted(axis=1, scale=False), 1),
+        (lambda: Masked(keras.layers.BatchNormalization()), 1),
+        (lambda: keras.layers.BatchNormalization(renorm=True), 1),
+        # One call comes after the other, which assigns moving averages.
+        (lambda: InFunction(keras.layers.BatchNormalization()), 2),
+    ],
+)
+@pytest.mark.usefixtures("own_rows")
+def test_a_replica_normalizes_by_its_own_statistics(make: Any, collectives: int) -> None:
+    step, traced, plan, data = planned(normalizing(make))
+    assert len(plan.levels) == collectives
     # Both replicas have the same rows, so that their statistics are those of all rows.
     batch = [np.repeat(one[:6], 2, axis=0) for one in data]
     simulated = SimulatedReplicas(traced, plan, 2)
     for _ in range(3):
+        outputs = simulated(batch)
+        logs = step(tuple(map(tf.constant, batch)))
+        assert_close(outputs[1], tf.nest.flatten(logs))
+    assert_close(simulated.variables[1], simulated.originals)
+
+
+class Penalized(keras.Model):  # type: ignore[misc]
+    """A model whose loss is a gradient with respect to its inputs."""
+
+    def train_step(self, data: Any) -> Any:
+        images, _ = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(images)
+                outputs = tf.tanh(self(images, training=True))
+            slopes = inner.gradient(outputs, images)
+            loss = tf.reduce_mean(tf.square(slopes))
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+class InCondition(keras.layers.Wrapper):  # type: ignore[misc]
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        def normalized() -> Any:
+            return self.layer(inputs, training=training)
+
+        return tf.cond(tf.reduce_sum(self.layer.gamma.value) > 0, normalized, lambda: inputs)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        normalizing(keras.layers.BatchNormalization, Penalized),
+        normalizing(lambda: InCondition(keras.layers.BatchNormalization())),
+    ],
+)
+@pytest.mark.usefixtures("own_rows")
+def test_where_a_replica_cannot_its_statistics_are_those_of_all_rows(program: Any) -> None:
+    step, traced, plan, data = planned(program)
+    simulated = SimulatedReplicas(traced, plan, 2)
+    for batch in batches(data):
         outputs = simulated(batch)
         logs = step(tuple(map(tf.constant, batch)))
         assert_close(outputs[1], tf.nest.flatten(logs))
