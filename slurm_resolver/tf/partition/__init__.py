@@ -31,8 +31,8 @@ Read the modules in this order::
 
     values         what can be known of a tensor: SAME, ROWS, SUM or LIST; the words of the others
     inlining       the operations of a graph, and of the functions that it calls
-    sizes          shapes and numbers of sizes, as symbols of the number of rows; exactness says
-                   of which this is certain
+    sizes          shapes and numbers of sizes, as symbols of the number of rows: scratch infers
+                   them, and exactness says of which this is certain
     operation      an operation as a rule sees it
     table          which rule an operation has; rules, moving, indexing, slices and lists have
                    them
@@ -40,7 +40,7 @@ Read the modules in this order::
     plan           the first phase; control_flow plans and writes conditions and loops, and
                    row_loops those that compute each row by itself
     collectives    how replicas put tensors together
-    creation       copies an operation with other inputs
+    creation       copies operations with other inputs
     emission       the second phase
     step           both phases for a traced function
 """

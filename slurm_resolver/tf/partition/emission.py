@@ -14,7 +14,7 @@ from slurm_resolver.tf.partition.collectives import (
     received,
     sent_part,
 )
-from slurm_resolver.tf.partition.creation import create
+from slurm_resolver.tf.partition.creation import Creator
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.plan import Compute, Plan, PutTogether
 from slurm_resolver.tf.partition.values import (
@@ -51,6 +51,7 @@ class Emission:
         self._plan = plan
         self.rows = rows
         self._add_up = add_up
+        self._creator = Creator()
         self._parts: dict[int, Any] = {}  # what the replica has of tensors that are not SAME
         self._wholes: dict[int, Any] = {}
         self._converted: dict[tuple[int, Want], Any] = {}
@@ -143,7 +144,7 @@ class Emission:
 
     def create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
         """Creates an operation as it was traced, with other inputs."""
-        return create(node.operation, inputs)
+        return self._creator.create(node.operation, inputs)
 
     def as_traced(self, flat: Flat, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function as it was traced, and returns its outputs."""

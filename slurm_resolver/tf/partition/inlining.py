@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.partition.scratch import Scratch
 from slurm_resolver.tf.partition.values import PlanError
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -51,11 +52,13 @@ class Flat:
         outputs: the numbers of its outputs.
         tensors: the traced tensors, by number.
         makers: the node that computes a tensor, by number; none for an input.
+        scratch: where shapes are inferred.
     """
 
     def __init__(self, graph: Any) -> None:
         self.tensors: list[Any] = []
         self.makers: dict[int, Node] = {}
+        self.scratch = Scratch()
         numbers: dict[Any, int] = {}
         self.inputs = tuple(self._number(tensor, numbers) for tensor in graph.inputs)
         nodes: list[Node] = []

@@ -1,14 +1,14 @@
 """Shapes, and numbers that are computed of sizes, as symbols of the number of rows N.
 
-TensorFlow's own shape inference is asked in two scratch graphs, in which N is 27,720 and 32,760.
+TensorFlow's own shape inference is asked in a scratch graph, for an N of 27,720 and of 32,760.
 Both are highly composite, so that a batch can be divided into parts there. What is true of both is
 true of any N: a number that `exactness` does not vouch for is left out.
 
-For example, a tensor whose first size is 55,440 in one graph and 65,520 in the other has 2 · N
+For example, a tensor whose first size is 55,440 for one and 65,520 for the other has 2 · N
 places there: two batches one after another. A size that is 128 in both is a constant of the
 program. One that is 27,720 in both is such a constant as well, and no number of rows::
 
-    first graph   second graph   means
+    first N       second N       means
     27,720        32,760         N
     55,440        65,520         2 · N
     138,600       163,800        5 · N, such as rows of 5 numbers that are reshaped into one axis
@@ -25,8 +25,6 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf import private_names
-from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.exactness import TAKING, TELLING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.values import Value
@@ -57,10 +55,8 @@ class SizesOf:
     def __init__(self, flat: Flat, value_of: Callable[[int], Value | None]) -> None:
         self._flat = flat
         self.value_of = value_of
-        self._graphs = (tf.Graph(), tf.Graph())
-        self._scratch: dict[int, Pair] = {}
+        self._scratch: dict[int, Pair] = {}  # tensors, by number
         self._shapes: dict[int, Pair] = {}
-        self._of_rows: set[int] = set()  # whose numbers depend on N
 
     def bind(
         self,
@@ -71,24 +67,15 @@ class SizesOf:
         """Notes what is known of a tensor from elsewhere."""
         if shapes is not None:
             self._shapes[number] = shapes
-        if numbers is None:
-            return
-        dtype = self._flat.tensors[number].dtype
-        self._scratch[number] = self._both(lambda which: tf.constant(numbers[which], dtype))
-        if not np.array_equal(*numbers):
-            self._of_rows.add(number)
+        if numbers is not None:
+            dtype = self._flat.tensors[number].dtype
+            first, second = numbers
+            constant = self._flat.scratch.constant
+            self._scratch[number] = constant(first, dtype), constant(second, dtype)
 
     def maker(self, number: int) -> Node | None:
         """Returns the node that computes a tensor; None for an input of the graph."""
         return self._flat.makers.get(number)
-
-    def _both(self, make: Callable[[int], Any]) -> Pair:
-        """Returns what a function makes in each of the scratch graphs, whose number it gets."""
-        found = []
-        for which, graph in enumerate(self._graphs):
-            with graph.as_default():
-                found.append(make(which))
-        return found[0], found[1]
 
     def shape(self, number: int) -> Pair | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
@@ -113,18 +100,10 @@ class SizesOf:
 
     def numbers(self, number: int) -> Pair | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
-        traced = self._flat.tensors[number]
-        if traced.dtype in _OPAQUE:
+        if self._flat.tensors[number].dtype in _OPAQUE:
             return None
-        found = []
-        for one in self._scratched(number):
-            value = tf.get_static_value(one)
-            if value is None and one.op.type != "Placeholder" and one.dtype.is_integer:
-                value = private_names.EVALUATE_CONSTANT.get()(one)
-            if value is None:
-                return None
-            found.append(value)
-        return found[0], found[1]
+        first, second = map(self._flat.scratch.numbers, self._scratched(number))
+        return None if first is None or second is None else (first, second)
 
     def _quick(self, number: int) -> Pair | None:
         """Returns the shape if nothing has to be inferred."""
@@ -147,13 +126,20 @@ class SizesOf:
         return found[0], found[1]
 
     def _scratched(self, number: int) -> Pair:
-        """Returns the tensor in both scratch graphs."""
-        if number not in self._scratch:
-            node = self._flat.makers.get(number)
-            if node is None or self._is_enough(number, node):
-                self._place(number, self._shapes.get(number) or self._quick(number))
-            else:
-                self._copy(node)
+        """Returns the tensor for both N in the scratch graph."""
+        waiting = [number]
+        while waiting:
+            one = waiting[-1]
+            node = self._flat.makers.get(one)
+            if one in self._scratch:
+                waiting.pop()
+            elif node is None or self._is_enough(one, node):
+                self._place(one, self._shapes.get(one) or self._quick(one))
+            elif not self._tell(node):
+                missing = [other for other in node.inputs if other not in self._scratch]
+                waiting += missing
+                if not missing:
+                    self._copy(node)
         return self._scratch[number]
 
     def _is_enough(self, number: int, node: Node) -> bool:
@@ -174,62 +160,42 @@ class SizesOf:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self._flat.tensors[number]
         dtype = tf.float32 if traced.dtype in _OPAQUE else traced.dtype
-
-        def place(which: int) -> Any:
-            shape = traced.shape if shapes is None else shapes[which]
-            return tf.compat.v1.placeholder(dtype, shape)
-
-        self._scratch[number] = self._both(place)
-
-    def _copy(self, node: Node) -> None:
-        """Makes an operation in both graphs, or placeholders for what is not certain of it."""
-        operation = node.operation
-        if operation.type in TELLING and self._tell(node):
-            return
-
-        inputs = [self._scratched(one) for one in node.inputs]
-
-        def copy(which: int) -> list[Any]:
-            return create(operation, [pair[which] for pair in inputs])
-
-        try:
-            results = self._both(copy)
-        except (ValueError, TypeError, tf.errors.OpError):
-            for number in node.outputs:
-                self._place(number, None)
-            return
-        of_rows = any(one in self._of_rows for one in node.inputs) or self._reads_rows(node)
-        for number, pair in zip(node.outputs, zip(*results)):
-            if of_rows:
-                self._note(
-                    node,
-                    number,
-                    pair,
-                )
-            else:
-                self._scratch.setdefault(number, pair)
+        first, second = shapes or (traced.shape, traced.shape)
+        place = self._flat.scratch.placeholder
+        self._scratch[number] = place(dtype, first), place(dtype, second)
 
     def _tell(self, node: Node) -> bool:
-        """Makes constants of the sizes that an operation tells; returns whether all are known."""
+        """Makes constants of the sizes that an operation tells; returns whether it could."""
+        kind = node.operation.type
+        if kind not in TELLING:
+            return False
         shapes = [self.shape(one) for one in node.inputs]
         if any(one is None or None in one[0] for one in shapes):
             return False
         for number, pair in zip(node.outputs, shapes):
             assert pair is not None
-            is_size = node.operation.type == "Size"
-            self.bind(
-                number,
-                None,
-                (np.prod(pair[0]), np.prod(pair[1])) if is_size else pair,
-            )
+            sizes = (np.prod(pair[0]), np.prod(pair[1])) if kind == "Size" else pair
+            self.bind(number, None, sizes)
         return True
 
-    def _reads_rows(self, node: Node) -> bool:
-        """Whether an operation tells sizes that depend on N."""
-        if node.operation.type not in TELLING:
-            return False
-        shapes = [self.shape(one) for one in node.inputs]
-        return any(one is None or one[0] != one[1] for one in shapes)
+    def _copy(self, node: Node) -> None:
+        """Makes an operation for both N, or placeholders for what is not certain of it."""
+        copy = self._flat.scratch.copy
+        given = [self._scratch[one] for one in node.inputs]
+        try:
+            first = copy(node.operation, [pair[0] for pair in given])
+            second = copy(node.operation, [pair[1] for pair in given])
+        except (ValueError, TypeError, tf.errors.OpError):
+            for number in node.outputs:
+                self._place(number, None)
+            return
+        for number, pair in zip(node.outputs, zip(first, second)):
+            if number not in self._scratch:
+                self._note(
+                    node,
+                    number,
+                    pair,
+                )
 
     def _note(
         self,
@@ -237,11 +203,13 @@ class SizesOf:
         number: int,
         pair: Pair,
     ) -> None:
-        """Notes a result that depends on N, or its shape alone."""
-        kind = node.operation.type
+        """Notes a result, or its shape alone."""
         traced = self._flat.tensors[number]
         shapes = [one.shape for one in pair]
-        if kind in TAKING and any(one in self._of_rows for one in node.inputs[1:]):
+        if pair[0] is pair[1]:
+            self._scratch[number] = pair
+            return
+        if node.operation.type in TAKING and any(map(self._is_of_rows, node.inputs[1:])):
             known = self._certain_part(node, traced, shapes)
             self._place(number, known)
             return
@@ -251,11 +219,15 @@ class SizesOf:
             self._place(number, (shapes[0], shapes[1]) if is_known else None)
             return
         self._scratch[number] = pair
-        self._of_rows.add(number)
         if traced.dtype.is_integer and traced.shape.rank in (0, 1):
             found = self.numbers(number)
-            if found is not None and np.array_equal(*found):
-                self._of_rows.discard(number)
+            if found is not None:
+                self.bind(number, None, found)
+
+    def _is_of_rows(self, number: int) -> bool:
+        """Whether a tensor is another one for another N."""
+        first, second = self._scratch[number]
+        return first is not second
 
     def _numbers_of_input(self, number: int) -> Pair | None:
         """Returns an input's numbers, if they are few enough to decide something."""
