@@ -20,6 +20,7 @@ operations must be computed whole from the beginning.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Callable, Union
 
@@ -156,6 +157,9 @@ class Planner:
         self._order: dict[int, int] = dict.fromkeys(flat.inputs, 0)  # of tensors, as planned
         self._done: set[Node] = set()
         self._linear: dict[Node, None] = {}  # of SUMs that are not whole, in their order
+        self._ready: list[int] = []  # the places of operations with planned inputs, as a heap
+        self._followers: dict[Node, list[int]] = {}
+        self._missing: list[int] = []  # how many operations are planned before, by place
         self._computed: dict[tuple[Node, tuple[Value, ...]], Compute] = {}
 
     def run(self, wanted: Sequence[Want] | None = None) -> Plan:
@@ -170,15 +174,21 @@ class Planner:
             PlanError: if there is no plan.
         """
         ends = dict(zip(self.flat.outputs, wanted or ()))
-        pending = self.flat.nodes
-        while pending:
+        self._begin()
+        while len(self._done) < len(self.flat.nodes):
             needed: dict[int, None] = {}
-            left = [node for node in pending if not self._plan(node, needed)]
-            if len(left) == len(pending):
-                self._put_together(needed, left, ends)
-            pending = left
+            waiting = []
+            while self._ready:
+                place = heapq.heappop(self._ready)
+                if not self._plan(self.flat.nodes[place], needed):
+                    waiting.append(place)
+            if needed:
+                self._put_together(needed, ends)
+            elif len(self._done) < len(self.flat.nodes):
+                raise PlanError("operations wait for each other")
+            self._ready = sorted(waiting)
         if not all(self._is_available(*end) for end in ends.items()):
-            self._put_together({}, [], ends)
+            self._put_together({}, ends)
         outputs = [self.values[number] for number in self.flat.outputs]
         return Plan(
             self.flat,
@@ -188,16 +198,23 @@ class Planner:
             list(wanted or outputs),
         )
 
+    def _begin(self) -> None:
+        """Notes for what each operation waits."""
+        for place, node in enumerate(self.flat.nodes):
+            makers = {self.flat.makers[one] for one in node.inputs if one in self.flat.makers}
+            before = makers.union(node.after)
+            self._missing.append(len(before))
+            for one in before:
+                self._followers.setdefault(one, []).append(place)
+            if not before:
+                self._ready.append(place)
+
     def _plan(self, node: Node, needed: dict[int, None]) -> bool:
         """Plans an operation if that is possible; returns whether it is.
 
         Args:
             needed: the tensors that are waited for; those of this operation are added.
         """
-        if not all(number in self.values for number in node.inputs):
-            return False
-        if not self._done.issuperset(node.after):
-            return False
         step = self._compute(node)
         missing = [
             number
@@ -211,6 +228,10 @@ class Planner:
         self._done.add(node)
         if not step.split.make and any(want is SUM for want in step.split.wants):
             self._linear[node] = None
+        for place in self._followers.get(node, ()):
+            self._missing[place] -= 1
+            if not self._missing[place]:
+                heapq.heappush(self._ready, place)
         self._order.update(dict.fromkeys(node.outputs, len(self._steps)))
         self.values.update(zip(node.outputs, step.split.results))
         if node.operation.type in _CHEAP and all(self._is_known_whole(one) for one in node.inputs):
@@ -400,19 +421,14 @@ class Planner:
     def _put_together(
         self,
         needed: dict[int, None],
-        left: list[Node],
         ends: Mapping[int, Want],
     ) -> None:
         """Adds the step that puts together what is waited for.
 
         Args:
             needed: by operations.
-            left: these operations.
             ends: what is wanted of outputs; those that are computed already go as well.
         """
-        if left and not needed:
-            names = [node.operation.name for node in left[:3]]
-            raise PlanError(f"the inputs of {', '.join(names)} are never computed")
         if self.inside and not self.sends_inside:
             raise NotByPartError("rows are put together in a condition or loop")
         for number, want in ends.items():
