@@ -38,6 +38,13 @@ def tell_once(message: str) -> None:
         logging.getLogger("slurm_resolver").info("%s", message)
 
 
+def debug(message: str, error: Exception) -> None:
+    """Logs the traceback of an error at the level DEBUG."""
+    import logging
+
+    logging.getLogger("slurm_resolver").debug("%s", message, exc_info=error)
+
+
 def print_line(text: object, program: str = "slurm_resolver") -> None:
     """Writes a line of `program` to standard error in one call, as others may write to it as well.
 

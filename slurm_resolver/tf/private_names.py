@@ -192,6 +192,10 @@ FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
 EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")
 MOMENTS = Name("keras:layers.BatchNormalization._moments(self, inputs, mask)")
+# Without these, an error of a step does not say which line of the program has made the operation.
+SET_TRACEBACK = Name("tensorflow.python.client.pywrap_tf_session:TF_SetOpStackTrace", OPTIONAL)
+OPERATION_IN_C = Name("tensorflow:Operation()._c_op", OPTIONAL)
+USER_FRAMES = Name("tensorflow.python.util._tf_stack:StackTrace.get_user_frames", OPTIONAL)
 
 # A metric's variables are the same in all workers.
 ADD_VARIABLE = Name(

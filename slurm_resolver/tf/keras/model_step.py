@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.log import debug
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
@@ -48,6 +49,10 @@ class PlannedStep(NamedTuple):
     draws: bool
 
 
+class NotWrittenError(Exception):
+    """Raised if the plan of a step could not be written; its argument is the error."""
+
+
 class ModelStep:
     """A model's step, which is traced and planned once for each kind of batch.
 
@@ -62,6 +67,7 @@ class ModelStep:
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
         self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
+        self._fault: str | None = None  # of a plan that could not be written
 
     def planned(self, spec: Any) -> PlannedStep:
         """Returns the step for a kind of batch.
@@ -75,7 +81,7 @@ class ModelStep:
         kind = repr(unknown)
         if kind not in self._refused:
             try:
-                return self._look_up(unknown, _reason_of_types(spec))
+                return self._look_up(unknown, self._fault or _reason_of_types(spec))
             except (FitError, *OF_PEERS):
                 raise
             except Exception as error:
@@ -83,7 +89,19 @@ class ModelStep:
                     raise
                 reason = f"it fails if the number of rows is not a constant: {error}"
                 self._refused[kind] = reason
+        # If this fails, it is the program's own error.
         return self._look_up(spec, self._refused[kind])
+
+    def give_up(self, error: NotWrittenError) -> None:
+        """Lets each replica compute all rows, because a plan could not be written.
+
+        Raises:
+            NotWrittenError: if that is the plan for all rows.
+        """
+        if self._fault:
+            raise error
+        self._fault = _reason_of_fault(error.args[0])
+        self._planned.clear()
 
     def run_eagerly(self, data: Any) -> Any:
         """Returns the result of a step that runs eagerly, as in one process."""
@@ -114,8 +132,10 @@ class ModelStep:
                 plan = plan_step(traced, sends_inside=is_one)
             except PlanError as error:
                 reason = str(error)
+            except Exception as error:
+                reason = _reason_of_fault(error)
         if reason is not None:
-            with contextlib.suppress(PlanError):
+            with contextlib.suppress(Exception):
                 plan = plan_whole(traced)
         draws = plan is not None and _draws(traced.graph)
         return PlannedStep(traced, plan, reason, draws)
@@ -183,6 +203,18 @@ def _reason_of_types(spec: Any) -> str | None:
     return None
 
 
+def _reason_of_fault(error: Exception) -> str:
+    """Returns why a step is computed whole whose partition has failed, and logs the traceback."""
+    debug("the partition of a step has failed", error)
+    return (
+        f"slurm_resolver has failed to split it ({type(error).__name__}: {error}); please report "
+        "this, with the traceback that logging.basicConfig(level=logging.DEBUG) shows"
+    )
+
+
 def _draws(graph: Any) -> bool:
     """Whether a graph, or a function that it calls, has an operation of one replica."""
-    return any(map(is_drawn, with_called(graph.get_operations())))
+    try:
+        return any(map(is_drawn, with_called(graph.get_operations())))
+    except LookupError:  # of a function that is not known
+        return True

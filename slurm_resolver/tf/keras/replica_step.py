@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.model_step import PlannedStep
+from slurm_resolver.tf.keras.model_step import NotWrittenError, PlannedStep
 from slurm_resolver.tf.keras.replicas import add_up, replica_number
 from slurm_resolver.tf.keras.sharing import (
     Share,
@@ -51,13 +51,24 @@ def _type(value: Any) -> Any:
     return value if is_type else tf.type_spec_from_value(value)
 
 
-def compute_step(strategy: Any, planned: PlannedStep, batch: Any, comparison: Comparison) -> Any:
+def compute_step(
+    strategy: Any,
+    planned: PlannedStep,
+    batch: Any,
+    comparison: Comparison,
+    *,
+    whole: bool,
+) -> Any:
     """Returns the results of a step, which are the same in all replicas.
 
     Args:
         planned: the model's step for batches of this kind.
         batch: a `Share`, or what this worker has read for itself.
         comparison: of the workers' steps.
+        whole: whether each replica computes all rows.
+
+    Raises:
+        NotWrittenError: if the plan could not be written.
     """
     sharing = strategy.sharing
     replica = replica_number()
@@ -86,16 +97,10 @@ def compute_step(strategy: Any, planned: PlannedStep, batch: Any, comparison: Co
             return list(tf.nest.flatten(found, expand_composites=True))
         return write_step(plan_whole(function), own, inputs, add_up)
 
-    is_whole = planned.reason is not None or _is_not_split(batch, sharing)
-    if sharing.local_replicas > 1 and is_whole is not True:
-        # A condition cannot add up what the replicas of a worker have.
-        is_whole = False
-    if is_whole is True:
-        results = all_rows()
-    elif is_whole is False:
-        results = by_part()
-    else:
-        results = tf.cond(is_whole, all_rows, by_part)
+    try:
+        results = all_rows() if whole else by_part()
+    except Exception as error:
+        raise NotWrittenError(error) from error
     outputs = planned.function.structured_outputs
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
@@ -136,7 +141,7 @@ def _inputs(strategy: Any, planned: PlannedStep, part: Any, replica: int) -> lis
     return [*filter(tf.is_tensor, arguments), *captured]
 
 
-def _is_not_split(batch: Any, sharing: Sharing) -> Any:
+def is_not_split(batch: Any, sharing: Sharing) -> Any:
     """Returns whether each replica computes all rows of a batch: a bool, or a tensor.
 
     It does if there are fewer rows than replicas, or if the tensors do not have the same rows.

@@ -33,8 +33,13 @@ from slurm_resolver.tf.keras.configuration import describe_model
 from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
-from slurm_resolver.tf.keras.model_step import ModelStep, PlannedStep, as_tensor
-from slurm_resolver.tf.keras.replica_step import compare_step, compute_step, type_of_batch
+from slurm_resolver.tf.keras.model_step import ModelStep, NotWrittenError, PlannedStep, as_tensor
+from slurm_resolver.tf.keras.replica_step import (
+    compare_step,
+    compute_step,
+    is_not_split,
+    type_of_batch,
+)
 from slurm_resolver.tf.keras.replicas import run_in_replicas
 from slurm_resolver.tf.keras.sharing import Share, share, without_optionals
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -66,8 +71,11 @@ class StepFunction:
         self._strategy = model.distribute_strategy
         self._step = ModelStep(model, kind)
         self._comparison = Comparison(self._strategy, model)
-        self._on_batch = compiled(model, self.run_step)
-        self._on_iterator = compiled(model, self._run_steps)
+        self._make_functions()
+
+    def _make_functions(self) -> None:
+        self._on_batch = compiled(self._model, self.run_step)
+        self._on_iterator = compiled(self._model, self._run_steps)
 
     def __call__(self, data: Any) -> Any:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -104,7 +112,7 @@ class StepFunction:
 
     def _predict(self, batches: list[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
-        outputs = [self._on_batch(_as_share(batch)) for batch in batches]
+        outputs = [self._call("_on_batch", _as_share(batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -114,10 +122,10 @@ class StepFunction:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
         by_batch = isinstance(iterator, tf.data.Iterator) and self._takes_batches()
         if of_data and not (by_batch or self._model.run_eagerly):
-            return self._on_iterator(iterator)
+            return self._call("_on_iterator", iterator)
         logs = None
         for batch in itertools.islice(noting(iterator), self._model.steps_per_execution):
-            logs = self._on_batch(_as_share(batch))
+            logs = self._call("_on_batch", _as_share(batch))
         if logs is None:
             raise StopIteration
         return logs
@@ -138,9 +146,37 @@ class StepFunction:
             return
         rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
         first = shares.element_spec._replace(rows=rows)
-        runs_eagerly = self._model.run_eagerly or tf.config.functions_run_eagerly()
-        if runs_eagerly or self._planned(first).reason is not None:
+        is_whole = self._model.run_eagerly or tf.config.functions_run_eagerly()
+        if not is_whole and self._planned(first).reason is None:
+            self._write(first, shares.element_spec)
+        if is_whole or self._planned(first).reason is not None:
             private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
+
+    def _write(self, first: Any, others: Any) -> None:
+        """Writes the graph of the first step, to find out whether that is possible.
+
+        Args:
+            first: the types of the first batch.
+            others: those of all batches.
+        """
+        try:
+            if self._takes_batches():
+                self._on_batch.get_concrete_function(first)
+            else:
+                # Another iterator would make a shuffled dataset begin its next epoch.
+                self._on_iterator.get_concrete_function(tf.data.IteratorSpec(others))
+        except NotWrittenError as error:
+            self._step.give_up(error)
+            self._make_functions()
+
+    def _call(self, name: str, data: Any) -> Any:
+        """Calls a function; it is written again for whole batches if it could not be written."""
+        try:
+            return getattr(self, name)(data)
+        except NotWrittenError as error:
+            self._step.give_up(error)
+            self._make_functions()
+            return getattr(self, name)(data)
 
     def _run_steps(self, iterator: Any) -> Any:
         """Returns the result of the last of several steps, fewer if the data ends."""
@@ -168,12 +204,25 @@ class StepFunction:
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
 
-        def compute(batch: Any) -> Any:
-            return compute_step(self._strategy, planned, batch, self._comparison)
+        def compute(whole: bool) -> Any:
+            def in_replica(batch: Any) -> Any:
+                return compute_step(
+                    self._strategy,
+                    planned,
+                    batch,
+                    self._comparison,
+                    whole=whole,
+                )
 
+            return run_in_replicas(self._strategy, in_replica, batch)
+
+        sharing = self._strategy.sharing
+        is_whole = planned.reason is not None or is_not_split(batch, sharing)
         # If the data has ended, no step may be counted.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
-            return run_in_replicas(self._strategy, compute, batch)
+            if isinstance(is_whole, bool):
+                return compute(is_whole)
+            return tf.cond(is_whole, lambda: compute(True), lambda: compute(False))
 
     def _planned(self, batch: Any) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from slurm_resolver.tf import private_names
 
 # Without its check for deprecated arguments, which takes a third of the time.
 _create = inspect.unwrap(tf.Graph.create_op)
@@ -50,7 +53,25 @@ class Creator:
             name=operation.name.lstrip("_"),
             attrs=attributes,
         )
+        keep_traceback(operation, made)
         outputs = list(made.outputs)
         if not operation.op_def.is_stateful:
             self._made[key] = outputs
         return outputs
+
+
+def keep_traceback(operation: Any, made: Any) -> None:
+    """Lets an error of an operation show the lines of the program that made the traced one."""
+    set_traceback = _set_traceback()
+    if set_traceback and operation.traceback:
+        lines = private_names.USER_FRAMES.of(operation.traceback)()
+        # TensorFlow takes, and shows, only a copy.
+        set_traceback(private_names.OPERATION_IN_C.of(made), lines[:])
+
+
+@functools.cache
+def _set_traceback() -> private_names.Method | None:
+    """Returns TensorFlow's function; None if it lacks one of the names."""
+    others = (private_names.OPERATION_IN_C, private_names.USER_FRAMES)
+    is_lacking = any(name.is_missing() for name in others)
+    return None if is_lacking else private_names.SET_TRACEBACK.find()

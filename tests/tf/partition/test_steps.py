@@ -19,6 +19,7 @@ from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.one_process import as_one_process, moments_of_own_rows
+from slurm_resolver.tf.partition.step import plan_step
 
 
 def in_turn() -> list[Any]:
@@ -176,6 +177,25 @@ def test_where_a_replica_cannot_its_statistics_are_those_of_all_rows(program: An
         logs = step(tuple(map(tf.constant, batch)))
         assert_close(outputs[1], tf.nest.flatten(logs))
     assert_close(simulated.variables[1], simulated.originals)
+
+
+def test_an_error_names_the_lines_of_the_program() -> None:
+    def layer(rows: Any) -> Any:
+        return tf.debugging.check_numerics(rows, "bad row")
+
+    def step(rows: Any) -> Any:
+        layer(rows)
+        return tf.cond(tf.reduce_all(rows < 9.0), lambda: rows, lambda: layer(rows / 0.0))
+
+    traced = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([None]))
+    simulated = SimulatedReplicas(traced, plan_step(traced), 2)
+    first = step.__code__.co_firstlineno
+    for rows, line in (([1.0, np.nan], first + 1), ([1.0, 10.0], first + 2)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="bad row") as caught:
+            simulated([np.array(rows, "float32")])
+        lines = str(caught.value)
+        assert f'{__file__}", line {line}, in' in lines
+        assert lines.index(f"line {line}, in") < lines.index(f"line {first - 2}, in layer")
 
 
 def assert_close(found: Any, expected: Any) -> None:
