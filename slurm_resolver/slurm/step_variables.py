@@ -122,6 +122,8 @@ class SlurmStep:
     network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
     start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
     stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
+    # set by the user: how many steps are compared with one process
+    verified_steps = number_variable("SLURM_RESOLVER_VERIFY", 0, 1_000_000)
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = text_variable("SLURM_RESOLVER_JOB")
     # set by this package for the child processes of a task that had to ask the others

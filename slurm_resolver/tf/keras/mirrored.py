@@ -136,11 +136,14 @@ class MultiWorkerMirroredStrategy(
         local = len(self.extended.worker_devices)
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
+        self.verified_steps = 0  # that are compared with one process
         # The copies of each variable, by the id of the first one's handle.
         self.copies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         private_names.CREATE_VARIABLE.replace(self._create_variable, owner=self.extended)
         if self.of_several:
-            _agree_on_seeds(self.workers, slurm_step_of(cluster_resolver).job_id)
+            step = slurm_step_of(cluster_resolver)
+            _agree_on_seeds(self.workers, step.job_id)
+            self.verified_steps = step.verified_steps or 0
         private_names.replace(self.extended, "update", update_once)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)

@@ -89,13 +89,10 @@ def compute_step(
     def all_rows() -> list[Any]:
         add([])  # compares the workers
         part, own = _all_of_batch(batch, replica)
-        inputs = _inputs(strategy, planned, part, replica)
-        function = planned.function
         if sharing.local_replicas == 1 and (planned.plan is None or not planned.draws):
-            arguments = len(inputs) - len(function.captured_inputs)
-            found = function(*inputs[:arguments])
-            return list(tf.nest.flatten(found, expand_composites=True))
-        return write_step(plan_whole(function), own, inputs, add_up)
+            return call_traced(planned, part)
+        inputs = _inputs(strategy, planned, part, replica)
+        return write_step(plan_whole(planned.function), own, inputs, add_up)
 
     try:
         results = all_rows() if whole else by_part()
@@ -116,29 +113,38 @@ class _AddUp:
     def __init__(self, comparison: Comparison, batch: Any, replica: int) -> None:
         self._comparison = comparison
         self._compared = comparison.row(replica, batch)
-        # The graphs of a step, such as the branches of a condition.
-        self._compared_in: list[Any] = []
+        self._is_compared = False
 
     def __call__(self, vectors: Sequence[Any]) -> list[Any]:
-        graph = tf.compat.v1.get_default_graph()
-        if graph in self._compared_in:
+        if self._is_compared:
             return add_up(vectors)
-        self._compared_in.append(graph)
+        self._is_compared = True
         *sums, table = add_up([*vectors, self._compared])
         self._comparison.check(table)
         return sums
 
 
+def call_traced(planned: PlannedStep, whole: Any) -> list[Any]:
+    """Returns the results of the traced step itself, on all rows of a batch, as a list."""
+    found = planned.function(*_arguments(whole))
+    return list(tf.nest.flatten(found, expand_composites=True))
+
+
+def _arguments(part: Any) -> list[Any]:
+    """Returns the tensors of a batch."""
+    flat = tf.nest.flatten(without_optionals(part), expand_composites=True)
+    return [one for one in flat if tf.is_tensor(one)]
+
+
 def _inputs(strategy: Any, planned: PlannedStep, part: Any, replica: int) -> list[Any]:
     """Returns the inputs of the traced step: a batch, and what the step captures."""
-    arguments = tf.nest.flatten(without_optionals(part), expand_composites=True)
     local = replica - strategy.sharing.first_replica
     copies = strategy.copies
     captured = [
         copies[id(one)].values[local].handle if id(one) in copies else one
         for one in planned.function.captured_inputs
     ]
-    return [*filter(tf.is_tensor, arguments), *captured]
+    return [*_arguments(part), *captured]
 
 
 def is_not_split(batch: Any, sharing: Sharing) -> Any:

@@ -43,6 +43,7 @@ from slurm_resolver.tf.keras.replica_step import (
 from slurm_resolver.tf.keras.replicas import run_in_replicas
 from slurm_resolver.tf.keras.sharing import Share, share, without_optionals
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import noting, reporter
@@ -71,6 +72,9 @@ class StepFunction:
         self._strategy = model.distribute_strategy
         self._step = ModelStep(model, kind)
         self._comparison = Comparison(self._strategy, model)
+        self._verification: Verification | None = None
+        if self._strategy.verified_steps:
+            self._verification = Verification(model, kind, self._strategy.verified_steps)
         self._make_functions()
 
     def _make_functions(self) -> None:
@@ -147,9 +151,9 @@ class StepFunction:
         rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
         first = shares.element_spec._replace(rows=rows)
         is_whole = self._model.run_eagerly or tf.config.functions_run_eagerly()
-        if not is_whole and self._planned(first).reason is None:
+        if not (is_whole or self._verification) and self._planned(first).reason is None:
             self._write(first, shares.element_spec)
-        if is_whole or self._planned(first).reason is not None:
+        if is_whole or self._verification or self._planned(first).reason is not None:
             private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
     def _write(self, first: Any, others: Any) -> None:
@@ -216,13 +220,18 @@ class StepFunction:
 
             return run_in_replicas(self._strategy, in_replica, batch)
 
+        def by_part() -> Any:
+            if self._verification:
+                return self._verification.compute(planned, batch, lambda: compute(False))
+            return compute(False)
+
         sharing = self._strategy.sharing
         is_whole = planned.reason is not None or is_not_split(batch, sharing)
         # If the data has ended, no step may be counted.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
             if isinstance(is_whole, bool):
-                return compute(is_whole)
-            return tf.cond(is_whole, lambda: compute(True), lambda: compute(False))
+                return compute(True) if is_whole else by_part()
+            return tf.cond(is_whole, lambda: compute(True), by_part)
 
     def _planned(self, batch: Any) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""

@@ -45,6 +45,11 @@ def _variables_of(model: Any) -> Iterator[tuple[str, tf.Variable]]:
             yield variable.path, local(variable.value)[0]
 
 
+def paths_of(model: Any) -> dict[int, str]:
+    """Returns the paths of a model's variables in this worker, by their ids."""
+    return {id(variable): path for path, variable in _variables_of(model)}
+
+
 def compare_weights(
     workers: Workers,
     model: Any,
