@@ -1,7 +1,10 @@
 """Trains a model on batches of several kinds, alone or in workers, and prints what it gets.
 
-The first argument says what is broken in the partition of the steps: "nothing", a "rule", or
-"writing". The others are kinds of data. REPLICAS is the number of replicas of each worker.
+The first argument says what is broken in the partition of the steps: "nothing", a "rule" or
+"writing" that fails, or a rule that is "wrong". The others are kinds of data or models.
+
+REPLICAS is the number of replicas of each worker. The worker OTHER_TEACHER has a teacher with other
+weights.
 """
 
 from __future__ import annotations
@@ -22,67 +25,180 @@ from slurm_resolver.tf.partition.table import TABLE
 ROWS = 13
 BATCH = 6  # so that the last batch has one row
 random = np.random.default_rng(0)
-X = random.normal(size=(ROWS, 8, 8, 3)).astype("float32")
+SHAPE = (8, 8, 3)
+X = random.normal(size=(ROWS, *SHAPE)).astype("float32")
 Y = random.integers(3, size=ROWS)
-SIGNATURE = (tf.TensorSpec([None, 8, 8, 3]), tf.TensorSpec([None], tf.int64))
+SIGNATURE = (
+    tf.TensorSpec([None, *SHAPE]),
+    tf.TensorSpec([None], tf.int64),
+)
 
 
 def generated() -> Iterator[Any]:
+    """Yields the batches of a Python generator."""
     for first in range(0, ROWS, BATCH):
-        yield X[first : first + BATCH], Y[first : first + BATCH]
+        rows = slice(first, first + BATCH)
+        yield X[rows], Y[rows]
 
 
 def data(kind: str) -> Any:
+    """Returns a dataset.
+
+    Args:
+        kind: "generator" and "unknown" have batches of unknown sizes; others have known ones.
+    """
     rows = tf.data.Dataset.from_tensor_slices((X, Y))
     if kind == "unknown":
         rows = rows.filter(lambda x, y: True)
     if kind == "generator":
-        return tf.data.Dataset.from_generator(generated, output_signature=SIGNATURE)
+        return tf.data.Dataset.from_generator(
+            generated,
+            output_signature=SIGNATURE,
+        )
     return rows.batch(BATCH)
 
 
 def fail(*_: Any) -> Any:
+    """Stands for a rule, or for what writes an operation, with a fault."""
     raise ZeroDivisionError("as the test wants it")
 
 
-def compiled(steps: int) -> Any:
-    keras.utils.set_random_seed(3)
-    inputs = keras.Input((8, 8, 3))
-    hidden = keras.layers.Conv2D(4, 3, activation="relu")(inputs)
-    hidden = keras.layers.BatchNormalization()(hidden)
-    hidden = keras.layers.Flatten()(keras.layers.MaxPooling2D()(hidden))
-    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dropout(0.3)(hidden)))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=steps)
+def doubled(split: Any) -> Any:
+    """Returns a wrong rule: the results are twice as large."""
+
+    def rule(op: Any) -> Any:
+        found = split(op)
+
+        def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+            outputs = emission.create(node, inputs)
+            return [2.0 * output for output in outputs]
+
+        return found._replace(make=make)
+
+    return rule
+
+
+@tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+def activation(tensor: Any) -> Any:
+    """Is compiled by XLA in one process."""
+    return tensor * tf.tanh(tensor)
+
+
+def teacher() -> Any:
+    """Returns a model that is made outside the scope; in training, it draws random numbers."""
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [
+            keras.Input(SHAPE),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+        ]
+    )
+    model.trainable = False
     return model
 
 
-def results(strategy: Any, kind: str, steps: int) -> list[float]:
+def model_of(
+    kind: str,
+    steps: int,
+    outside: Any,
+) -> Any:
+    """Returns a compiled model.
+
+    Args:
+        kind: a "compiled" one has a function that XLA compiles; that of a "teacher" uses another
+            model.
+        steps: for each execution.
+        outside: that other model.
+    """
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input(SHAPE)
+    hidden = inputs
+    for layer in (
+        keras.layers.Conv2D(4, 3, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(3),
+    ):
+        hidden = layer(hidden)
+    if kind == "compiled":
+        hidden = keras.layers.Lambda(activation)(hidden)
+    if kind == "teacher":
+        goal = outside(inputs, training=True)
+        hidden = keras.layers.Add()([hidden, goal])
+    model = keras.Model(inputs, hidden)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        "adam",
+        loss,
+        metrics=["accuracy"],
+        steps_per_execution=steps,
+        jit_compile=False,
+    )
+    return model
+
+
+def results(
+    strategy: Any,
+    kind: str,
+    steps: int,
+) -> list[float]:
+    """Returns losses, an evaluation, and sums of predictions and weights."""
+    outside = teacher()
+    if os.environ.get("SLURM_PROCID", "0") == os.environ.get("OTHER_TEACHER"):
+        outside.layers[1].bias.assign_add([0.0, 1.0, 0.0])
     with strategy.scope():
-        model = compiled(steps)
-    history = model.fit(data(kind), epochs=1, verbose=0).history
-    found = [value for values in history.values() for value in values]
-    found += model.evaluate(data(kind), verbose=0)
-    found += [np.abs(model.predict(data(kind), verbose=0)).sum()]
-    return [*found, sum(np.abs(weight).sum() for weight in model.get_weights())]
+        model = model_of(kind, steps, outside)
+    history = model.fit(data(kind), verbose=0).history
+    losses = history["loss"]
+    evaluation = model.evaluate(data(kind), verbose=0)
+    prediction = model.predict(data(kind), verbose=0)
+    arrays = [prediction, *model.get_weights()]
+    sizes = [np.abs(array).sum() for array in arrays]
+    return [*losses, *evaluation, *sizes]
+
+
+def break_partition(how: str) -> None:
+    """Breaks what partitions the steps of this process."""
+    if how == "rule":
+        TABLE["Conv2D"] = fail
+    if how == "writing":
+        emission: Any = Emission
+        emission.create = fail
+    if how == "wrong":
+        TABLE["BiasAddGrad"] = doubled(TABLE["BiasAddGrad"])
 
 
 def main(broken: str, *kinds: str) -> None:
-    devices = [tf.config.LogicalDeviceConfiguration()] * int(os.environ.get("REPLICAS", "1"))
+    replicas = int(os.environ.get("REPLICAS", "1"))
     (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, devices)
+    tf.config.set_logical_device_configuration(
+        cpu,
+        [tf.config.LogicalDeviceConfiguration()] * replicas,
+    )
     strategy = tf.distribute.get_strategy()
     if "SLURM_STEP_ID" in os.environ:
         strategy = sr.MultiWorkerMirroredStrategy()
-        if broken == "rule":
-            TABLE["Conv2D"] = fail
-        if broken == "writing":
-            emission: Any = Emission
-            emission.create = fail
+        break_partition(broken)
     for kind in kinds:
         for steps in (1, 2):
-            numbers = [round(float(value), 3) for value in results(strategy, kind, steps)]
-            print("found", kind, steps, numbers, flush=True)
+            values = results(
+                strategy,
+                kind,
+                steps,
+            )
+            numbers = [round(float(value), 3) for value in values]
+            print(
+                "found",
+                kind,
+                steps,
+                numbers,
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

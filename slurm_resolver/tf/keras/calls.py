@@ -119,9 +119,8 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
         return
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
     sharing = sharing_of(strategy)
-    one_replica = getattr(sharing, "local_replicas", 0) == 1
     # Those of a frozen model may come from outside: the workers compare them with the others.
-    frozen = {id(one) for one in model.weights if one_replica and not one.trainable}
+    frozen = {id(one) for one in model.weights if sharing and not one.trainable}
     for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
         is_inside = strategy.extended.variable_created_in_scope(variable.value)
         if not is_inside and id(variable) not in frozen:

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.log import debug
+from slurm_resolver.log import debug, tell_once
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_graph import call_outside
+from slurm_resolver.tf.keras.outside_variables import Copies, copies_outside
 from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.partition.effects import is_drawn
+from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.plan import Plan
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError
@@ -67,6 +69,7 @@ class ModelStep:
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
         self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
+        self._outside: list[Copies] = []
         self._fault: str | None = None  # of a plan that could not be written
 
     def planned(self, spec: Any) -> PlannedStep:
@@ -134,9 +137,12 @@ class ModelStep:
                 reason = str(error)
             except Exception as error:
                 reason = _reason_of_fault(error)
+            if plan and any(map(_is_compiled, traced.graph.get_operations())):
+                tell_once("XLA does not compile functions with jit_compile=True in split steps")
         if reason is not None:
             with contextlib.suppress(Exception):
                 plan = plan_whole(traced)
+        self._outside += copies_outside(self._strategy, traced)
         draws = plan is not None and _draws(traced.graph)
         return PlannedStep(traced, plan, reason, draws)
 
@@ -210,6 +216,11 @@ def _reason_of_fault(error: Exception) -> str:
         f"slurm_resolver has failed to split it ({type(error).__name__}: {error}); please report "
         "this, with the traceback that logging.basicConfig(level=logging.DEBUG) shows"
     )
+
+
+def _is_compiled(operation: Any) -> bool:
+    """Whether an operation calls a function that XLA compiles in one process."""
+    return operation.type in CALLS and bool(operation.get_attr("_XlaMustCompile"))
 
 
 def _draws(graph: Any) -> bool:

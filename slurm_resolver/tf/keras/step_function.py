@@ -34,6 +34,7 @@ from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import ModelStep, NotWrittenError, PlannedStep, as_tensor
+from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.replica_step import (
     compare_step,
     compute_step,
@@ -225,6 +226,7 @@ class StepFunction:
                 return self._verification.compute(planned, batch, lambda: compute(False))
             return compute(False)
 
+        refresh_copies(self._strategy, planned.function)
         sharing = self._strategy.sharing
         is_whole = planned.reason is not None or is_not_split(batch, sharing)
         # If the data has ended, no step may be counted.

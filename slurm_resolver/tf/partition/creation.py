@@ -53,14 +53,14 @@ class Creator:
             name=operation.name.lstrip("_"),
             attrs=attributes,
         )
-        keep_traceback(operation, made)
+        _keep_traceback(operation, made)
         outputs = list(made.outputs)
         if not operation.op_def.is_stateful:
             self._made[key] = outputs
         return outputs
 
 
-def keep_traceback(operation: Any, made: Any) -> None:
+def _keep_traceback(operation: Any, made: Any) -> None:
     """Lets an error of an operation show the lines of the program that made the traced one."""
     set_traceback = _set_traceback()
     if set_traceback and operation.traceback:

@@ -14,7 +14,7 @@ from slurm_resolver.tf.partition.collectives import (
     received,
     sent_part,
 )
-from slurm_resolver.tf.partition.creation import Creator, keep_traceback
+from slurm_resolver.tf.partition.creation import Creator
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.plan import Compute, Plan, PutTogether
 from slurm_resolver.tf.partition.values import (
@@ -120,8 +120,6 @@ class Emission:
         inputs = [self.get(number, want) for number, want in zip(node.inputs, step.split.wants)]
         if step.split.make:
             outputs = step.split.make(self, node, inputs)
-            for output in outputs:
-                keep_traceback(node.operation, output.op)
         else:
             outputs = self.create(node, inputs)
         for number, value, tensor in zip(node.outputs, step.split.results, outputs):

@@ -16,27 +16,66 @@ pytestmark = KERAS_3
 PROGRAM = quiet_helper("steps_of_fit.py")
 
 
-def run(*arguments: str, workers: int = 0, **variables: str) -> Completed:
+def run(
+    *arguments: str,
+    workers: int = 0,
+    status: int = 0,
+    **variables: str,
+) -> Completed:
+    """Runs the program alone, or in workers.
+
+    Args:
+        status: that it must end with.
+        variables: of the environment.
+    """
     command = [*PROGRAM, *arguments]
+    if workers:
+        command = in_step(f"-n {workers} --no-label", *command)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "CUDA_VISIBLE_DEVICES": "",
+        **variables,
+    }
     return captured(
-        in_step(f"-n {workers} --no-label", *command) if workers else command,
-        status=0,
-        env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", **variables},
+        command,
+        status=status,
+        env=environment,
         timeout=SECONDS,
     )
 
 
 def found(done: Completed) -> list[str]:
-    return sorted(line for line in done.stdout.splitlines() if line.startswith("found"))
+    """Returns the lines with results, of all workers."""
+    lines = done.stdout.splitlines()
+    return sorted(line for line in lines if line.startswith("found"))
 
 
-def test_a_batch_with_fewer_rows_than_replicas_equals_one_process() -> None:
-    """Each worker has two replicas, and the number of rows is unknown when a step is written."""
-    kinds = ("arrays", "generator", "unknown")
+def test_fit_equals_one_process() -> None:
+    """Each worker has two replicas, and a last batch with fewer rows than there are replicas.
+
+    The kinds are numbers of rows that are unknown when a step is written, a part that XLA compiles
+    in one process, and a model from outside the scope. Their first steps are compared as well,
+    which finds nothing.
+    """
+    kinds = ("generator", "unknown", "compiled", "teacher")
     alone = run("nothing", *kinds)
-    done = run("nothing", *kinds, workers=2, REPLICAS="2")
+    done = run("nothing", *kinds, workers=2, REPLICAS="2", SLURM_RESOLVER_VERIFY="2")
     assert found(done) == sorted(found(alone) * 2)
-    assert "cannot be split" not in done.stderr
+    assert "slurm_resolver" not in done.stderr
+
+
+def test_a_wrong_rule_is_found_and_what_it_changes_is_named() -> None:
+    done = run("wrong", "arrays", workers=2, status=1, SLURM_RESOLVER_VERIFY="1")
+    assert not found(done)
+    start = "SLURM_RESOLVER_VERIFY: the train step of 'functional' differs from one process in step"
+    assert f"FitError: {start} 1 of epoch 1, in the variable 'adam/" in done.stderr
+    assert "_bias_" in done.stderr
+
+
+def test_a_model_from_outside_that_differs_is_named() -> None:
+    done = run("nothing", "teacher", workers=2, status=1, OTHER_TEACHER="1")
+    assert "FitError: the workers differ" in done.stderr
+    assert "bias: norm 0" in done.stderr
 
 
 @pytest.mark.parametrize("broken", ["rule", "writing"])
