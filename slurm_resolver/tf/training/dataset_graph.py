@@ -37,7 +37,7 @@ _ALIKE = names(
     FixedLengthRecordDataset FixedLengthRecordDatasetV2 HashTableV2 If LookupTableFindV2
     LookupTableSizeV2 PrintV2 RandomDataset RangeDataset ReadVariableOp ResourceGather
     SparseTensorSliceDataset StatefulPartitionedCall TensorDataset TensorSliceDataset
-    TextLineDataset TFRecordDataset TFRecordDatasetV2 VarHandleOp While
+    TextLineDataset TFRecordDataset TFRecordDatasetV2 VarHandleOp While _Retval
     """
 )
 _SHUFFLES = names("ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3")
@@ -130,19 +130,19 @@ def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) 
     for node in nodes.values():
         if _lacks_seed(nodes, node):
             return f"{node.op} has no seed: {SEED} first"
-        name = node.attr["f"].func.name
-        called = [*_with_called(functions, name)]
-        for one in filter(is_random, called):
-            if not any(one.attr[seed].i for seed in _SEEDS):
+        called = [*_with_called(functions, node.attr["f"].func.name)]
+        draws = [one for one in called if is_random(one) or one.op.startswith("Rng")]
+        for one in draws:
+            if is_random(one) and not any(one.attr[seed].i for seed in _SEEDS):
                 return (
                     f"a function of the data calls {one.op} without a seed: {SEED} first, and pass "
                     "seed=n to it"
                 )
-        draws = [one.op for one in called if is_random(one) or one.op.startswith("Rng")]
-        if node.op.startswith("Parallel") and draws:
+        if draws and node.op.startswith("Parallel"):
             return (
-                f"a map with num_parallel_calls calls {draws[0]}, from which several threads draw: "
-                "leave out num_parallel_calls, or use tf.random.stateless_uniform and the like"
+                f"a map with num_parallel_calls calls {draws[0].op}, from which several threads "
+                "draw: leave out num_parallel_calls, or use tf.random.stateless_uniform and the "
+                "like"
             )
     if dataset.options().deterministic is False or any(
         node.attr["deterministic"].s == b"false" for node in nodes.values()

@@ -1,0 +1,47 @@
+"""The graph of a dataset tells whether the batches of earlier epochs must be drawn again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from slurm_resolver.tf.training.dataset_graph import look_through
+
+ROWS = tf.data.Dataset.range(9)
+SHUFFLED = ROWS.shuffle(9, seed=1)
+
+
+def draw(row: Any) -> Any:
+    return tf.random.uniform((), seed=1)
+
+
+# A dataset, whether to draw again, and how the reason begins why another run reads other data.
+DATASETS: Any = [
+    (ROWS.map(lambda row: row + 1).batch(3), False, ""),
+    (SHUFFLED.map(lambda row: row + 1, num_parallel_calls=2).batch(3).prefetch(1), False, ""),
+    (SHUFFLED.filter(lambda row: row > 1).take(5), False, ""),
+    (ROWS.cache().shuffle(9, seed=1), False, ""),
+    (ROWS.map(draw), False, ""),
+    (SHUFFLED.cache(), True, ""),
+    (SHUFFLED.shuffle(9, seed=2), True, ""),
+    (ROWS.concatenate(SHUFFLED), True, ""),
+    (ROWS.shuffle(9), False, "ShuffleDatasetV3 has no seed"),
+    (ROWS.map(lambda row: tf.random.uniform(())), False, "a function of the data calls RandomUni"),
+    (ROWS.map(draw, num_parallel_calls=2), False, "a map with num_parallel_calls calls RandomUni"),
+    (
+        ROWS.map(lambda row: row, num_parallel_calls=2, deterministic=False),
+        False,
+        "deterministic=False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dataset", "again", "other"), DATASETS)
+def test_batches_are_drawn_again_only_where_later_ones_depend_on_them(
+    dataset: Any, again: bool, other: str
+) -> None:
+    found = look_through(dataset)
+    assert found.again == again
+    assert found.other[: len(other) or None] == other
