@@ -6,13 +6,12 @@ All output comes through pipes, and threads copy it, so that lines of several ta
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
 import subprocess
 import threading
 from contextlib import suppress
-from typing import IO, BinaryIO
+from typing import IO
 
 from slurm_resolver import log
 
@@ -46,9 +45,7 @@ class Output:
         width = len(str(self._num_tasks - 1))
         label = f"{rank:{width}d}: ".encode() if self._label else b""
         for source, screen in ((process.stdout, 1), (process.stderr, 2)):
-            # Without a buffer: a failed line would stay there, and fail again.
-            target = io.FileIO(screen, "w", closefd=False)
-            thread = threading.Thread(target=self._copy, args=(source, target, label), daemon=True)
+            thread = threading.Thread(target=self._copy, args=(source, screen, label), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -57,7 +54,7 @@ class Output:
         for thread in self._threads:
             thread.join(timeout=1.0)  # a process that has left its task's group may keep a pipe
 
-    def _copy(self, source: IO[bytes], target: BinaryIO, label: bytes) -> None:
+    def _copy(self, source: IO[bytes], screen: int, label: bytes) -> None:
         shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
         with source, suppress(BrokenPipeError):  # the reader of the screen has gone
             for line in source:
@@ -65,13 +62,13 @@ class Output:
                     if not line.endswith(b"\n"):
                         line += b"\n"
                     with self._lock:
-                        self._write(label + line, target)
+                        self._write(label + line, screen)
 
-    def _write(self, line: bytes, target: BinaryIO) -> None:
+    def _write(self, line: bytes, screen: int) -> None:
         """Writes a line. If the disk is full, the line is lost, and the tasks continue."""
         try:
             while line:
-                line = line[target.write(line) or 0 :]
+                line = line[os.write(screen, line) :]
         except BrokenPipeError:
             raise
         except OSError as error:
