@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import counted
 
 
@@ -31,8 +30,8 @@ def cpu_facts(step: SlurmStep, uses_gpus: bool) -> CpuFacts:
     return CpuFacts(
         cpus=sorted(os.sched_getaffinity(0)),
         machine=os.cpu_count() or 1,
-        granted=read_whole_number(step.cpus_on_node or "") or 0,
-        per_task=read_whole_number(step.cpus_per_task or "") or 0,
+        granted=step.cpus_on_node or 0,
+        per_task=step.cpus_per_task or 0,
         uses_gpus=uses_gpus,
     )
 

@@ -106,8 +106,8 @@ class SlurmStep:
     job_num_tasks = text_variable("SLURM_NTASKS")
     job_tasks_per_node = text_variable("SLURM_NTASKS_PER_NODE")
     job_num_nodes = text_variable("SLURM_JOB_NUM_NODES")
-    cpus_per_task = text_variable("SLURM_CPUS_PER_TASK")
-    cpus_on_node = text_variable("SLURM_CPUS_ON_NODE")
+    cpus_per_task = count_variable("SLURM_CPUS_PER_TASK")
+    cpus_on_node = count_variable("SLURM_CPUS_ON_NODE")
     open_mode = text_variable("SLURM_OPEN_MODE")
     # the job's end (Slurm 22.05 does not set it), and its next start
     job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1)  # since 1970
