@@ -1,16 +1,19 @@
 """A program that `slurm-resolver exec` runs as its child, in a step with parameter servers.
 
 This process represents the task, as its launcher. When the program ends, this process ends with the
-status that a shell would report: 128 and the number of a signal. When the training is over, a
-program that only serves is ended, and after a failure every program. It first has some seconds to
-end by itself. Then it receives SIGTERM, and later SIGKILL.
+same status. When the training is over, a program that only serves is ended, and after a failure
+every program. It first has some seconds to end by itself. Then it receives SIGTERM, and later
+SIGKILL.
 """
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 from collections.abc import Collection
+from contextlib import suppress
 from threading import Event, Thread
 from typing import NoReturn
 
@@ -75,4 +78,17 @@ def run_child(
     if status:  # -N stands for signal N
         failure = signals.signal_name(-status) or f"exit status {status}"
     member.client.leave(failure)
+    _end_like_child(status)
+
+
+def _end_like_child(status: int) -> NoReturn:
+    """Ends this process with an exit status, or for -N by signal N.
+
+    Slurm and `supervise` then see a crash, and take no SIGTERM for a training that was saved.
+    """
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     os._exit(signals.shell_status(status))
