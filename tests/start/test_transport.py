@@ -58,6 +58,7 @@ def test_nccl_needs_gpus_of_its_own(tasks: list[TaskDevices], told: str) -> None
     assert sentence.startswith(told)
 
 
+ALONE = "2, each used by one task"
 TWO = "worker worker"
 
 
@@ -65,7 +66,7 @@ TWO = "worker worker"
     ("gpus", "jobs", "status", "told"),
     [
         ([], "", "skipped", "no task has any"),
-        ([devices("n1", "0"), devices("n1", "1")], TWO, "ok", NCCL),
+        ([devices("n1", "0"), devices("n1", "1")], TWO, "ok", f"{ALONE}; {NCCL}"),
         (SHARE, TWO, "warning", f"{SLOW}rank 0 shares GPU 3 with rank 1: start one task for each"),
         (
             OWN,
@@ -73,7 +74,8 @@ TWO = "worker worker"
             "warning",
             f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot",
         ),
-        (SHARE, "worker evaluator", "ok", "2 tasks with GPUs"),
+        (SHARE, "worker evaluator", "ok", "1, 1 of them shared by tasks"),
+        (OWN, "worker evaluator", "ok", ALONE),
     ],
 )
 def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: str) -> None:
