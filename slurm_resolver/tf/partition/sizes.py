@@ -102,8 +102,12 @@ class SizesOf:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
         if self._flat.tensors[number].dtype in _OPAQUE:
             return None
-        first, second = map(self._flat.scratch.numbers, self._scratched(number))
-        return None if first is None or second is None else (first, second)
+        one, other = self._scratched(number)
+        first = self._flat.scratch.numbers(one)
+        second = self._flat.scratch.numbers(other)
+        if first is None or second is None:
+            return None
+        return first, second
 
     def _quick(self, number: int) -> Pair | None:
         """Returns the shape if nothing has to be inferred."""
@@ -114,9 +118,10 @@ class SizesOf:
         if None not in sizes:
             return sizes, sizes
         value = self.value_of(number)
-        if value is None or not value.has_rows or sizes.count(None) > 1:
+        if value is None or not value.has_rows:
             return None
-        if sizes[value.axis] is not None:
+        # Nothing but the number of rows is unknown.
+        if sizes.count(None) > 1 or sizes[value.axis] is not None:
             return None
         found = []
         for count in COUNTS:
@@ -161,6 +166,7 @@ class SizesOf:
         traced = self._flat.tensors[number]
         dtype = tf.float32 if traced.dtype in _OPAQUE else traced.dtype
         first, second = shapes or (traced.shape, traced.shape)
+        # Equal ones are the same tensor: what is unknown of both N is not told apart.
         place = self._flat.scratch.placeholder
         self._scratch[number] = place(dtype, first), place(dtype, second)
 
@@ -215,6 +221,7 @@ class SizesOf:
             return
         numbers = [self._numbers_of_input(one) for one in node.inputs]
         if not is_exact(node.operation, numbers):
+            # Only its shape is certain.
             is_known = all(shape.rank is not None for shape in shapes)
             self._place(number, (shapes[0], shapes[1]) if is_known else None)
             return
@@ -240,13 +247,9 @@ class SizesOf:
             return None
         found: tuple[list[Any], list[Any]] = ([], [])
         kept = self._kept_axes(node)
-        for axis, (static, one, other) in enumerate(
-            zip(
-                traced.shape,
-                shapes[0],
-                shapes[1],
-            )
-        ):
+        for axis, static in enumerate(traced.shape):
+            one = shapes[0][axis]
+            other = shapes[1][axis]
             certain = static is not None or one != other or axis in kept
             found[0].append(one if certain else None)
             found[1].append(other if certain else None)
@@ -257,8 +260,10 @@ class SizesOf:
         masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
         if node.operation.type != "StridedSlice" or any(map(node.operation.get_attr, masks)):
             return set()
-        pairs = [self.numbers(one) for one in node.inputs[1:]]
-        if None in pairs:
-            return set()
-        alike = np.all([np.equal(*pair) for pair in pairs if pair is not None], axis=0)
+        alike: Any = True
+        for number in node.inputs[1:]:  # where it begins and ends, and its strides
+            pair = self.numbers(number)
+            if pair is None:
+                return set()
+            alike = np.logical_and(alike, np.equal(*pair))
         return {int(axis) for axis in np.flatnonzero(alike)}
