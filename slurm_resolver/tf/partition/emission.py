@@ -60,7 +60,7 @@ class Emission:
         for number, tensor in zip(plan.flat.inputs, inputs):
             self._set(
                 number,
-                plan.values[number],
+                plan.inputs[number],
                 tensor,
             )
 
@@ -183,7 +183,7 @@ class Emission:
         """Returns what the part of a tensor is."""
         node = self._plan.flat.makers.get(number)
         if node is None:
-            return self._plan.values[number]
+            return self._plan.inputs[number]
         return self._computed[node].split.results[node.outputs.index(number)]
 
     def whole(self, number: int) -> Any:

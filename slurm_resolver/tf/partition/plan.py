@@ -82,13 +82,15 @@ class Plan:
 
     Attributes:
         flat: the graph.
+        inputs: what a replica is given of the graph's inputs.
         steps: in their order.
-        values: what is known of each tensor, by number.
+        values: what is known of each tensor in the end, by number.
         outputs: what the graph's outputs are.
         wanted: what they are converted into.
     """
 
     flat: Flat
+    inputs: dict[int, Value]
     steps: list[Step]
     values: dict[int, Value]
     outputs: list[Value]
@@ -144,7 +146,8 @@ class Planner:
         sends_inside: bool = False,
     ) -> None:
         self.flat = flat
-        self.values: dict[int, Value] = dict(zip(flat.inputs, values))
+        self._inputs = dict(zip(flat.inputs, values))
+        self.values: dict[int, Value] = {**self._inputs}
         self.sizes = SizesOf(flat, self.values.get)
         self.control_flow = control_flow
         self.whole = whole
@@ -192,6 +195,7 @@ class Planner:
         outputs = [self.values[number] for number in self.flat.outputs]
         return Plan(
             self.flat,
+            self._inputs,
             self._steps,
             self.values,
             outputs,

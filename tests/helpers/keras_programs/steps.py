@@ -303,7 +303,12 @@ class Transport(Networks):
             lambda: rows,
         )
         mapped = tf.map_fn(lambda row: row * ops.sum(row), by_norm)
-        return ops.mean(ops.square(ops.matmul(alike, rows))) + ops.mean(mapped)
+        loss = ops.mean(ops.square(ops.matmul(alike, rows))) + ops.mean(mapped)
+
+        def damp(turn: Any, total: Any) -> Any:
+            return turn + 1, ops.tanh(total) + 0.5 * total
+
+        return loss + tf.while_loop(lambda turn, _: turn < 3, damp, (0, loss))[1]
 
 
 def _networks(strategy: Any, kind: Action) -> Outcome:
@@ -318,4 +323,4 @@ add("step_gan", partial(_networks, kind=Gan))
 add("step_contrastive", partial(_networks, kind=Contrastive))
 add("step_transport", partial(_networks, kind=Transport))
 add("step_triplet_per_row", partial(_networks, kind=Triplet))
-add("step_vae", partial(_networks, kind=Vae), "draws random numbers by row")
+add("step_vae", partial(_networks, kind=Vae))
