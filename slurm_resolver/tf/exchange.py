@@ -118,7 +118,7 @@ class Workers(Peers):
                     lambda: self.failure or self.loss or self.absence, _GONE_SECONDS
                 )
                 own = f"this worker {call}: {error} {IN_ALL}"
-                raise FitError(self.failure or self.loss or own) from error
+                raise FitError(self.failure or self.loss or own) from None
             finally:
                 self.is_exchanging = False
             told = [_Given(*by_rank[rank]) for rank in self.ranks]
