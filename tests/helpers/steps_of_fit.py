@@ -92,7 +92,7 @@ def teacher() -> Any:
             keras.Input(SHAPE),
             keras.layers.Flatten(),
             keras.layers.Dense(3),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(synchronized=True),
             keras.layers.Dropout(0.5),
         ]
     )
@@ -118,7 +118,7 @@ def model_of(
     hidden = inputs
     for layer in (
         keras.layers.Conv2D(4, 3, activation="relu"),
-        keras.layers.BatchNormalization(),
+        keras.layers.BatchNormalization(synchronized=True),
         keras.layers.MaxPooling2D(),
         keras.layers.Flatten(),
         keras.layers.Dropout(0.3),

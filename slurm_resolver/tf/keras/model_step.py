@@ -220,7 +220,7 @@ def _reason_of_fault(error: Exception) -> str:
 
 def _is_compiled(operation: Any) -> bool:
     """Whether an operation calls a function that XLA compiles in one process."""
-    return operation.type in CALLS and bool(operation.get_attr("_XlaMustCompile"))
+    return operation.type in CALLS and operation.node_def.attr["_XlaMustCompile"].b
 
 
 def _draws(graph: Any) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 import wrapt
 
-from slurm_resolver.errors import KerasError
+from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.calls import call_together
+from slurm_resolver.tf.keras.calls import SCOPE, call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
 from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
@@ -162,8 +162,13 @@ def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a method of a model or optimizer in the scope of its strategy."""
     of_model = getattr(thing, "distribute_strategy", None)
     strategy = of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)
+    if is_one_process() and not is_ours(strategy):
+        raise FitError(
+            f"the optimizer {thing.name!r}, which a step uses, was created outside "
+            f"strategy.scope(). {SCOPE}"
+        )
     with contextlib.ExitStack() as stack:
-        if is_one_process() and is_ours(strategy):
+        if is_one_process():
             stack.enter_context(tf.init_scope())  # a step makes its variables outside of its graph
             stack.enter_context(strategy.scope())
         else:

@@ -25,6 +25,7 @@ from slurm_resolver.tf.keras.model_step import PlannedStep
 from slurm_resolver.tf.keras.replica_step import call_traced
 from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.keras.weight_comparison import paths_of
+from slurm_resolver.tf.partition.values import LOCAL
 from slurm_resolver.tf.peers import MARK
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -57,11 +58,10 @@ class Verification:
             batch: of which this worker has all rows, if it is a `Share`.
             step: computes it as the workers do.
         """
-        if planned.draws or not isinstance(batch, Share):
+        reason = _why_not(planned, batch)
+        if reason:
             warn_once(
-                f"SLURM_RESOLVER_VERIFY: {self._name} is not compared with one process: it has "
-                "unseeded random numbers, a function of Python or tf.print, or each worker reads "
-                "its own data"
+                f"SLURM_RESOLVER_VERIFY: {self._name} is not compared with one process: {reason}"
             )
             return step()
         local = self._model.distribute_strategy.experimental_local_results
@@ -139,6 +139,20 @@ class Verification:
             f"process has {change:.3g} and rounding changes less than {rounding:.3g}. Please "
             "report this with the code of the step"
         )
+
+
+def _why_not(planned: PlannedStep, batch: Any) -> str:
+    """Returns why a step cannot be compared; "" if it can."""
+    if not isinstance(batch, Share):
+        return "each worker reads its own data"
+    if planned.draws:
+        return "it has unseeded random numbers, a function of Python or tf.print"
+    if planned.plan and LOCAL in planned.plan.values.values():
+        return (
+            "BatchNormalization takes the statistics of each replica's own rows. To compare the "
+            "step, pass synchronized=True to these layers"
+        )
+    return ""
 
 
 def _distance(one: Any, other: Any) -> float:

@@ -112,7 +112,7 @@ def wrapped_function() -> str:
 
 
 @way
-def metric_in_xla() -> None:
+def metric_in_xla() -> str:
     class Watching(keras.layers.Layer):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -126,4 +126,4 @@ def metric_in_xla() -> None:
     def watched(inputs: Any, outputs: Any) -> Any:
         return keras.Model(inputs, Watching()(outputs))
 
-    trained(of_kind(watched))
+    return trained(of_kind(watched))

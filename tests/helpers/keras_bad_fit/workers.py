@@ -191,5 +191,12 @@ class Centered(keras.Model):  # type: ignore[misc]
 
 
 @way
-def own_data_compared() -> None:
-    trained(of_kind(Centered), x=own(data()))
+def own_data_compared() -> str:
+    return trained(of_kind(Centered), x=own(data()))
+
+
+@way
+def own_data_eagerly() -> None:
+    built = of_kind(Centered)
+    built.run_eagerly = True
+    trained(built, x=own(data()))
