@@ -29,7 +29,7 @@ TRAINED = (
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
     "optimizer_outside": "iteration' was created outside strategy.scope()",
-    "own_optimizer_outside": "the optimizer 'adam', which a step uses, was created outside strategy.s",
+    "own_optimizer_outside": ", which a step uses, was created outside strategy.scope(). Build and",
     "batch_outside": "train_on_batch of 'sequential",
     "own_function": "own make_train_function() or train_function, each worker would run its steps",
     "own_function_on_batch": "the model 'own_function_1': with its own make_train_function() or tr",
