@@ -27,11 +27,10 @@ class Limit(NamedTuple):
 # Every node has to be read by its maintainers: delete as much as you add, or say here why not.
 # The densities may only fall.
 LIMITS = [
-    # Two ways to take a step stand side by side. The package has at most 104,000 nodes again, and
-    # the tests 120,000, once tf/partition has replaced tf/rows and the modules of tf/keras that use
-    # it, and what resuming, files of callbacks and starts have added is smaller.
-    Limit("slurm_resolver", nodes=137_300, average=5.3, densest=8.0),
-    Limit("tests", nodes=133_700, average=5.5, densest=8.0),
+    # The package should have 104,000 nodes, and the tests 120,000: what has been added for the
+    # partition of steps, resuming, the files of callbacks and starts has to become smaller.
+    Limit("slurm_resolver", nodes=129_900, average=5.29, densest=8.0),
+    Limit("tests", nodes=125_100, average=5.5, densest=8.0),
 ]
 
 
