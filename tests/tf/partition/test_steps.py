@@ -217,7 +217,7 @@ IN_PROCESSES = ["dense", "dropout", "batch_normalization", "simclr", "lstm"]
 def test_a_step_of_several_processes_equals_one_process(tasks: int) -> None:
     program = str(HELPERS / "partition_processes.py")
     command = in_step(
-        f"-n {tasks}",
+        f"-n {tasks} --no-label",
         sys.executable,
         program,
         *IN_PROCESSES,
