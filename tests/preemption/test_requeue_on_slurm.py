@@ -76,7 +76,6 @@ def saving(saves: str, printed: str | None = None, **more: object) -> Case:
 
 SERVERS = "-N 2 --tasks-per-node 2 --ps 1"
 # As docs/heterogeneous.md says: a second component, and one step over both.
-ONE_COMPONENT = "--tasks-per-node 2 --jobs ps=1,worker=1"
 SECOND = """
 #SBATCH hetjob
 #SBATCH --nodes=1 --ntasks=2 --requeue --nodelist=n{}
@@ -103,7 +102,7 @@ CASES = {
         '["scontrol", null]', action="scancel JOB", restarts=0, state=CANCELLED
     ),
     "the time limit": Case(SERVERS, LIMIT),
-    "the time limit, in two components": Case(ONE_COMPONENT, LIMIT),
+    "the time limit, in two components": Case(SERVERS, LIMIT),
     "the time limit, in an array": Case(SERVERS, LIMIT, options="--array=7"),
     "preempted": Case(SERVERS),
     "cancelled": Case(
@@ -151,6 +150,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     nodes = nodes_of(name)
     if "components" in name:
         nodes = f"n{FIRST[name]}"
+        text = text.replace("--nodes=2", "--nodes=1")
         text = text.replace("\n\n", SECOND.format(FIRST[name] + 1), 1)
         text = text.replace("step=(srun", 'step=(srun "--het-group=0,1"')
     text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes}\n", 1)
