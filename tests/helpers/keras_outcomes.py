@@ -24,6 +24,7 @@ WHOLE = {
     "data_ragged",
     "data_sparse_inputs",
     "data_sparse_widths",
+    "guide_unbuilt_running_eagerly",
     "step_eagerly",
     "step_of_functions_that_run_eagerly",
 }

@@ -110,7 +110,7 @@ class ModelStep:
         """Returns the result of a step that runs eagerly, as in one process."""
 
         def run() -> Any:
-            with as_one_process():
+            with tf.variable_creator_scope(self._make_variable), as_one_process():
                 return tf.nest.map_structure(as_tensor, self._step(data))
 
         return call_outside(run)
@@ -174,7 +174,7 @@ class ModelStep:
     def _make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
         self._made += 1
-        if tf.executing_eagerly():
+        if tf.distribute.has_strategy():  # Keras makes it in the scope, outside of the graph
             return make(**given)
         arguments = {name: given[name] for name in _OF_VARIABLES if name in given}
         if tf.is_symbolic_tensor(given["initial_value"]):

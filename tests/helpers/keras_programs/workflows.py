@@ -176,6 +176,13 @@ def lora(strategy: Any) -> Outcome:
 
 
 @program("guide")
+def unbuilt_running_eagerly(strategy: Any) -> Outcome:
+    """The first step builds it, outside of any graph."""
+    unbuilt = GUIDES["unbuilt_sequential"]
+    return fitted(ready(strategy, unbuilt, run_eagerly=True), data())
+
+
+@program("guide")
 def stateful_lstm(strategy: Any) -> Outcome:
     """Each row of a batch goes on with the state of that row in the batch before."""
     model = ready(
