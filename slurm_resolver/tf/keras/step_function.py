@@ -264,7 +264,10 @@ class StepFunction:
                 "AutoShardPolicy.AUTO."
             )
         if batch.rows is not None:
-            raise FitError(f"{text} It must do so from the first step on, when the data is divided")
+            raise FitError(
+                f"{text} The workers have already divided the data: change this before the call "
+                "of fit, evaluate or predict."
+            )
         warn_once(f"{text} Every worker computes whole batches, as one process does.")
 
 

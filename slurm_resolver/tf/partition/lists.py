@@ -256,6 +256,3 @@ LIST_RULES: dict[str, Callable[[Operation], Split]] = {
     "TensorListStack": stack,
     "ZerosLike": joined,
 }
-MAKING_LISTS = frozenset(
-    ("EmptyTensorList", "TensorListFromTensor", "TensorListReserve"),
-)
