@@ -113,11 +113,12 @@ def step(port: int) -> Iterator[Step]:
 
 
 GATHER = "gather()"
-# Its node resets all of its connections, as a firewall does.
+# Its node resets all of its connections, as a firewall does: the kernel does so when the process
+# ends, and not before, or the task would come back once more.
 RESET = """
 import socket, struct
 from slurm_resolver.coordination.tcp import sockets_at
-for number in sockets_at(port):
+for number in map(os.dup, sockets_at(port)):
     linger = struct.pack("ii", 1, 0)
     socket.socket(fileno=number).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 os._exit(1)
