@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
+
+import tensorflow as tf
 
 
 def call_outside(function: Callable[[], Any]) -> Any:
     """Calls a function outside of the graph that is being traced, and of the strategy's scope.
 
-    Only another thread is outside of both.
+    TensorFlow keeps the scopes of strategies, devices and names with a graph, also while it runs
+    eagerly: a new graph has none. Another thread would have none either, but Keras keeps its own
+    state by thread, such as the generator of random numbers without a seed, and so do programs.
     """
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(function).result()
+    graph = tf.Graph()
+    with graph.as_default(), tf.__internal__.eager_context.eager_mode(), tf.device(None):
+        return function()

@@ -133,8 +133,17 @@ class Returns(keras.Model):
         return {"outer": outer, "bias": self.weights[1]}
 
 
+class Unseeded(layers.Layer):
+    """Draws from the generator that Keras keeps for random numbers without a seed."""
+
+    def call(self, x: Any) -> Any:
+        noise = keras.random.normal(ops.shape(x))
+        return x + keras.random.uniform(()) * noise
+
+
 MODELS: dict[str, Action] = {
     "own": lambda: perceptron(kind=OwnStep),
+    "random_without_seed": lambda: perceptron(Unseeded, kind=OwnStep),
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
