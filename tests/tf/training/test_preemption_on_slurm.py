@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import EXAMPLES, HELPERS
-from kinds import Fields, Records, Texts
+from folders import EXAMPLES, HELPERS, quiet_helper
+from kinds import Fields, Records, Strings, Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
@@ -222,3 +222,40 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     slurm.run(f"scancel --signal=USR1 {job}.0")
     await_output(f"because of SIGUSR1: job {job} requeued, restart 1")
     await_output(r": trained, weights (\w+)$.*: trained, weights \1$")
+
+
+@pytest.mark.nightly
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    "programs",
+    [
+        ["files_then_records", "counting_generator", "shuffled_and_cached"],
+        ["py_dataset", "keras_random_in_call", "callback_with_dataclass"],
+        ["cached_validation", "learning_rate_scheduler", "callback_with_deque"],
+    ],
+)
+def test_after_a_requeue_each_fit_of_a_program_equals_an_uninterrupted_one(
+    slurm: SlurmCluster, tmp_path: Path, programs: Strings
+) -> None:
+    """The second of three fits is interrupted by a signal, and the first is not repeated."""
+
+    def train(name: str, *arguments: str) -> tuple[Any, str]:
+        path = tmp_path / name
+        words = [*quiet_helper("resume_programs.py"), "train", *programs, *arguments]
+        step = f"srun -N2 -n2 --output={path}.%t --kill-on-bad-exit=1 {shlex.join(words)}"
+        submit = f"sbatch --wait --requeue -N2 -n2 --exclusive --open-mode=append -o {path}"
+        slurm.run([*submit.split(), "--wrap", step], env=ENVIRONMENT, timeout=300)
+        first, other = (
+            [line for line in read(tmp_path / f"{name}.{rank}").splitlines() if line[:2] == "[{"]
+            for rank in (0, 1)
+        )
+        assert first == other
+        (printed,) = first
+        return json.loads(printed), read(tmp_path / f"{name}.0")
+
+    whole, _ = train("whole")
+    resumed, output = train("resumed", f"--folder={tmp_path}/backup", "--steps=20")
+    assert "requeued, restart 1" in output
+    assert "training resumes from" in output
+    assert output.count("nothing is left to train") == 1
+    assert resumed == whole
