@@ -17,10 +17,8 @@ _ANSWER_SECONDS = 3.0  # for Slurm's controller; without an answer, a message sa
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 
 
-def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False) -> str | None:
+def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
     """Returns why this process trains alone, for the log; None for a task of a step.
-
-    With `overridden` a subclass of the resolver gives rank and layout in place of Slurm.
 
     Raises:
         NotInStepError: for a process that may be one of several, and has no rank.
@@ -28,8 +26,6 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
     """
     if options.local or step.switch == "off":
         return "local=True or SLURM_RESOLVER=off: this process trains alone, without a cluster"
-    if overridden:
-        return None
     if step.launcher:
         raise NotInStepError(
             f"this process was started by {step.launcher}, not by srun, so its rank in the step is "

@@ -31,7 +31,7 @@ class Cluster:
     Outside Slurm it is empty: false, without tasks, and `task` is None.
 
     Attributes:
-        step: the variables, as changed by arguments and overridden methods of the resolver.
+        step: the variables, as changed by arguments of the resolver.
         layout: where every rank runs; without nodes and ranks for an empty cluster.
         roles: the ranks of each job, ``roles[job][index]``.
         ports: the ports of the step's tasks; none for an empty cluster.

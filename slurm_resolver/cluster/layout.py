@@ -35,7 +35,7 @@ class Layout(NamedTuple):
         distribution: Slurm's distribution; in a heterogeneous step the components' distributions,
             separated by " : ".
         source: where the layout comes from: "environment", "rendezvous" if the tasks exchanged it,
-            or the argument or method of the resolver that gave it.
+            or the argument of the resolver that gave it.
         components: the ranks of each component; empty unless the step is heterogeneous.
         unambiguous: False if the variables fit another layout as well, which only some tasks can
             notice: a component's distribution may have been given to srun alone.

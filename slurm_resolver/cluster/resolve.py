@@ -95,18 +95,17 @@ def resolve_step(
     step: SlurmStep,
     options: ClusterOptions,
     layout_of: LayoutOf | None = None,
-    overridden: bool = False,
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.
 
-    `layout_of` replaces Slurm's layout; with `overridden` it also gives this process's rank.
+    `layout_of` replaces Slurm's layout.
     """
     options.check_choices()
-    reason = why_alone(step, options, overridden)
+    reason = why_alone(step, options)
     if reason is not None:
         warn_once(reason)
         return Cluster(step=step)
-    if step.is_live and not overridden:
+    if step.is_live:
         advice = advise_on_lonely_step(step)
         if advice:
             warn_once(advice)

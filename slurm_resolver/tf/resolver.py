@@ -6,6 +6,7 @@ and joins the tasks that serve others. The methods return the results.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Collection
 from typing import Any
@@ -28,19 +29,16 @@ from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.start.proxy import connect_directly
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
-from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode, overridden_hooks
 from slurm_resolver.tf.server import join, serve
+from slurm_resolver.tf.tasks_per_node import TasksPerNode, layout_by_counts, refuse_hooks
 
 
-class SlurmClusterResolver(
-    ResolverHooks,
-    tf.distribute.cluster_resolver.ClusterResolver,  # type: ignore[misc]
-):
+class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
     """Resolves the cluster of a Slurm step for tf.distribute and tf.compat.v1.train.Server.
 
     A drop-in replacement for ``tf.distribute.cluster_resolver.SlurmClusterResolver``: it has the
-    same constructor, attributes and methods, and the same four methods to override. Start the
-    script with srun, and pass the resolver to a strategy::
+    same constructor, attributes and methods. Start the script with srun, and pass the resolver to a
+    strategy::
 
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
@@ -118,7 +116,7 @@ class SlurmClusterResolver(
             ValueError: for a variable that cannot be read, such as a host list; it is a
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
-        self._step = SlurmStep.read()
+        refuse_hooks(type(self))
         options = ClusterOptions(
             jobs=jobs,
             port_base=port_base,
@@ -132,12 +130,10 @@ class SlurmClusterResolver(
             gpus_per_task=gpus_per_task,
             local=local,
         )
-        self._hooks = overridden_hooks(type(self))
-        self._tasks_per_node = tasks_per_node
-        replaced = bool(self._hooks) or tasks_per_node is not None
-        self._cluster = resolve_step(
-            self._step, options, self._layout_by_hooks if replaced else None, bool(self._hooks)
-        )
+        layout_of = None
+        if tasks_per_node is not None:
+            layout_of = functools.partial(layout_by_counts, tasks_per_node)
+        self._cluster = resolve_step(SlurmStep.read(), options, layout_of)
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         connect_directly(self._cluster, os.environ)
         # In less time and memory than `tf.train.ClusterSpec(jobs)`.

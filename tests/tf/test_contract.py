@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from captured import Logged, Patch
-from kinds import Counts, Strings
+from kinds import Strings
 from local_run import captured, in_step
 
 import slurm_resolver as sr
@@ -233,93 +233,14 @@ def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, mes
         SlurmClusterResolver(tasks_per_node=tasks_per_node)
 
 
-class TestHooks:
-    """Subclasses may override the sources of rank, number of tasks, hosts and counts."""
+def test_private_methods_of_tensorflows_resolver_are_refused(slurm: Any) -> None:
+    class Ranked(SlurmClusterResolver):
+        def _resolve_own_rank(self) -> int:
+            return 1
 
-    def test_all_four_without_slurm(self) -> None:
-        class Elsewhere(SlurmClusterResolver):
-            def _resolve_own_rank(self) -> int:
-                return 2
-
-            def _resolve_num_tasks(self) -> int:
-                return 3
-
-            def _resolve_hostlist(self) -> Strings:
-                return ["b", "a"]
-
-            def _resolve_task_configuration(self) -> Counts:
-                return {"b": 2, "a": 1}
-
-        resolver = Elsewhere()
-        # in the order of the names, and not in that of the dict
-        assert as_dict(resolver) == {"worker": ["a:8888", "b:8888", "b:8889"]}
-        assert resolver.get_task_info() == ("worker", 2)
-        assert resolver.cluster.to_dict()["layout_source"] == (
-            "_resolve_own_rank, _resolve_num_tasks, _resolve_hostlist, _resolve_task_configuration"
-        )
-
-    def test_other_names_for_the_hosts(self, slurm: Any) -> None:
-        class Fast(SlurmClusterResolver):
-            def _resolve_hostlist(self) -> Strings:
-                return [f"{host}-ib0" for host in super()._resolve_hostlist()]
-
-        slurm(1, "2,1,1", 4, SLURM_DISTRIBUTION="cyclic")
-        assert as_dict(Fast()) == {
-            "worker": ["t02n13-ib0:8888", "t02n41-ib0:8888", "t02n43-ib0:8888", "t02n13-ib0:8889"]
-        }
-
-    def test_other_names_keep_the_layout_that_the_tasks_exchange(
-        self, slurm: Any, monkeypatch: Patch
-    ) -> None:
-        class Fast(SlurmClusterResolver):
-            def _resolve_hostlist(self) -> Strings:
-                return [f"{host}-ib0" for host in super()._resolve_hostlist()]
-
-        slurm(1, "2,1,1", 4, SLURM_DISTRIBUTION="cyclic")
-        exchanged = SlurmClusterResolver().cluster.layout
-        monkeypatch.setattr("slurm_resolver.tf.hooks.find_layout", lambda step, options: exchanged)
-        monkeypatch.setenv("SLURM_DISTRIBUTION", "arbitrary")
-        assert as_dict(Fast()) == {
-            "worker": ["t02n13-ib0:8888", "t02n41-ib0:8888", "t02n43-ib0:8888", "t02n13-ib0:8889"]
-        }
-
-    def test_names_with_numbers_are_in_the_order_of_slurm(self, slurm: Any) -> None:
-        class Fast(SlurmClusterResolver):
-            def _resolve_task_configuration(self) -> Counts:
-                return {"n10-ib0": 2, "n9-ib0": 1}
-
-        slurm(0, "1,2", 3, SLURM_STEP_NODELIST="n[9-10]")
-        assert as_dict(Fast()) == {"worker": ["n9-ib0:8888", "n10-ib0:8888", "n10-ib0:8889"]}
-
-    def test_tasks_meet_as_the_rank_that_they_resolved_to(self, slurm: Any) -> None:
-        class NodeByNode(SlurmClusterResolver):
-            def _resolve_own_rank(self) -> int:
-                return 2
-
-        slurm(
-            1,
-            "2,2",
-            4,
-            SLURM_STEP_NODELIST="t02n[13,41]",
-            SLURM_DISTRIBUTION="cyclic",
-        )
-        cluster = NodeByNode(layout="environment").cluster
-        assert cluster.task is not None
-        assert cluster.service is not None
-        assert (cluster.task.node, cluster.task.local_rank) == ("t02n41", 0)
-        assert (cluster.service.rank, cluster.service.hosts_service) == (2, False)
-
-    def test_ranks_counted_in_another_order_are_an_error(
-        self, slurm: Any, monkeypatch: Patch
-    ) -> None:
-        class FromMpi(SlurmClusterResolver):
-            def _resolve_own_rank(self) -> int:
-                return 1
-
-        slurm(0, "2,1,1", 4)
-        monkeypatch.setattr("socket.gethostname", lambda: "t02n41")
-        with pytest.raises(sr.LayoutError, match=r"=t02n41, .* was given by _resolve_own_rank"):
-            FromMpi()
+    slurm(1, "1(x3)", 3)
+    with pytest.raises(sr.LayoutError, match="Ranked has _resolve_own_rank, which only"):
+        Ranked()
 
 
 def test_without_slurm_tensorflow_trains_locally() -> None:
@@ -329,16 +250,11 @@ def test_without_slurm_tensorflow_trains_locally() -> None:
 
 
 def test_switched_off_it_trains_alone_wherever_it_is(slurm: Any, monkeypatch: Patch) -> None:
-    class Ranked(SlurmClusterResolver):
-        def _resolve_own_rank(self) -> int:
-            return 1
-
     outside = SlurmClusterResolver()
     slurm(1, "1(x3)", 3)
     for resolver in (
         outside,
         SlurmClusterResolver({"ps": 1, "worker": 2}, local=True),
-        Ranked(local=True),
     ):
         assert as_dict(resolver) == {}
         assert (resolver.get_task_info(), resolver.master()) == ((None, None), "")
