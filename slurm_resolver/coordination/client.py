@@ -86,7 +86,7 @@ class Client:
         # notified of each message, and of each change of the state
         self._changed = threading.Condition()
         # how many gathers this task has begun, by purpose
-        self._gathers = Counter[str]()
+        self.begun = Counter[str]()
         # what the service has answered to those that still run
         self._answers: dict[Gather, Message] = {}
         # which ranks have told something, by topic
@@ -147,8 +147,8 @@ class Client:
 
     def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
         """Gives this task's value for a gather, and returns the gather without waiting for it."""
-        self._gathers[purpose] += 1
-        gather = Gather(purpose, self._gathers[purpose])
+        self.begun[purpose] += 1
+        gather = Gather(purpose, self.begun[purpose])
         message = {"gather": gather, "value": json.dumps(value), **options}
         if len(encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")

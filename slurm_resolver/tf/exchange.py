@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -60,6 +59,7 @@ _MISMATCHES = "mismatch in the collective|expected type"
 class _Given(NamedTuple):
     """What a worker gives in an exchange."""
 
+    worker: str  # its name
     call: str  # what it does
     value: Any
     steps: int  # how many it has begun
@@ -71,12 +71,10 @@ class Workers(Peers):
     """The workers of a strategy, which compare what they do; all make it at the same point."""
 
     _failed = False  # whether this worker alone has failed in its last call
-    _is_unmade = False  # whether another worker cannot make the current variable
     _begins = STEP  # what this worker has begun with the others, as messages say it
-    # How many exchanges and steps this worker has begun, and those of one that waits for it.
-    _exchanges = 0
-    _steps: int = 0
-    _awaited = (0, 0)
+    _steps = 0  # how many steps this worker has begun
+    # The last exchange in which others have waited for this worker: its number, and one of them.
+    _awaited: tuple[int, _Given] | None = None
 
     def __init__(self, strategy: Any, client: Client | None) -> None:
         super().__init__(strategy.cluster_resolver, client)
@@ -99,7 +97,6 @@ class Workers(Peers):
         """
         if len(self.names) < 2:
             return [value]
-        self._exchanges += 1
         given = self._give(call, value)._replace(remedy=remedy)
         if not self.client:  # under TF_CONFIG there is no service
             line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
@@ -122,14 +119,13 @@ class Workers(Peers):
             finally:
                 self.is_exchanging = False
             told = [_Given(*by_rank[rank]) for rank in self.ranks]
-        for name, other in zip(self.names, told):
+        for other in told:
             if other.call != told[0].call:
-                calls = _describe_calls(self.names[0], told[0], name, other)
-                raise FitError(self.failure or calls)
+                raise FitError(self.failure or _describe_calls(told[0], other))
         return [one.value for one in told]
 
     def _give(self, call: str, value: Any = None) -> _Given:
-        return _Given(call, value, steps=self._steps, within=self.call)
+        return _Given(self.name, call, value, steps=self._steps, within=self.call)
 
     @contextlib.contextmanager
     def step(self, begins: str = STEP) -> Iterator[None]:
@@ -143,8 +139,9 @@ class Workers(Peers):
         """
         self._steps += 1
         self._begins = begins
-        if self._is_awaited(self._steps):
-            self.exchange(begins, None)
+        differ = self._answer()
+        if differ:
+            raise FitError(self.failure or differ)
         within = self.is_in_step  # a step may make variables
         self.is_in_step = True
         try:
@@ -175,13 +172,13 @@ class Workers(Peers):
         """
         if not tf.distribute.in_cross_replica_context():
             return create(*args, **kwargs)  # in a step, which all workers take
-        if not self._is_unmade:
+        if not self._is_unmade():
             try:
                 begins = f"makes the variable {kwargs.get('name')!r} in strategy.scope()"
                 with reporter.doing(MEETING), self.step(begins):
                     return create(*args, **kwargs)
             except (tf.errors.OpError, FitError) as error:
-                differ = self._is_unmade or re.search(_MISMATCHES, str(error))
+                differ = self._is_unmade() or re.search(_MISMATCHES, str(error))
                 # Another worker's failure has its own message.
                 if not self.client or self.absence or not differ:
                     raise
@@ -189,7 +186,6 @@ class Workers(Peers):
         value = tf.convert_to_tensor(value() if callable(value) else value)
         own = f"{kwargs.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
         told = self.exchange(_UNMADE, own)
-        self._is_unmade = False
         raise FitError(
             f"the workers make different variables: {self.holders(told)}. Build and compile the "
             "same model in every worker"
@@ -205,37 +201,48 @@ class Workers(Peers):
 
     def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
-        purpose, exchanges = message["awaited"]
+        purpose, number = message["awaited"]
         if purpose != _CALL:
             return
-        given = _Given(*json.loads(message["value"]))
-        self._awaited = (exchanges, given.steps)
-        if given.call == _UNMADE and exchanges > self._exchanges:
-            # This worker may wait in the same variable, or have made its own already.
-            self._is_unmade = True
+        self._awaited = (number, _Given(*json.loads(message["value"])))
+        if self._is_unmade():  # this worker may wait in the same variable, or have made its own
             if self.is_in_step:
                 abort_collectives(f"{self.name} makes another variable")
-        elif self._failed and not self.call and given.within:
-            self._answer_after_failure()
-        elif self._is_awaited(self._steps):
-            self.client.offer(_CALL, self._give(self._begins))
-            other = self.ranks[message["rank"]]
-            own = self._give(self._begins)
-            abort_collectives(_describe_calls(other, given, self.name, own))
+            return
+        differ = self._answer()
+        if differ and not self._failed:
+            abort_collectives(differ)
 
-    def _answer_after_failure(self) -> None:
-        """Ends the exchange in which other workers wait for this one, which has failed."""
-        if self._is_awaited(math.inf):
-            self.client.offer(_CALL, self._give(_FAILED))
+    def _who_waits(self) -> _Given | None:
+        """Returns what a worker gives that waits in an exchange that this one has not begun."""
+        if self._awaited:
+            number, given = self._awaited
+            if number > self.client.begun[_CALL]:
+                return given
+        return None
 
-    def _is_awaited(self, before: float) -> bool:
-        """Whether another worker waits in a call before the step with this number; True once."""
+    def _is_unmade(self) -> bool:
+        """Whether another worker waits, as it cannot make the current variable."""
+        given = self._who_waits()
+        return given is not None and given.call == _UNMADE
+
+    def _answer(self) -> str:
+        """Answers a worker that waits, if this one has begun another step, or has failed.
+
+        Returns what both do; '' if none waits for an answer.
+        """
         with self._lock:
-            exchanges, steps = self._awaited
-            awaited = exchanges > self._exchanges and steps < before
-            if awaited:
-                self._exchanges = exchanges
-            return awaited
+            given = self._who_waits()
+            if given is None:
+                return ""
+            if self._failed and not self.call and given.within:
+                own = self._give(_FAILED)
+            elif given.steps < self._steps:
+                own = self._give(self._begins)
+            else:
+                return ""
+            self.client.offer(_CALL, own)
+        return _describe_calls(given, own)
 
     def _gather_line(self, line: tf.Tensor) -> Any:
         """Returns the lines of all replicas, by TensorFlow."""
@@ -272,17 +279,19 @@ class Workers(Peers):
                 self.client.tell(topic, cause_of(error))
                 if not self.client.all_tell(topic, self.ranks, _SECONDS):
                     self.client.tell(f"ends {self.calls}", "")
+                    self.call = ""
                     self._failed = True
-                    self._answer_after_failure()
+                    self._answer()
             raise
         finally:
             self.call = ""
             self.failure = ""
 
 
-def _describe_calls(name: str, given: _Given, other: str, others: _Given) -> str:
+def _describe_calls(given: _Given, other: _Given) -> str:
     remedy = IN_ALL
-    for one, another in ((given, others), (others, given)):
-        if another.call == STEP:
-            remedy = one.remedy
-    return f"{name} {given.call}, and {other} {others.call}. {remedy}"
+    if other.call == STEP:
+        remedy = given.remedy
+    elif given.call == STEP:
+        remedy = other.remedy
+    return f"{given.worker} {given.call}, and {other.worker} {other.call}. {remedy}"

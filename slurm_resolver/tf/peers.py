@@ -48,7 +48,6 @@ class Peers:
         calls: how many calls this worker has begun.
         failure: of another worker, in the current call.
         loss: which worker is lost.
-        absence: which worker cannot take part in a step: it is lost, or has ended.
         is_in_step: whether this worker is in a step of all workers.
         is_exchanging: whether it waits in an exchange: a worker that has failed then answers.
     """
@@ -57,7 +56,7 @@ class Peers:
     calls = 0
     failure = ""
     loss = ""
-    absence = ""
+    _left = ""  # which worker has ended well
     is_in_step = False
     is_exchanging = False
 
@@ -78,6 +77,11 @@ class Peers:
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)
+
+    @property
+    def absence(self) -> str:
+        """Which worker cannot take part in a step: it is lost, or has ended."""
+        return self.loss or self._left
 
     def reason_of(self, error: BaseException) -> str:
         """Returns why another worker has ended what failed with an error, or ''."""
@@ -122,7 +126,6 @@ class Peers:
             if not (self.loss and (cause or self.loss.startswith(own))):
                 warn("%s", reason)
             self.loss = self.loss or reason
-            self.absence = self.absence or reason
             abort_collectives(reason)
 
     def _take_goodbyes(self, message: Message) -> None:
@@ -130,9 +133,7 @@ class Peers:
         left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
             name = self.client.name_of(left[0])
-            self.absence = (
-                self.absence or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
-            )
+            self._left = f"{name} has ended, and cannot take part in a step. {IN_ALL}"
             if self.is_in_step:
                 abort_collectives(self.absence)
 
