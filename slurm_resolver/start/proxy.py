@@ -20,9 +20,9 @@ def connect_directly(cluster: Cluster, environ: MutableMapping[str, str]) -> Non
 
     Call it before TensorFlow connects.
     """
-    if not cluster.tasks:
+    if not cluster:
         return
     given = environ.get(_DIRECT, environ.get("no_proxy", ""))
     entries = [entry.strip() for entry in given.split(",")]
-    hosts = [task.address.rpartition(":")[0].strip("[]") for task in cluster.tasks]
+    hosts = [host.strip("[]") for host in cluster.hosts.values()]
     environ[_DIRECT] = ",".join(dict.fromkeys(filter(None, [*entries, *hosts])))
