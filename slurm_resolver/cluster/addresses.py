@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import socket
 import time
@@ -110,9 +111,9 @@ def make_addresses(
         AddressError: for two nodes with the same host, where the tasks with local rank 0 would have
             the same address.
     """
-    node_with: dict[str, str] = {}  # by host
+    node_with = {hosts[node]: node for node in reversed(layout.nodes)}
     for node in layout.nodes:
-        first = node_with.setdefault(hosts[node], node)
+        first = node_with[hosts[node]]
         if first != node:
             raise AddressError(
                 f"node_address gives the nodes {first} and {node} the same host, {hosts[node]}; "
@@ -120,12 +121,15 @@ def make_addresses(
             )
     host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]
-    node_of = layout.node_of
-    local_rank_of = layout.local_rank_of
-    return {
-        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
-        for job, ranks in roles.items()
-    }
+    # by rank; a loop in Python would take several times as long
+    addresses = list(
+        map(
+            operator.add,
+            map(host_of.__getitem__, layout.node_of),
+            map(port_of.__getitem__, layout.local_rank_of),
+        )
+    )
+    return {job: list(map(addresses.__getitem__, ranks)) for job, ranks in roles.items()}
 
 
 def find_service(

@@ -9,6 +9,7 @@ live clusters. A step may have 100,000 tasks: the loops over nodes do as little 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ class Layout(NamedTuple):
     local_rank_of: Sequence[int]
     distribution: str
     source: str = "environment"
-    components: Mapping[int, range] = {}
+    components: Mapping[int, Sequence[int]] = {}
     unambiguous: bool = True
 
     @property
@@ -56,7 +57,11 @@ class Layout(NamedTuple):
 
     def ranks_on(self, node: int) -> tuple[int, ...]:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
-        return tuple([rank for rank, other in enumerate(self.node_of) if other == node])
+        ranks: list[int] = []
+        with contextlib.suppress(ValueError):  # no more; a loop over all ranks would take long
+            while True:
+                ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
+        return tuple(ranks)
 
 
 def layout_from_environment(step: SlurmStep, source: str = "environment") -> Layout:
@@ -77,27 +82,24 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     count_of = dict(zip(names, tasks_on))
     components = components_of_step(step, names)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
-    parts = components or [
-        Component(
-            group=0,
-            nodes=names,
-            distribution=step.distribution,
-            plane_size=step.plane_size,
-        )
-    ]
+    whole = Component(
+        group=0,
+        nodes=names,
+        distribution=step.distribution,
+        plane_size=step.plane_size,
+    )
     nodes: list[str] = []
     node_of: list[int] = []
     unambiguous = True
-    for component in parts:
+    for component in components or [whole]:
         counts = [count_of[host] for host in component.nodes]
-        placed = _distribute(step, counts, component)
-        is_assumed = components and not component.distribution
-        if is_assumed and placed != _distribute_plane(counts, 1):
-            unambiguous = False
         # ranks and node ids count on through all components
-        node_of += [len(nodes) + node for node in placed]
+        node_of += _distribute(step, counts, component, len(nodes))
         nodes += component.nodes
-    layout = make_layout(step, nodes, node_of, source, components, count_of)
+        # block and cyclic are the same only where all nodes but the last have one task
+        if components and not component.distribution and max(counts[:-1], default=1) > 1:
+            unambiguous = False
+    layout = make_layout(step, nodes, node_of, source, components)
     return layout._replace(unambiguous=unambiguous)
 
 
@@ -107,20 +109,10 @@ def make_layout(
     node_of: Sequence[int],
     source: str,
     components: Sequence[Component],
-    count_of: Mapping[str, int],
 ) -> Layout:
-    """Returns the layout with these nodes, given by rank the index of its node.
-
-    `count_of` is the number of tasks on each node.
-    """
+    """Returns the layout with these nodes, given by rank the index of its node."""
     # The ranks on each node are numbered from 0.
     next_local_rank = [itertools.count() for _ in nodes]
-    ranks_of = {}
-    stop = 0  # ranks count on through all components, in their order
-    for component in components:
-        start = stop
-        stop += sum(count_of[host] for host in component.nodes)
-        ranks_of[component.group] = range(start, stop)
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
@@ -129,7 +121,11 @@ def make_layout(
         local_rank_of=list(map(next, map(next_local_rank.__getitem__, node_of))),
         distribution=distribution or step.distribution or "block",
         source=source,
-        components=ranks_of,
+        components={
+            component.group: [rank for rank, node in enumerate(node_of) if nodes[node] in hosts]
+            for component in components
+            for hosts in [set(component.nodes)]
+        },
     )
 
 
@@ -184,39 +180,28 @@ def nodes_and_counts(
     """
     nodes = step.require(SlurmStep.nodes)
     counts = step.require(SlurmStep.tasks_per_node)
-    # Messages name Slurm's variables, or the argument that was given in their place.
+    total = sum(counts)
+    if (
+        len(counts) == len(nodes) == len(set(nodes))
+        and min(counts) > 0
+        and total <= MAX_HOSTS
+        and step.num_tasks in (None, total)
+        and step.num_nodes in (None, len(nodes))
+    ):
+        return nodes, counts
+    # The message names Slurm's variables, or the argument that was given in their place.
     lists = source
     remedy = f"Correct {source}, or leave it to Slurm."
     if source == "environment":
         lists = "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE"
         remedy = RESTART_HINT
-    total = sum(counts)
-    repeated = len(nodes) - len(set(nodes))
-    problem = ""
-    if len(nodes) != len(counts):
-        problem = (
-            f"{lists} have {counted(len(nodes), 'node')} ({short_hostlist(nodes)}) and "
-            f"{counted(len(counts), 'count')}; expected one count for each node"
-        )
-    elif repeated:
-        problem = (
-            f"{lists} name {counted(repeated, 'node')} more than once ({short_hostlist(nodes)}); "
-            "expected each node once"
-        )
-    elif min(counts) < 1 or total > MAX_HOSTS:
-        problem = (
-            f"{lists} make {total:,} tasks, and {min(counts)} on one of the nodes; expected 1 or "
-            f"more on each node, and at most {MAX_HOSTS:,} in all"
-        )
-    for name, value, computed in (
-        ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
-        ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
-    ):
-        if not problem and value not in (None, computed):
-            problem = f"{name}={value}, but {lists} make {computed}; expected the same number"
-    if problem:
-        raise LayoutError(f"{problem}. {remedy}")
-    return nodes, counts
+    raise LayoutError(
+        f"{lists} have {counted(len(nodes), 'node')} ({short_hostlist(nodes)}), "
+        f"{counted(len(counts), 'count')} and {counted(total, 'task')}, with "
+        f"SLURM_STEP_NUM_NODES={step.num_nodes} and SLURM_STEP_NUM_TASKS={step.num_tasks}; "
+        "expected each node once, one count for each node, 1 or more, the same numbers in all "
+        f"variables, and at most {MAX_HOSTS:,} tasks. {remedy}"
+    )
 
 
 def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]:
@@ -249,8 +234,13 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
     return components
 
 
-def _distribute(step: SlurmStep, counts: Sequence[int], component: Component) -> list[int]:
-    """Returns by rank the index of its node, in a component or a whole step."""
+def _distribute(
+    step: SlurmStep, counts: Sequence[int], component: Component, first: int
+) -> list[int]:
+    """Returns by rank the index of its node, in a component or a whole step.
+
+    `counts` are the tasks on its nodes, of which the first one has the index `first`.
+    """
     distribution = component.distribution or "block"
     if len(counts) == 1:
         distribution = "block"
@@ -278,17 +268,11 @@ def _distribute(step: SlurmStep, counts: Sequence[int], component: Component) ->
             "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
             f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."
         )
-    return _distribute_plane(counts, plane_size)
-
-
-def _distribute_plane(counts: Sequence[int], plane_size: int) -> list[int]:
-    """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks."""
+    # Each node in turn gets as many ranks as a plane has, until it has all of its ranks.
     node_of: list[int] = []
-    nodes = list(range(len(counts)))
-    placed = 0  # ranks on every node of `nodes` so far
-    while nodes:
-        for node in nodes:
-            node_of += [node] * min(counts[node] - placed, plane_size)
-        placed += plane_size
-        nodes = [node for node in nodes if counts[node] > placed]
+    left = list(enumerate(counts, first))
+    while left:
+        for node, count in left:
+            node_of += [node] * min(count, plane_size)
+        left = [(node, count - plane_size) for node, count in left if count > plane_size]
     return node_of

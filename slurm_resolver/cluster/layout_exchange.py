@@ -63,8 +63,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
-    count_of = dict(zip(nodes, counts))
-    return make_layout(step, names, node_of, "rendezvous", components, count_of)
+    return make_layout(step, names, node_of, "rendezvous", components)
 
 
 def _layout_from_places(

@@ -34,13 +34,14 @@ def order_by_ring(
     """
     # The ring visits the names of the tasks in their order as text: 0, 1, 10, 11, 2, …
     indices = sorted(range(len(workers)), key=str)
-    ring = [node_of[rank] for rank in (*chief, *map(workers.__getitem__, indices))]
+    ring = [node_of[rank] for rank in chief]
+    ring += map(node_of.__getitem__, map(workers.__getitem__, indices))
     following = ring[1:] + ring[:1]  # the ring is closed
     leaves = sum(map(operator.ne, ring, following))
     if leaves <= len(set(ring)):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    start = bisect.bisect_left([node_of[rank] for rank in by_node], ring[0])
+    start = bisect.bisect_left(list(map(node_of.__getitem__, by_node)), ring[0])
     by_index = list(workers)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank

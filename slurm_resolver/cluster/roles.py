@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
 from slurm_resolver.cluster.layout import Layout
@@ -60,7 +60,7 @@ def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
 
 def _allowed_ranks(
     layout: Layout, counts: JobCounts, options: ClusterOptions
-) -> Mapping[str, Sequence[int]]:
+) -> Mapping[str, Collection[int]]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
     if not options.het_groups:
         return {}
@@ -70,7 +70,7 @@ def _allowed_ranks(
     needed: Counter[int] = Counter()
     for name, group in options.het_groups.items():
         needed[group] += counts.get(name, 0)
-        ranks = layout.components.get(group, ())
+        ranks = {*layout.components.get(group, ())}
         if name not in known or not ranks or needed[group] > len(ranks):
             groups = ", ".join(map(str, layout.components)) or "none, as it is not heterogeneous"
             raise JobsError(

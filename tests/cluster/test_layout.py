@@ -104,10 +104,10 @@ TASK = {
     [
         ({"SLURM_STEP_NUM_TASKS": "3"}, ["SLURM_STEP_NUM_TASKS=3", "4"]),
         ({"SLURM_STEP_NUM_NODES": "3"}, ["SLURM_STEP_NUM_NODES=3", "2"]),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST and", "2 nodes", "1 count;"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST and", "2 nodes", "1 count "]),
         (
             {"SLURM_STEP_NODELIST": "n9,n9"},
-            ["SLURM_STEP_NODELIST", "1 node more than once (n[9,9])"],
+            ["SLURM_STEP_NODELIST", "2 nodes (n[9,9])", "each node once"],
         ),
         ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "from 0 to 3"]),
         ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME=n9", "n10"]),
@@ -116,7 +116,7 @@ TASK = {
         ({"SLURM_DISTRIBUTION": "plane"}, ["SLURM_DIST_PLANESIZE is not set", "plane=N"]),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "99999999(x2)", "SLURM_STEP_NUM_TASKS": "4"},
-            ["199,999,998 tasks", "at most 16,777,216"],
+            ["199999998 tasks", "at most 16,777,216"],
         ),
     ],
 )
