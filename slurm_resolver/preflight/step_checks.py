@@ -16,7 +16,6 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
-from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
@@ -102,8 +101,6 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
         result_of("gpus", [cluster.gpu_decision.conflict], "as Slurm shows them", WARNING),
-        # One task asks: a thousand would burden Slurm's controller.
-        *(check_job(cluster.step) if service.rank == 0 else []),
     ]
 
 
