@@ -53,18 +53,12 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     granted = max(first.granted, first.per_task * len(tasks))
     who = f"{counted(len(tasks), 'task')} on {node}"
     if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
-        remedy = (
-            f"srun --cpus-per-task={max(1, granted // len(tasks))}, or export SRUN_CPUS_PER_TASK "
-            "before srun"
-        )
-        if first.per_task:
-            remedy = (
-                "if srun has --cpus-per-task, another binding is in force: unset SLURM_CPU_BIND, "
-                f"which an outer step leaves, and start without taskset; else {remedy}"
-            )
         return (
             f"{who} may use {counted(len(usable), 'CPU')} of its {first.machine}, but "
-            f"SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises {granted}: {remedy}"
+            f"SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises {granted}: srun --cpus-per-task="
+            f"{max(1, granted // len(tasks))}, or export SRUN_CPUS_PER_TASK before srun. If srun "
+            "has that option, another binding is in force: unset SLURM_CPU_BIND, which an outer "
+            "step leaves, and start without taskset"
         )
     if first.machine > 1 and any(task.uses_gpus and len(task.cpus) == 1 for task in tasks):
         return (

@@ -43,15 +43,15 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
 
 def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, Result]:
     """Returns one result for each id, from those of all tasks; it names the tasks with bad ones."""
-    worst: dict[str, Result] = {}
-    bad: dict[str, dict[int, str]] = defaultdict(dict)
+    by_id: dict[str, dict[int, Result]] = defaultdict(dict)
     for rank, results in by_rank.items():
         for result in map(Result._make, results):
-            known = worst.setdefault(result.id, result)
-            if _FROM_GOOD_TO_BAD.index(result.status) > _FROM_GOOD_TO_BAD.index(known.status):
-                worst[result.id] = result
-            if result.is_bad:
-                bad[result.id][rank] = result.detail
-    for id, details in bad.items():
-        worst[id] = result_of(id, named(details, cluster), "", worst[id].status)
-    return worst
+            by_id[result.id][rank] = result
+    merged = {}
+    for id, of_tasks in by_id.items():
+        worst = max(of_tasks.values(), key=lambda one: _FROM_GOOD_TO_BAD.index(one.status))
+        if worst.is_bad:
+            bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
+            worst = result_of(id, named(bad, cluster), "", worst.status)
+        merged[id] = worst
+    return merged

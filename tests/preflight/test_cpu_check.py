@@ -38,9 +38,8 @@ CASES: dict[str, tuple[list[CpuFacts], str]] = {
         ),
         (
             "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
-            "promises 16: if srun has --cpus-per-task, another binding is in force: unset "
-            "SLURM_CPU_BIND, which an outer step leaves, and start without taskset; else srun "
-            "--cpus-per-task=8"
+            "promises 16: srun --cpus-per-task=8, or export SRUN_CPUS_PER_TASK before srun. If "
+            "srun has that option, another binding is in force: unset SLURM_CPU_BIND"
         ),
     ),
     "fewer than the step has": (
