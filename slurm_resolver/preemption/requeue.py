@@ -113,26 +113,39 @@ def requeue_job(
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached "
             f"max_restarts={max_restarts}. The checkpoint is kept: submit the job again to resume",
         )
-    asks = f"exit status {REQUEUE_STATUS}"
+    asks = f"exit status {REQUEUE_STATUS} "
     if not job_label:
-        return ExitPlan(REQUEUE_STATUS, f"{asks}: start the program again to resume")
-    if step.simulated:  # scontrol might requeue a real job with the same id
-        return ExitPlan(REQUEUE_STATUS, f"{asks} asks slurm-resolver run to start the tasks again")
-    asks += f" leaves job {job_label} to be requeued, by the batch file or with scontrol"
-    if requeue == "exit-code":
-        return ExitPlan(REQUEUE_STATUS, asks)
-    try:
-        ref, slurm_job = scontrol.own_job(step, seconds_left())
-        is_running = slurm_job["JobState"] in scontrol.RUNNING_STATES
-    except (OSError, KeyError) as error:
-        return ExitPlan(REQUEUE_STATUS, f"the job's state is unknown ({error}); {asks}")
-    seen = slurm_job.get("Restarts", "")
-    if seen.isdecimal() and int(seen) > restarts:
+        asks += "asks to start the program again"
+    elif step.simulated:  # scontrol might requeue a real job with the same id
+        asks += "asks slurm-resolver run to start the tasks again"
+    else:
+        asks += f"leaves job {job_label} to be requeued, by the batch file or with scontrol"
+        if requeue == "scontrol":
+            others = 0 if announced else (step.num_tasks or 1) - saved
+            try:
+                return _plan_by_state(step, others, seconds_left)
+            except (OSError, KeyError, ValueError) as error:  # of Slurm, or of what it prints
+                asks = f"not requeued ({error}); {asks}"
+    return ExitPlan(REQUEUE_STATUS, asks)
+
+
+def _plan_by_state(step: SlurmStep, others: int, seconds_left: Callable[[], float]) -> ExitPlan:
+    """Requeues a job, unless its state forbids it.
+
+    `others` is how many tasks of a step that received SIGTERM alone did not save.
+
+    Raises:
+        OSError: if Slurm does not answer, or refuses.
+    """
+    ref, slurm_job = scontrol.own_job(step, seconds_left())
+    restarts = step.restart_count or 0
+    is_running = slurm_job["JobState"] in scontrol.RUNNING_STATES
+    is_preempted = scontrol.is_preempted(slurm_job)
+    if int(slurm_job.get("Restarts", "0")) > restarts:
         return ExitPlan(REQUEUE_STATUS, f"job {ref} has been requeued already")
     if not is_running and slurm_job.get("Reason") != "TimeLimit":
         return ExitPlan(TERMINATED_STATUS, f"job {ref} is being cancelled: not requeued")
-    others = (step.num_tasks or 1) - saved
-    if not announced and others > 0 and is_running and not scontrol.is_preempted(slurm_job):
+    if others > 0 and is_running and not is_preempted:
         return ExitPlan(
             TERMINATED_STATUS,
             f"job {ref} not requeued: this step received SIGTERM, but Slurm is neither preempting "
@@ -140,39 +153,26 @@ def requeue_job(
             "one of which may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
             "--signal=USR1@120)",
         )
-    try:
-        if not _slurm_requeues(slurm_job, seconds_left):
-            scontrol.run_on(ref, "scontrol", "requeue", timeout=seconds_left())
-            message = f"job {ref} requeued, restart {restarts + 1}"
-            return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
-    except OSError as error:
-        return ExitPlan(REQUEUE_STATUS, f"not requeued ({error}); {asks}")
-    message = f"job {ref} is preempted, and Slurm requeues it, restart {restarts + 1}"
-    wait = _BATCH_END_SECONDS
-    try:  # ends the shell of the batch file; the status does not ask it for another requeue
+    if is_preempted and _slurm_requeues(slurm_job, seconds_left):
+        # Ends the shell of the batch file; the status does not ask it for another requeue.
         scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
-    except OSError as error:
-        message += f"; for that, its batch file has to end now ({error})"
-        wait = 0.0
-    return ExitPlan(TERMINATED_STATUS, message, wait)
+        message = f"job {ref} is preempted, and Slurm requeues it, restart {restarts + 1}"
+        return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
+    scontrol.run_on(ref, "scontrol", "requeue", timeout=seconds_left())
+    message = f"job {ref} requeued, restart {restarts + 1}"
+    return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
 
 
 def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
-    """Whether Slurm itself requeues this job (`show_job`) because it preempts it."""
-    if (
-        slurm_job.get("Requeue") != "1"
-        or slurm_job.get("BatchFlag") != "1"
-        or not scontrol.is_preempted(slurm_job)
-    ):
-        return False
+    """Whether Slurm itself requeues this job (`show_job`), which it preempts."""
     config = scontrol.show_config(seconds_left())
+    may_be_requeued = (slurm_job.get("Requeue"), slurm_job.get("BatchFlag")) == ("1", "1")
     # the controller's version; the commands may be those of another one
-    if config.get("SLURM_VERSION", "") < _FIRST_THAT_REQUEUES:
+    if not may_be_requeued or config.get("SLURM_VERSION", "") < _FIRST_THAT_REQUEUES:
         return False
+    what = ["partition", slurm_job.get("Partition", "")]
     if config.get("PreemptType") == "preempt/qos":
         what = ["assoc_mgr", f"qos={slurm_job.get('QOS', '')}", "flags=qos"]
-    else:
-        what = ["partition", slurm_job.get("Partition", "")]
     mode = scontrol.show_preempt_mode(*what, timeout=seconds_left())
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")

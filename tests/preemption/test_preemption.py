@@ -141,7 +141,7 @@ CASES = {
         refuses="requeue",
     ),
     "no end of the batch file": Case(
-        PREEMPTED, 143, "for that, its batch file has to end now (scancel --batch",
+        PREEMPTED, 75, "not requeued (scancel --batch --signal=TERM 42: no); exit status 75",
         BY_SLURM[2], refuses="--batch",
     ),
     # options and variables
