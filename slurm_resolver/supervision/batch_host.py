@@ -10,16 +10,12 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Callable
+from collections.abc import Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.slurm.scontrol import Fields, JobRef
-from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.supervision.step import SignalRelay, say
+from slurm_resolver.slurm.scontrol import JobRef
 
 _OPTIONS = (
     "--overlap",  # shares all that the node has with the training
@@ -37,116 +33,87 @@ _KEPT_VARIABLES = (
     "SLURM_JWT",
     "SLURM_CLUSTERS",
 )
-_RETRY_SECONDS = 5.0
+_END_SECONDS = 10.0  # for srun to end its step
+_ANSWER_SECONDS = 60.0  # for the controller
 
 
-@contextlib.contextmanager
-def watched(
-    step: SlurmStep,
-    job_ref: JobRef,
-    healthy: Callable[[], Sequence[str]],
-    requeue: bool,
-    every: float,
-    relay: SignalRelay,
-) -> Iterator[None]:
-    """Has another node watch that of the batch file, every `every` seconds, 0 for never.
+class Watch:
+    """A step on another node, which looks every `every` seconds; for 0, there is none.
 
-    The last of the `healthy` nodes does it, as it may be a spare one. If its step ends, another one
-    starts.
+    When the node of the batch file has failed, it requeues or cancels the job.
     """
-    if not every:
-        yield
-        return
-    closed = threading.Event()
-    process: subprocess.Popen[str] | None = None
-    words = ""
 
-    def watch() -> None:
-        nonlocal process, words
-        failed = 0
-        while not closed.is_set():
-            others = [name for name in healthy() if name != step.node_name]
-            if others:
-                # The node itself may be why the last step has ended.
-                node = others[-1 - failed % len(others)]
-                process = _start(node, every, job_ref, requeue)
-                if closed.is_set():
-                    process.terminate()
-                words = process.communicate()[1].strip()
-                failed += 1
-            closed.wait(_RETRY_SECONDS)
+    _srun: subprocess.Popen[str] | None = None
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended = process and process.poll() is not None
-        closed.set()
-        if process:
-            process.terminate()
-        thread.join(10.0)
-        if process:
-            process.kill()
-        if ended and words and not relay.received:
-            say(f"the step that watches this node has ended: {words}")
+    def __init__(self, every: float, requeue: bool) -> None:
+        self._every = every
+        self._end = ["scontrol", "requeue"] if requeue else ["scancel"]
 
-
-def _start(node: str, every: float, job_ref: JobRef, requeue: bool) -> subprocess.Popen[str]:
-    """Starts `main` as a step on this node."""
-    return subprocess.Popen(
-        [
-            "srun",
-            *_OPTIONS,
-            f"--nodelist={node}",
-            sys.executable,
-            "-m",
-            __name__,
-            f"{every:g}",
-            job_ref,
-            *(["scontrol", "requeue"] if requeue else ["scancel"]),
-        ],
-        env={
+    def start(self, job_ref: JobRef, nodes: Sequence[str]) -> None:
+        """Starts the step on the last of these nodes, as it may be a spare one, unless it runs."""
+        if not self._every or not nodes or (self._srun and self._srun.poll() is None):
+            return
+        environ = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("SLURM") or name in _KEPT_VARIABLES
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,  # srun reports each end, also the one of `watched`
-        text=True,
-        errors="replace",
-    )
+        }
+        self._srun = subprocess.Popen(
+            [
+                "srun",
+                *_OPTIONS,
+                f"--nodelist={nodes[-1]}",
+                sys.executable,
+                "-m",
+                __name__,
+                f"{self._every:g}",
+                job_ref,
+                *self._end,
+            ],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,  # srun reports each end, also the one of `stop`
+            text=True,
+            errors="replace",
+        )
+
+    def stop(self) -> str:
+        """Ends the step; if it had ended before, returns what srun said about that, else ''."""
+        srun = self._srun
+        if not srun:
+            return ""
+        ended = srun.poll() is not None
+        srun.terminate()
+        words = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            words = srun.communicate(timeout=_END_SECONDS)[1].strip()
+        srun.kill()
+        return words if ended else ""
 
 
 def main(every: float, job_ref: JobRef, *end: str) -> None:
     """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
-    slurm_job: Fields = {}
-    while not _is_lost(slurm_job):
+    while True:
         time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
-            slurm_job = scontrol.show_job(job_ref, timeout=60.0)
-    done = "requeued" if "requeue" in end else "cancelled"
-    # The job's output file, to which the lost node wrote before.
-    with contextlib.suppress(OSError), open(slurm_job.get("StdOut", ""), "a") as stream:
+            slurm_job = scontrol.show_job(job_ref, timeout=_ANSWER_SECONDS)
+            host = slurm_job.get("BatchHost", "")
+            is_running = slurm_job.get("JobState") == "RUNNING" and host not in scontrol.UNSET
+            if is_running and host not in expand_hostlist(slurm_job["NodeList"]):
+                _tell(host, slurm_job.get("StdOut", ""), requeued="requeue" in end)
+                scontrol.run_on(job_ref, *end, timeout=_ANSWER_SECONDS)
+                return
+
+
+def _tell(host: str, output: str, requeued: bool) -> None:
+    """Writes why the job ends to its output file, to which the lost node wrote before."""
+    with contextlib.suppress(OSError), open(output, "a") as stream:
         stream.write(
-            f"slurm-resolver supervise: {slurm_job['BatchHost']}, "
-            f"the node of the batch file, has failed: the job is {done}\n"
+            f"slurm-resolver supervise: {host}, the node of the batch file, has failed: "
+            f"the job is {'requeued' if requeued else 'cancelled'}\n"
         )
-    while True:
-        with contextlib.suppress(OSError):
-            scontrol.run_on(job_ref, *end, timeout=60.0)
-            return
-        time.sleep(every)
-
-
-def _is_lost(slurm_job: Fields) -> bool:
-    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
-    host = slurm_job.get("BatchHost", "")
-    if slurm_job.get("JobState") != "RUNNING" or host in scontrol.UNSET:
-        return False
-    return host not in expand_hostlist(slurm_job["NodeList"])
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), JobRef(sys.argv[2]), *sys.argv[3:])  # which `watched` has got
+    main(float(sys.argv[1]), JobRef(sys.argv[2]), *sys.argv[3:])  # as `Watch` has started it

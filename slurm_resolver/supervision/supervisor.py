@@ -13,7 +13,7 @@ from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.scontrol import Fields
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.supervision.batch_host import watched
+from slurm_resolver.supervision.batch_host import Watch
 from slurm_resolver.supervision.policy import (
     HOLDS_STEP,
     LOST,
@@ -37,9 +37,9 @@ from slurm_resolver.wording import counted
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
 _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 _POLL_SECONDS = 1.0
-_HELD_SECONDS = 30.0  # how long Slurm may take to end what a killed srun has left behind
-# The same after an outage of the controller, whom slurmstepd tells again only after 60 s.
-_HELD_SECONDS_AFTER_OUTAGE = 120.0
+# How long Slurm may take to end what a killed srun has left behind. After an outage, slurmstepd
+# tells the controller of the end only after 60 s.
+_HELD_SECONDS = 120.0
 # What srun runs, with these options, to check the nodes.
 _CHECK = (
     "--overlap",
@@ -93,12 +93,10 @@ class Supervisor:
         self._states: Fields = {}  # of all nodes that the job has had
         self._holding: set[str] = set()  # nodes on which a former step has not ended
         self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
-        self._started = time.time()  # the last step
-        self._unanswered = False  # whether the controller was away since then
+        self._watch = Watch(options.watch, options.requeue)
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
-        failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
             status = run_step(self._options.command, self._relay, self._step).status
             if status:
@@ -106,24 +104,25 @@ class Supervisor:
             return status
         try:
             self._update_states()
-            with watched(
-                self._step,
-                self._job_ref,
-                lambda: healthy_nodes(self._states),
-                self._options.requeue,
-                self._options.watch,
-                self._relay,
-            ):
-                self._run_until_success()
-            if failures:
-                say(f"ended with status 0, after {counted(len(failures), 'restart')}")
-            return 0
+            self._run_until_success()
         except NoRestartError as stop:
-            why = stop.why
-            status = failures[-1].status if failures else 1
-            if self._options.requeue and stop.requeue:
-                status = REQUEUE_STATUS
-                why += f"; exit status {status} asks the batch file to requeue the job"
+            return self._give_up(stop)
+        finally:
+            words = self._watch.stop()
+            if words and not self._relay.received:
+                say(f"the step that watches this node has ended: {words}")
+        if self._failures:
+            say(f"ended with status 0, after {counted(len(self._failures), 'restart')}")
+        return 0
+
+    def _give_up(self, stop: NoRestartError) -> int:
+        """Says why the step is not started, and returns the exit status."""
+        failures = self._failures
+        status = failures[-1].status if failures else 1
+        why = stop.why
+        if self._options.requeue and stop.requeue:
+            status = REQUEUE_STATUS
+            why += f"; exit status {status} asks the batch file to requeue the job"
         if failures:
             say(f"not started again: {why}")
             say(f"first failure: {failures[-1].text}")
@@ -180,8 +179,8 @@ class Supervisor:
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
-        self._started = time.time()
-        self._unanswered = False
+        others = [name for name in healthy_nodes(self._states) if name != self._step.node_name]
+        self._watch.start(self._job_ref, others)
         full = [  # an option of the user's own comes later, and counts
             command[0],
             f"--nodes={len(nodes)}",
@@ -245,7 +244,6 @@ class Supervisor:
                     raise NoRestartError(f"the job has lost {own}, this node", requeue=True)
                 return
             except OSError as error:
-                self._unanswered = True
                 if time.monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
                     raise NoRestartError(
                         f"Slurm does not know job {self._step.job_label}, or does not answer "
@@ -257,20 +255,13 @@ class Supervisor:
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
-        begun = time.monotonic()
+        until = time.monotonic() + _HELD_SECONDS
         while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
-            waited = time.monotonic() - begun
-            if waited > _HELD_SECONDS_AFTER_OUTAGE or (
-                waited > _HELD_SECONDS and not self._had_outage()
-            ):
+            if time.monotonic() > until:
                 self._holding.update(unended)
                 self._sharing = ["--overlap"]
                 return
             relay.wait(_POLL_SECONDS)
-
-    def _had_outage(self) -> bool:
-        """Whether the controller was away, or has been started, since the last step's start."""
-        return self._unanswered or (scontrol.boot_time() or 0.0) > self._started
 
     def _without(self, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""

@@ -122,13 +122,16 @@ def test_a_bad_node_is_left_out(folder: Path, line: str) -> None:
     assert calls(folder)[-1].endswith(f" --nodelist={CHECKED[line]} --label train")
 
 
-def test_the_step_that_watches_comes_back(folder: Path) -> None:
+def test_the_step_that_watches_comes_back_with_the_next_start(folder: Path) -> None:
     (folder / "srun.do").write_text(
         "number=$(grep -c batch-host srun.calls)\n"
         'case "$*" in *batch-host*) [ $number = 1 ] && exit 138; exec sleep 600 ;; esac\n'
-        "until [ $(grep -c batch-host srun.calls) = 2 ]; do sleep 0.1; done\n"
+        "until [ $number != 0 ]; do number=$(grep -c batch-host srun.calls); done\n"
+        "[ $(grep -vc batch-host srun.calls) = 2 ] || exit 3\n"
     )
-    assert supervise(folder, "--watch 9") == (0, [])
+    status, said = supervise(folder, "--watch 9")
+    assert (status, len(said)) == (0, 2)
+    assert len([line for line in read(folder / "srun.calls").splitlines() if "batch" in line]) == 2
 
 
 def test_the_step_is_not_started_again_by_a_node_that_the_job_has_lost(folder: Path) -> None:
@@ -225,7 +228,7 @@ def test_a_job_that_has_lost_its_batch_file(
         (folder / "job").write_text((folder / "job").read_text().replace("n[1-3]", "n[2-3]"))
 
     monkeypatch.setattr("time.sleep", lose)
-    batch_host.main(1, JobRef("7"), *end)
+    batch_host.main(1.0, JobRef("7"), *end)
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1, the node of the batch file, has failed: the job is {done}\n"
     )

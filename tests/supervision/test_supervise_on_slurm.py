@@ -365,7 +365,7 @@ def test_nodes_that_are_silent_before_slurm_notices(
     wait_for(lambda: len(list(tmp_path.glob("[01]"))) == 2)
     four_nodes.run_on("n2", "ip link set eth0 down")
     (tmp_path / "go").touch()
-    wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 120)
+    wait_for(lambda: read(tmp_path / "out").count("ended with status 0") == 2, 300)
     said = re.findall("; now on (.*?[)])", read(tmp_path / "out"))
     assert said == ["n[1-3], without n4 (failed)", "n[1,3], without n2 (holds the former step)"]
 
