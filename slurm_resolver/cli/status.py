@@ -7,8 +7,7 @@ import os
 import secrets
 import statistics
 from argparse import Namespace
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +23,7 @@ from slurm_resolver.slurm.ancestors import read_proc
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     RUNNING_STATES,
+    UNSET,
     Fields,
     JobRef,
     own_job,
@@ -65,25 +65,12 @@ _COLUMNS = {
 }
 _NUMBERS = (1, 2, 5, 6, 7, 8)  # the columns that are aligned right
 
+_NO_REPORT = (
+    "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and ResumableLoop do"
+)
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _WAITING = 0.2  # from this share on, waiting for data is worth a remedy
 _MOST_REASONS = 3  # why no service answers
-_MOST_NAMES = 20  # tasks of a job array that a message names
-
-# What Slurm's states of a job mean, and its reasons why a job is pending. {0} is the id of the job,
-# other fields are those of `scontrol show job`.
-_STATES = {
-    "SUSPENDED": "all its processes are stopped; scontrol resume {0} lets them continue",
-    "STOPPED": "all its processes are stopped; scancel --signal=CONT {0} lets them continue",
-    "CONFIGURING": "Slurm is preparing its nodes",
-    "COMPLETING": "it has ended, and Slurm is waiting for its last processes on {NodeList}",
-    "SPECIAL_EXIT": "it is held; scontrol release {0} lets it start",
-    "JobHeldUser": "it is held; scontrol release {0} lets it start",
-    "JobHeldAdmin": "an administrator holds it: ask the site",
-    "Dependency": "it is waiting for another job; squeue -o %E -j {0} shows which",
-    "DependencyNeverSatisfied": "it can never start: its dependency can no longer be satisfied",
-    "BeginTime": "it may start at {StartTime}: it asked for a start time, or was requeued",
-}
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -125,21 +112,39 @@ def main(args: Namespace) -> int:
         else:
             _print(answer, args.json)
             return 0
+    print_line(_explain(slurm_job, addresses, reasons), "slurm-resolver status")
+    return 1
+
+
+def _explain(
+    slurm_job: Fields, addresses: Sequence[ServiceAddress], reasons: Collection[str]
+) -> str:
+    """Returns why no service answers: the job's state, or the reason at each address."""
+    state = describe_state(slurm_job)
     if NO_ANSWER in reasons:
-        text = f"job {ref_of(slurm_job)}: local rank 0 on {addresses[0].node} {NO_ANSWER}"
-        print_line(text, "slurm-resolver status")
-        return 1
+        return f"job {ref_of(slurm_job)}: local rank 0 on {addresses[0].node} {NO_ANSWER}"
+    if state:
+        return state
     why = shorten([*reasons], _MOST_REASONS) or "srun has started nothing"
-    text = describe_job(slurm_job) or (
+    return (
         f"no coordination service answers in a step of job {ref_of(slurm_job)} ({why}): the "
         "program has not created a strategy of slurm_resolver, trains alone, or has ended. If it "
         "sets port_base, add --port with port_base plus the largest task count on any node."
     )
-    print_line(text, "slurm-resolver status")
-    return 1
 
 
-def choose_job(jobs: list[Fields]) -> Fields:
+def describe_state(slurm_job: Fields) -> str:
+    """Returns the state of a job (`show_job`) whose processes do not run; '' if they may."""
+    state = slurm_job["JobState"]
+    if state in RUNNING_STATES and state not in ("CONFIGURING", "STOPPED", "SUSPENDED"):
+        return ""
+    reason = slurm_job.get("Reason", "")
+    because = "" if reason in UNSET else f" ({reason})"
+    job_id = ref_of(slurm_job)
+    return f"job {job_id} is {state}{because}; scontrol show job {job_id} says more"
+
+
+def choose_job(jobs: Sequence[Fields]) -> Fields:
     """Returns the one job that an id means, of all that Slurm shows for it.
 
     The id of a job array means its only task, or the only one that runs; that of a heterogeneous
@@ -149,15 +154,14 @@ def choose_job(jobs: list[Fields]) -> Fields:
         LaunchError: for the id of an array where another number of tasks runs.
     """
     array = jobs[0].get("ArrayJobId")
-    running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
     if not array or len(jobs) == 1:
         return jobs[0]
+    running = [job for job in jobs if job["JobState"] in RUNNING_STATES]
     if len(running) == 1:
         return running[0]
-    # Slurm shows the newest task first, and those that wait together as one: 3-9%2.
-    tasks = [f"{array}_{job['ArrayTaskId']} is {job['JobState']}" for job in reversed(jobs)]
     raise LaunchError(
-        f"job {array} is an array: give one of its tasks: {shorten(tasks, _MOST_NAMES)}"
+        f"job {array} is an array, and {len(running)} of its tasks run: give the id of one, such "
+        f"as {array}_1; squeue -j {array} shows them"
     )
 
 
@@ -175,25 +179,6 @@ def find_secret(slurm_job: Fields) -> str:
     return ""
 
 
-def describe_job(slurm_job: Fields) -> str:
-    """Returns why no step of a job (`show_job`) can answer, as Slurm says it; '' if one may."""
-    job_id = ref_of(slurm_job)
-    state = slurm_job["JobState"]
-    if state == "PENDING":
-        reason = slurm_job.get("Reason", "None")
-        state = f"PENDING ({reason})"
-        known = ""
-        if slurm_job.get("StartTime", "Unknown") != "Unknown":
-            known = "Slurm expects it to start at {StartTime}"
-        meaning = _STATES.get(reason, known)
-    elif state in RUNNING_STATES and state not in _STATES:
-        return ""
-    else:
-        meaning = _STATES.get(state, "it has ended, with exit status {ExitCode}")
-    meaning = meaning.format(job_id, **slurm_job)
-    return f"job {job_id} is {state}" + (f": {meaning}" if meaning else "")
-
-
 def _addresses(
     slurm_job: Fields, step_id: str, own: SlurmStep, given_port: int | None
 ) -> Iterator[ServiceAddress]:
@@ -204,27 +189,27 @@ def _addresses(
     """
     cluster = own.cluster_name or show_config().get("ClusterName")
     job_id = slurm_job.get("HetJobId", slurm_job["JobId"])
-    components = defaultdict(list)  # of a step; one where the job is not heterogeneous
+    steps = []
     for fields in show_steps(slurm_job):
-        components[fields.get("StepId", "").rpartition(".")[2]].append(fields)
-    numbers = [name for name in components if name.isdigit() and step_id in ("", name)]
-    for number in sorted(numbers, key=int, reverse=True):
+        number = fields.get("StepId", "").rpartition(".")[2]
+        if number.isdigit() and step_id in ("", number):
+            steps.append((int(number), fields))
+    # The first node of a heterogeneous step is that of one of its components.
+    for number, fields in sorted(steps, key=itemgetter(0), reverse=True):
         step = SlurmStep(
             cluster_name=cluster,
             job_id=job_id,
-            step_id=number,
+            step_id=str(number),
             restart_count=int(slurm_job.get("Restarts") or 0),
         )
-        # The first node of the step is that of one of its components.
-        for fields in components[number]:
-            node = expand_hostlist(fields["NodeList"])[0]
-            host = show_nodes("NodeAddr", node).get(node, node)
-            # By default the last reserved port is left over; the layout, which decides, is not
-            # known here. The first one is always a task's.
-            reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
-            ports = [*reversed(reserved[1:]), derive_service_port(step)]
-            for port in [given_port] if given_port else ports:
-                yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
+        node = expand_hostlist(fields["NodeList"])[0]
+        host = show_nodes("NodeAddr", node).get(node, node)
+        # By default the last reserved port is left over; the layout, which decides, is not known
+        # here. The first one is always a task's.
+        reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
+        ports = [*reversed(reserved[1:]), derive_service_port(step)]
+        for port in [given_port] if given_port else ports:
+            yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 
 
 def _ask(address: ServiceAddress) -> Message:
@@ -242,18 +227,13 @@ def _print(answer: Message, as_json: bool) -> None:
     if as_json:
         shown = {"workers": workers, "slowest": slow and slow["rank"], "silent": silent}
         print(json.dumps(shown))
-    elif workers:
+        return
+    lines = [_NO_REPORT]
+    if workers:
         lines = [table(workers), describe_epoch(slow or workers[0]), advise(workers)]
-        if slow:
-            lines.append(f"slowest: {slow['name']}, which spends the most time outside of steps")
-        print("\n".join(filter(None, [*lines, *silent])))
-    else:
-        print(
-            "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and "
-            "ResumableLoop do",
-            *silent,
-            sep="\n",
-        )
+    if slow:
+        lines.append(f"slowest: {slow['name']}, which spends the most time outside of steps")
+    print("\n".join(filter(None, [*lines, *silent])))
 
 
 def table(workers: list[Worker]) -> str:
