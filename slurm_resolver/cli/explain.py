@@ -109,7 +109,7 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
     findings = readers[0].findings()
     lines = []
     if first and not first.follows:
-        _, own, _ = search(first.line)
+        own, _ = search(first.line)
         findings.sort(
             key=lambda one: (
                 one.known.kind not in CAUSES,

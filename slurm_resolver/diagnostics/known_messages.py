@@ -20,8 +20,8 @@ class KnownMessage(NamedTuple):
             task writes it because of another task, or of a connection to one); "end" (how a task
             or the job has ended); "note" (it does no harm); "hidden" (no finding).
         hides: the ids and kinds of messages that say nothing beside this one, between spaces.
-        settled: what a line matches that settles it, such as a step that begins after it waited.
-        becomes: the id of the message that it then is.
+        settled: what a later line matches that settles it, such as a step that begins after it
+            waited; it is then no finding.
     """
 
     id: str
@@ -32,7 +32,6 @@ class KnownMessage(NamedTuple):
     kind: str
     hides: str
     settled: str
-    becomes: str
 
 
 # The first message that matches a line explains it: special messages precede general ones.
@@ -44,7 +43,6 @@ pattern = ${cues}
 kind = cause
 hides =
 settled =
-becomes = settled
 check = Check names, ports and connections from all tasks: srun slurm-resolver check
 first = Find the task that failed first; its log says why: srun --label --kill-on-bad-exit=1
 met = StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat
@@ -62,7 +60,7 @@ remedy =
 pattern = training saved.{0,200} because of (?!.*(?:max_restarts|did not save))
     |(?:requeued|requeues it), restart \d|: Exited with exit code 75\b
 kind = hidden
-hides = hidden effect end
+hides = effect end
 
 [fit-failed]
 cues = has failed in
@@ -179,12 +177,10 @@ pattern = Timeout \(0:\d\d:\d\d\)!
 
 [peer-refused]
 cues = Connection refused
-cause = No process listens there yet: the task has not started, or ended while it started.
-remedy = ${check}
+cause = No process listens there: the task has ended, has not started yet, or has another address.
+remedy = ${first}. If none has failed: ${check}
 pattern = [Ff]ailed to connect to (?:all addresses|remote host).{0,200}Connection refused
-becomes = peer-ended
 kind = effect
-settled = ${met}
 
 [peer-unreachable]
 cues = ailed to connect to all addresses|ailed to connect to remote host
@@ -682,7 +678,7 @@ cause =
 remedy =
 pattern = ${cancelled} DUE TO JOB REQUEUE \*
 kind = hidden
-hides = hidden effect end
+hides = effect end
 
 [interrupted]
 cues = KeyboardInterrupt
@@ -818,19 +814,6 @@ remedy = Activate it in the batch file, before srun: source ~/venv/bin/activate,
     After sbatch --export=NONE, unset SLURM_EXPORT_ENV before srun.
 pattern = ${at_line} (?P<address>\S{1,200}) ?: (?:command not found|not found
     |(?:Kommando|Befehl) nicht gefunden|commande introuvable|(?:orden|comando) n\w{1,3} \w{4,10})
-
-[settled]
-cues =
-cause =
-remedy =
-kind = hidden
-hides = hidden
-
-[peer-ended]
-cues =
-cause = All tasks had started. The one at this address has ended, or listens at another address.
-remedy = ${first}
-kind = effect
 """
 CAUSES = ("cause", "request")  # the kinds of messages that say why
 FAULTS = (*CAUSES, "effect")

@@ -36,12 +36,11 @@ class Finding:
 
 
 _CUES = [(cue, known) for known in MESSAGES.values() for cue in known.cues.split("|") if cue]
-_SETTLED = [known for known in MESSAGES.values() if known.settled]
 _SHOWN_LENGTH = 200
 _ADDRESS = re.compile(
-    r"/job:(?P<job>\w{1,40})(?:/replica:\d{1,9})?/task:(?P<task>\d{1,9})"
-    r"|ipv[46]:(?P<peer>(?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5})"
-    r'|"target_address":"(?P<target>[\w.:\[\]-]{3,255})"'
+    r"/job:\w{1,40}(?:/replica:\d{1,9})?/task:\d{1,9}"
+    r"|(?<=ipv[46]:)(?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5}"
+    r'|(?<="target_address":")[\w.:\[\]-]{3,255}(?=")'
 )
 # TensorFlow prints this in a task that ends some time after the first task, which runs the
 # coordination service. If that aborted an operation, further lines say so.
@@ -68,24 +67,26 @@ class MessageReader:
         self.found: dict[tuple[str, str | None], tuple[int, str]] = {}
         self._counts: Counter[tuple[str, str | None]] = Counter()  # of lines
         self._significant: set[str] = set()  # the ids with a line that is not _END_NOISE
-        self._settled: set[str] = set()  # the ids of messages that a later line settles
+        self._waiting: set[str] = set()  # the ids of messages that a later line may settle
 
     def read(self, text: str, number: int) -> None:
         """Reads a line, or a piece of it; `number` is the line's."""
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
-            settled, known, match = search(part)
-            self._settled.update(settled)
+            for id in [*self._waiting]:
+                if re.search(MESSAGES[id].settled, part):
+                    self._waiting.remove(id)
+            known, match = search(part)
             if known and match:
                 key = known.id, _named_task(match)
                 self.found.setdefault(key, (number, _shorten(part, match.start())))
                 self._counts[key] += 1
                 if known.kind in FAULTS:
                     self.last_fault = number
-                if known.becomes == "settled":  # it is no longer settled
-                    self._settled.discard(known.id)
                 if not _END_NOISE.search(part):
                     self._significant.add(known.id)
+                if known.settled:
+                    self._waiting.add(known.id)
 
     @property
     def continues(self) -> bool:
@@ -94,15 +95,12 @@ class MessageReader:
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""
-        meanings = {id: MESSAGES[id] for id, _ in self.found}
-        for id in self._settled & meanings.keys():
-            meanings[id] = MESSAGES[meanings[id].becomes]
-        hidden = " ".join(known.hides for known in meanings.values()).split()
-        shown = {
-            id: known
-            for id, known in meanings.items()
-            if known.id not in hidden and known.kind not in hidden
-        }
+        shown = {id: MESSAGES[id] for id, _ in self.found}
+        hidden = " ".join(known.hides for known in shown.values()).split()
+        for id, known in [*shown.items()]:
+            is_settled = known.settled and id not in self._waiting
+            if is_settled or id in hidden or known.kind in (*hidden, "hidden"):
+                del shown[id]
         if self._significant.isdisjoint(shown):
             return []
         return [
@@ -112,17 +110,14 @@ class MessageReader:
         ]
 
 
-def search(text: str) -> tuple[list[str], KnownMessage | None, re.Match[str] | None]:
-    """Returns the ids of the messages that a text settles, and the one in it with its match."""
-    # `re` compiles a pattern when it is first used.
-    knowns = [known for cue, known in _CUES if cue in text]
-    settled = [known.id for known in _SETTLED if knowns and re.search(known.settled, text)]
+def search(text: str) -> tuple[KnownMessage | None, re.Match[str] | None]:
+    """Returns the message in a text, with its match."""
     if not text.startswith("slurm-resolver supervise: "):  # it repeats the error of a task
-        for known in knowns:
-            match = re.search(known.pattern, text)
+        for cue, known in _CUES:
+            match = re.search(known.pattern, text) if cue in text else None
             if match:
-                return settled, known, match
-    return settled, None, None
+                return known, match
+    return None, None
 
 
 def _named_task(match: re.Match[str]) -> str | None:
@@ -130,13 +125,8 @@ def _named_task(match: re.Match[str]) -> str | None:
     named = match.groupdict().get("address")
     if named:
         return printable(named)
-    near = [*_ADDRESS.finditer(match.string, max(0, match.start() - 300), match.end() + 500)]
-    if not near:
-        return None
-    found = near[-1]
-    if found["job"]:
-        return f"/job:{found['job']}/replica:0/task:{found['task']}"
-    return (found["peer"] or found["target"]).replace("%5B", "[").replace("%5D", "]")
+    near = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
+    return near[-1].replace("%5B", "[").replace("%5D", "]") if near else None
 
 
 def _shorten(text: str, start: int) -> str:

@@ -194,7 +194,7 @@ class TaskOutput:
 
 def kind_of(line: str) -> str:
     """Returns the kind of the known message in a line, as far as that is known; else ''."""
-    _, known, _ = search(line)
+    known, _ = search(line)
     if known:
         return known.kind
     return "effect" if _CALL_ERRORS.search(line) else ""

@@ -75,7 +75,7 @@ def test_the_end_of_the_first_task_is_told_where_it_aborts_something() -> None:
     """Lines that are harmless at a good end count once another line says what they aborted."""
     lines = (LOGS / "good" / "leader-ends-first.log").read_text().splitlines()
     aborted = "1: Collective ops is aborted by: Failed to send RPC to coordination service."
-    assert {one.known.id for one in explained([*lines, aborted])} == {"leader-lost", "peer-ended"}
+    assert {one.known.id for one in explained([*lines, aborted])} == {"leader-lost", "peer-refused"}
 
 
 def test_numbers_count_lines_not_carriage_returns() -> None:
