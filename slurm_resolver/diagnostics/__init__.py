@@ -6,7 +6,7 @@
     failure          the error of a task, or its end in the words of srun
     follows          said of a failure that another task's failure has caused
 
-`log_starts` divides a log into starts, `message_search` finds the messages of one, and
+`log_starts` finds the last start in a log, `message_search` finds the messages of one, and
 `first_failure` the task that failed first. A log is read once, a line at a time; nothing in it can
 make that slow.
 """

@@ -61,6 +61,12 @@ _ENDS_ALL = re.compile(
     r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
 )
+# The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
+_JOB = re.compile(
+    r".*(?:slurm|job)[-_.]?(\d+(?:_\d+)?)"
+    r"|.*-(\d{3,}(?:_\d+)?)\.(?:out|err)$",
+    re.IGNORECASE,
+)
 SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
 
@@ -75,18 +81,19 @@ class FailureReader(MessageReader):
         node: the first node that failed; without a node, what srun asks for is the cause.
         has_crashed: whether a task has crashed, other than by the end of all.
         all_end: whether srun, or somebody else, ends all tasks.
-        slurm_job: the id of the Slurm job, if the log tells it.
+        slurm_job: the id of the Slurm job, if the log or its name tells it; else ''.
     """
 
     node: Failure | None = None
     reported: Failure | None = None
     has_crashed = False
     all_end = False
-    slurm_job: str | None = None
     _refusal: Failure | None = None  # the last line, if it is an error of srun
 
-    def __init__(self, file: str = "") -> None:
+    def __init__(self, file: str) -> None:
         super().__init__(file)
+        named = _JOB.match(file)
+        self.slurm_job = named[1] or named[2] if named else ""
         self.ends: dict[str, Failure] = {}
         self.ended_on: set[str] = set()
         self._tasks: dict[str, TaskOutput] = {}  # by rank; '' without a label

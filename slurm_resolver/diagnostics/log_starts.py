@@ -1,7 +1,7 @@
-"""Divides a log into the starts of a job.
+"""Finds the last start of a job in its log.
 
-A job that is requeued or restarted may append to one log. Each of its starts is read by itself,
-because the end of a start that was saved and continued later is not a failure.
+A job that is requeued or restarted may append to one log. The end of a start after which another
+one began is no failure of the job.
 """
 
 from __future__ import annotations
@@ -31,20 +31,17 @@ _BEGIN = re.compile(
 )
 
 
-def read_starts(stream: BinaryIO, file: str = "") -> list[FailureReader]:
-    """Reads the log `file`, and returns the readers of the job's starts.
-
-    The list has one if nothing says that the job started again.
-    """
-    starts = [FailureReader(file)]
+def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
+    """Reads the log `file`, and returns the reader of the job's last start."""
+    reader = FailureReader(file)
     has_ended = False
     number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
         if has_ended and _BEGIN.search(text):
-            starts.append(FailureReader(file))
+            reader = FailureReader(file)
             has_ended = False
-        starts[-1].read(text, number)
+        reader.read(text, number)
         has_ended = has_ended or _END.match(text) is not None
         number += piece.endswith(b"\n")
-    return starts
+    return reader

@@ -62,7 +62,7 @@ class MessageReader:
 
     last_fault = 0
 
-    def __init__(self, file: str = "") -> None:
+    def __init__(self, file: str) -> None:
         self.file = file
         self.found: dict[tuple[str, str | None], tuple[int, str]] = {}
         self._counts: Counter[tuple[str, str | None]] = Counter()  # of lines

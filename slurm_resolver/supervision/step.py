@@ -122,7 +122,7 @@ class StepOutput(FailureReader):
     _lines = 0
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(file="")
         self.bad: dict[str, str] = {}
         self._begun = time.monotonic()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
-from explained import explained
+from explained import explained, last_start
 from folders import DATA
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from kinds import Strings
 from phrases import phrases
 
 from slurm_resolver.diagnostics.known_messages import MESSAGES
-from slurm_resolver.diagnostics.log_starts import read_starts
 from slurm_resolver.diagnostics.message_search import Finding
 
 LOGS = DATA / "logs"
@@ -46,7 +44,7 @@ def test_logs_of_real_runs(name: str) -> None:
     data = (LOGS / f"{name}.log").read_bytes()
     findings = explained(data)
     found = short(findings)
-    failure = read_starts(io.BytesIO(data))[0].first()
+    failure = last_start(data).first()
     if failure is not None and not failure.follows:
         found.append(
             f"first {failure.task}, line {failure.line_number}: {failure.line[:60]}".rstrip()
@@ -95,8 +93,7 @@ PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
 def test_any_bytes(parts: list[bytes]) -> None:
     data = b"".join(parts)
     found = explained(data)
-    for start in read_starts(io.BytesIO(data)):
-        first = start.first()
-        assert first is None or first.line
+    first = last_start(data).first()
+    assert first is None or first.line
     assert all(finding.count >= 1 for finding in found)
     assert [one.line_number for one in found] == sorted(one.line_number for one in found)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from explained import explained
+from explained import last_start
 from phrases import phrases
 
 from slurm_resolver.diagnostics.known_messages import CAUSES
-from slurm_resolver.diagnostics.log_starts import read_starts
 
 PHRASES = phrases()
 
@@ -19,13 +16,12 @@ def test_phrases(phrase: str) -> None:
     """The first failure and the causes are told, or that nothing failed."""
     log, lines = PHRASES[phrase]
     expected = tuple(lines)
-    starts = read_starts(io.BytesIO("\n".join(log).encode()))
-    findings = explained(log)
+    start = last_start(log)
+    findings = start.findings()
     told = [f"{one.known.id} at {one.address}" for one in findings]
-    last = [start for start in starts if start is starts[-1] or not start.continues]
-    if not any(start.has_failed for start in last):
+    if not start.has_failed:
         told.append("no failure")
-    first = starts[-1].first()
+    first = start.first()
     if first:
         told.append(" ".join(f"first {first.task}: {first.line}".split()))
     for one in expected:

@@ -1,4 +1,4 @@
-"""What `explain` finds in a log, without the starts that were saved, and continued later."""
+"""What `explain` finds in the last start in a log."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import io
 
 from kinds import Strings
 
-from slurm_resolver.diagnostics.log_starts import read_starts
+from slurm_resolver.diagnostics.first_failure import FailureReader
+from slurm_resolver.diagnostics.log_starts import read_last_start
 from slurm_resolver.diagnostics.message_search import Finding
 
 
-def explained(log: bytes | Strings) -> list[Finding]:
+def last_start(log: bytes | Strings) -> FailureReader:
     data = log if isinstance(log, bytes) else "\n".join(log).encode("utf-8", "replace")
-    starts = read_starts(io.BytesIO(data))
-    return [
-        finding
-        for start in starts
-        if start is starts[-1] or not start.continues
-        for finding in start.findings()
-    ]
+    return read_last_start(io.BytesIO(data))
+
+
+def explained(log: bytes | Strings) -> list[Finding]:
+    return last_start(log).findings()
