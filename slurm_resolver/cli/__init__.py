@@ -85,10 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2  # a script should notice that nothing was done
     # The parser's own options end the program, so the subcommand is the first other word.
     parser = build_parser([word for word in words if not word.startswith("-")][:1])
-    args, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.prog += f" {args.command}"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args = parser.parse_args(words)
     try:
         return int(args.function(args))
     except SlurmResolverError as error:

@@ -157,17 +157,16 @@ class FailureReader(MessageReader):
 
     def _with_clue(self, end: Failure | None) -> Failure | None:
         """Returns what the task wrote before it ended so, or the log ended; else the end."""
-        if end and (not (end.is_end and end.rank) or _ENDED.match(end.line)):
+        if end and (not end.is_end or not end.rank or _ENDED.match(end.line)):
             return end
         label = end.rank if end and end.rank in self._tasks else ""
-        clue = label in self._tasks and self._tasks[label].clue(has_failed=bool(end))
+        task = self._tasks.get(label)
+        clue = task.clue(has_failed=bool(end)) if task else None
+        if end and clue and (label or len(self.ends) == 1):
+            return end._replace(line_number=clue.line_number, line=clue.line, is_end=False)
         if not end and (self.ends or self.all_end):
             return None
-        if not clue:
-            return end or self._refusal
-        if end and (label or len(self.ends) == 1):
-            return end._replace(line_number=clue.line_number, line=clue.line, is_end=False)
-        return clue
+        return clue or end or self._refusal
 
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.

@@ -53,7 +53,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
         ("shwo", "invalid choice: 'shwo'"),
         ("--jobs", "the following arguments are required: COMMAND"),
         ("show --nodelst=n1", "unrecognized arguments: --nodelst=n1"),
-        ("show n1", "slurm-resolver show: unrecognized arguments: n1 (see slurm-resolver show -"),
+        ("show n1", "slurm-resolver: unrecognized arguments: n1 (see slurm-resolver -"),
         ("sbatch --nodes two -- a", "argument -N/--nodes: 'two': expected a number from 1"),
         ("supervise --pause=-1 -- srun true", "argument --pause: '-1': expected seconds"),
         ("show --placement sprad", "argument --placement: invalid choice: 'sprad'"),
