@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import NamedTuple
 import pytest
 from kinds import Completed, Texts
 from local_run import COMMAND, captured, in_step
-from slurm_jobs import wait_for
 
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))
@@ -35,6 +32,8 @@ JOINS = "exec sleep 300"
 TRAINS = "sleep 5; [ -n \"$TF_CONFIG\" ] && touch '{job} {index} ended'"
 LONG = "touch '{job} {index} runs'; sleep 60; touch '{job} {index} ended'"
 KILLS = "while ! test -e 'worker 0 runs' -a -e 'worker 1 runs'; do sleep 0.1; done; kill -9 $PPID"
+SIGNALLED = """trap 'touch "{{job}} {{index}} ended"; exit {1}' {0}
+kill -{0} $PPID; while :; do sleep 0.05; done"""
 WORKERS = "--jobs ps=2,worker=-1"
 CHIEF = "--jobs chief=1,ps=1,worker=-1"
 PS = {"ps 0": JOINS, "ps 1": JOINS}
@@ -118,6 +117,23 @@ CASES = {
         "ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3",
         before="test $SLURM_PROCID = 0 && sleep 8;",
     ),
+    "signals reach the programs": Case(
+        WORKERS,
+        {
+            **PS,
+            "worker 0": SIGNALLED.format("USR1", 0),
+            "worker 1": SIGNALLED.format("TERM", 7),
+        },
+        7,
+        "worker 1 (rank 3 on localhost) has failed; the others continue: exit status 7",
+        ("worker 0", "worker 1"),
+    ),
+    "a signal ends a program": Case(
+        WORKERS,
+        {**PS, "worker 1": "kill -INT $PPID; sleep 60"},
+        130,
+        "worker 1 (rank 3 on localhost) has failed; the others continue: SIGINT",
+    ),
     "no servers to end": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, "", ("ps 0",)),
 }
 
@@ -169,29 +185,3 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
     assert {path.name for path in folder.glob("* ended")} == {
         f"{task} ended" for task in case.ended
     }
-
-
-@pytest.mark.parametrize(
-    ("script", "number", "status"),
-    [
-        ("trap 'exit 7' TERM; touch up; while :; do sleep 0.05; done", signal.SIGTERM, 7),
-        ("touch up; exec sleep 60", signal.SIGINT, 128 + signal.SIGINT),
-        ("trap 'exit 0' USR1; touch up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
-    ],
-)
-def test_signals_reach_the_program(
-    script: str, number: signal.Signals, status: int, tmp_path: Path
-) -> None:
-    act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
-    program = [*COMMAND, "exec", *CHIEF.split(), "--", "sh", "-c", act]
-    command = in_step("-n3 -K0", *program)
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-    ) as step:
-        wait_for((tmp_path / "up").exists, 60)
-        os.kill(int((tmp_path / "pid").read_text()), number)
-        _, errors = step.communicate(timeout=60)
-    assert step.returncode == status, errors

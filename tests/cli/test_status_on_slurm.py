@@ -51,11 +51,8 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
         real_slurm.run("scancel --me")
         job.communicate(timeout=60)
     assert [line.split()[0] for line in lines[:4]] == ["worker"] * 4  # below a heading
-    assert [worker["rank"] for worker in found["workers"]] == [0, 1, 2]
-    assert {worker["stage"] for worker in found["workers"]} == {"training"}
     for worker in found["workers"]:
-        assert 0 <= worker["step"] <= 13  # Keras begins one more step to find the end of the data
-        assert worker["begun"] > 4
+        assert worker["stage"] == "training"
         assert worker["ms"] > 300
         assert worker["outside"] > 0  # its callback sleeps 0.3 s a step
     assert other.stdout == ""
