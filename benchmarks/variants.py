@@ -19,7 +19,9 @@ VARIABLE = "BENCHMARK_VARIANTS"
 _FIRST_PORT = 12_000
 
 
-def serve_variants(prepare: Callable[..., Callable[[int], object]]) -> None:
+def serve_variants(
+    prepare: Callable[..., Callable[[int], object]], *, with_keras: bool = False
+) -> None:
     """Forks a process for every variant, and exits when they have ended.
 
     Each process connects to the benchmark's socket and sends the name of its variant. Then it
@@ -28,9 +30,11 @@ def serve_variants(prepare: Callable[..., Callable[[int], object]]) -> None:
     Args:
         prepare: called with the first port that the variant may use, and with its keywords;
             returns a function that runs a number of steps.
+        with_keras: whether it uses Keras, which is half of the time of TensorFlow's import.
     """
-    modules: dict[str, Any] = sys.modules
-    modules["keras"] = None  # Keras is unused, and half of the time of TensorFlow's import
+    if not with_keras:
+        modules: dict[str, Any] = sys.modules
+        modules["keras"] = None
     import tensorflow  # noqa: F401 (imported once, for all variants)
 
     settings = json.loads(os.environ[VARIABLE])
