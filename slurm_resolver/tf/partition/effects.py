@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.values import SAME, SUM, PlanError, Split, names
+from slurm_resolver.tf.partition.values import SUM, PlanError, Split, names
 
 _RANDOM = names("""
     Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 RandomShuffle
@@ -47,25 +47,15 @@ def check_effects(op: Operation, called: Container[str]) -> None:
     Args:
         called: the operations that call functions, and have rules.
     """
-    if op.kind in called or is_drawn(op.node.operation):
+    kind = op.kind
+    if kind in called or is_drawn(op.node.operation):
         return
-    if op.kind not in _problems:
-        _problems[op.kind] = _problem(op.node.operation.op_def)
-    if _problems[op.kind]:
-        raise PlanError(f"{op.kind} {_problems[op.kind]}")
-
-
-_problems: dict[str, str] = {}  # by type of operation
-
-
-def _problem(definition: Any) -> str:
-    """Returns why an operation may do something else in each replica; "" if it does not."""
+    definition = op.node.operation.op_def
     if any("func" in attribute.type for attribute in definition.attr):
-        return "calls functions"
-    is_alike = definition.name in _ALIKE or definition.name.startswith(_UPDATES)
+        raise PlanError(f"{kind} calls functions")
+    is_alike = kind in _ALIKE or kind.startswith(_UPDATES)
     if definition.is_stateful and not is_alike:
-        return "may do something else in each worker"
-    return ""
+        raise PlanError(f"{kind} may do something else in each worker")
 
 
 def is_drawn(operation: Any) -> bool:
@@ -79,41 +69,18 @@ def is_drawn(operation: Any) -> bool:
 def drawn(op: Operation) -> Split:
     """Returns how an operation is computed that only the first replica may compute."""
     outputs = op.node.operation.outputs
-    if any(output.dtype == tf.string for output in outputs):
-        raise PlanError(f"{op.kind} returns strings, which the workers cannot send each other")
+    is_harmless = op.kind in _RANDOM | _OTHERS  # and tells other replicas the shape of its result
+    for output in outputs:
+        if output.dtype == tf.string:
+            raise PlanError(f"{op.kind} returns strings, which the workers cannot send each other")
+        if not is_harmless and not output.shape.is_fully_defined():
+            raise PlanError(f"{op.kind} returns a tensor whose shape is not known beforehand")
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-        if emission.rows.replica == 0:
-            results: list[Any] = emission.create(node, inputs)
-            return results
-        return [
-            _zeros(
-                op,
-                output,
-                inputs,
-            )
-            for output in outputs
-        ]
+        is_first = emission.rows.replica == 0
+        if not is_first and not is_harmless:
+            return [tf.zeros(output.shape, output.dtype) for output in outputs]
+        results: list[Any] = emission.create(node, inputs)
+        return results if is_first else list(map(tf.zeros_like, results))
 
-    for output in outputs:
-        if op.kind not in _RANDOM and not output.shape.is_fully_defined():
-            raise PlanError(f"{op.kind} returns a tensor whose shape is not known beforehand")
-    return op.split(
-        [SUM] * len(outputs),
-        *[SAME] * len(op.values),
-        make=make,
-    )
-
-
-def _zeros(op: Operation, output: Any, inputs: list[Any]) -> Any:
-    """Returns zeros of the shape that the first replica's result has."""
-    if output.shape.is_fully_defined():
-        return tf.zeros(output.shape, output.dtype)
-    if op.kind == "RandomShuffle":
-        return tf.zeros_like(inputs[0])
-    if op.kind == "Multinomial":
-        return tf.zeros([tf.shape(inputs[0])[0], inputs[1]], output.dtype)
-    if op.kind in ("RandomGamma", "RandomPoissonV2"):
-        shape = tf.concat([inputs[0], tf.shape(inputs[1], inputs[0].dtype)], axis=0)
-        return tf.zeros(shape, output.dtype)
-    return tf.zeros(inputs[0], output.dtype)
+    return op.split([SUM] * len(outputs), make=make)
