@@ -6,7 +6,8 @@ Tensors have numbers, since a function may be called several times.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from slurm_resolver.tf import private_names
@@ -59,44 +60,24 @@ class Flat:
         self.tensors: list[Any] = []
         self.makers: dict[int, Node] = {}
         self.scratch = Scratch()
-        numbers: dict[Any, int] = {}
-        self.inputs = tuple(self._number(tensor, numbers) for tensor in graph.inputs)
-        nodes: list[Node] = []
-        # The results of calls, in the functions, and those of IdentityN, before it.
-        self._results: dict[int, int] = {}
-        self._add(
-            graph,
-            numbers,
-            (),
-            nodes,
-        )
-        self.outputs = self._resolved(numbers[tensor.ref()] for tensor in graph.outputs)
-        for node in nodes:
-            node.inputs = self._resolved(node.inputs)
-        self.nodes = self._needed(nodes)
+        self._nodes: list[Node] = []  # each after those of its inputs
+        self.inputs = self._add_tensors(graph.inputs)
+        numbers = _by_tensor(graph.inputs, self.inputs)
+        self._add(graph, numbers, ())
+        self.outputs = tuple(numbers[tensor.ref()] for tensor in graph.outputs)
+        self.nodes = self._needed()
 
-    def _resolved(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Returns the numbers of tensors, and not of results of calls."""
-        found = []
-        for number in numbers:
-            while number in self._results:
-                number = self._results[number]
-            found.append(number)
-        return tuple(found)
-
-    def _number(self, tensor: Any, numbers: dict[Any, int]) -> int:
-        """Returns the number of a tensor of a call, whose numbers so far are given."""
-        number = numbers.setdefault(tensor.ref(), len(self.tensors))
-        if number == len(self.tensors):
-            self.tensors.append(tensor)
-        return number
+    def _add_tensors(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Returns the numbers of new tensors."""
+        first = len(self.tensors)
+        self.tensors += tensors
+        return tuple(range(first, len(self.tensors)))
 
     def _add(
         self,
         graph: Any,
         numbers: dict[Any, int],
         before: Sequence[Node],
-        nodes: list[Node],
     ) -> list[Node]:
         """Adds the operations of a graph.
 
@@ -107,108 +88,69 @@ class Flat:
         Returns:
             What it has added.
         """
-        arguments = {tensor.op for tensor in graph.inputs}
-        made: dict[Any, list[Node]] = {}
-        added: list[Node] = []
-        for operation in graph.get_operations():
-            if operation in arguments:
-                continue
+        operations = graph.get_operations()
+        places = {operation: place for place, operation in enumerate(operations)}
+        made: dict[Any, list[Node]] = {tensor.op: [] for tensor in graph.inputs}
+
+        def add(operation: Any) -> None:
+            if operation in made:
+                return
+            # These may come later in the graph: gradients add inputs to loops.
+            for tensor in operation.inputs:
+                add(tensor.op)
             after = [*before]
             for one in operation.control_inputs:
-                after += made.get(one, ())
+                # A result waits for operations that come later, for their effects alone.
+                if places[one] < places[operation]:
+                    add(one)
+                    after += made[one]
+            given = tuple(numbers[tensor.ref()] for tensor in operation.inputs)
             if operation.type == "IdentityN":
-                for given, result in zip(operation.inputs, operation.outputs):
-                    after += made.get(given.op, ())
-                    self._results[self._number(result, numbers)] = self._number(given, numbers)
-                made[operation] = after
-                continue
-            if operation.type in CALLS and OF_OWN_ROWS not in operation.get_attr("f").name:
-                made[operation] = self._call(
-                    operation,
-                    numbers,
-                    after,
-                    nodes,
-                )
+                results = given
+                made[operation] = after + [self.makers[one] for one in given if one in self.makers]
+            elif operation.type in CALLS and OF_OWN_ROWS not in operation.get_attr("f").name:
+                function = function_graph(operation, operation.get_attr("f").name)
+                inner = _by_tensor(function.inputs, given)
+                made[operation] = self._add(function, inner, after)
+                results = tuple(inner[tensor.ref()] for tensor in function.outputs)
             else:
-                made[operation] = [
-                    self._node(
-                        operation,
-                        numbers,
-                        after,
-                    )
-                ]
-                nodes += made[operation]
-            added += made[operation]
-        return added
+                results = self._add_tensors(operation.outputs)
+                node = Node(operation, given, results, tuple(after))
+                made[operation] = [node]
+                self._nodes.append(node)
+                self.makers.update(dict.fromkeys(results, node))
+            numbers.update(_by_tensor(operation.outputs, results))
 
-    def _node(
-        self,
-        operation: Any,
-        numbers: dict[Any, int],
-        after: Sequence[Node],
-    ) -> Node:
-        inputs = tuple(self._number(tensor, numbers) for tensor in operation.inputs)
-        outputs = tuple(self._number(tensor, numbers) for tensor in operation.outputs)
-        node = Node(
-            operation,
-            inputs,
-            outputs,
-            tuple(after),
-        )
-        for number in outputs:
-            self.makers[number] = node
-        return node
+        for operation in operations:
+            add(operation)
+        return list(dict.fromkeys(itertools.chain(*made.values())))
 
-    def _call(
-        self,
-        operation: Any,
-        numbers: dict[Any, int],
-        after: Sequence[Node],
-        nodes: list[Node],
-    ) -> list[Node]:
-        """Adds the operations of a function that is called, and returns them."""
-        graph = function_graph(operation, operation.get_attr("f").name)
-        given = [self._number(tensor, numbers) for tensor in operation.inputs]
-        inner = {tensor.ref(): number for tensor, number in zip(graph.inputs, given)}
-        added = self._add(
-            graph,
-            inner,
-            after,
-            nodes,
-        )
-        for tensor, result in zip(operation.outputs, graph.outputs):
-            # A loop that comes before may have it as an input: gradients add inputs to loops.
-            self._results[self._number(tensor, numbers)] = self._number(result, inner)
-        return added
-
-    def _needed(self, nodes: Iterable[Node]) -> list[Node]:
+    def _needed(self) -> list[Node]:
         """Returns the nodes on which an output or a side effect depends, in their order."""
-        nodes = list(nodes)
-        waiting = [node for node in nodes if node.operation.op_def.is_stateful]
-        waiting += [self.makers[number] for number in self.outputs if number in self.makers]
-        needed: set[Node] = set()
-        while waiting:
-            node = waiting.pop()
-            if node not in needed:
-                needed.add(node)
-                waiting += node.after
-                waiting += [self.makers[one] for one in node.inputs if one in self.makers]
-        return [node for node in nodes if node in needed]
+        nodes: dict[Node, None] = {}
+        numbers = set(self.outputs)
+        before: set[Node] = set()
+        for node in reversed(self._nodes):
+            is_needed = node in before or not numbers.isdisjoint(node.outputs)
+            if is_needed or node.operation.op_def.is_stateful:
+                nodes[node] = None
+                numbers.update(node.inputs)
+                before.update(node.after)
+        return list(reversed(nodes))
+
+
+def _by_tensor(tensors: Sequence[Any], numbers: Sequence[int]) -> dict[Any, int]:
+    """Returns the numbers of tensors."""
+    return {tensor.ref(): number for tensor, number in zip(tensors, numbers)}
 
 
 def function_graph(operation: Any, name: str) -> Any:
     """Returns the graph of a function that an operation calls."""
     graph = operation.graph
     while graph is not None:
-        found = private_names.FUNCTION_OF_GRAPH.of(graph)(name)
-        if found is not None:
-            if hasattr(found, "graph"):
-                return found.graph
-            break
-        graph = getattr(
-            graph,
-            "outer_graph",
-            None,
-        )
+        function = private_names.FUNCTION_OF_GRAPH.of(graph)(name)
+        if hasattr(function, "graph"):
+            return function.graph
+        graph = getattr(graph, "outer_graph", None)
     # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, whose graphs are unknown.
     raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
