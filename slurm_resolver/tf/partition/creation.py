@@ -36,12 +36,12 @@ class Creator:
             for name, value in operation.node_def.attr.items()
             if not name.startswith("_")
         }
-        definition = {name: value.SerializeToString() for name, value in attributes.items()}
+        definition = {(name, value.SerializeToString()) for name, value in attributes.items()}
         key = (
             graph,
             operation.type,
             tuple(tensor.ref() for tensor in tensors),
-            frozenset(definition.items()),
+            frozenset(definition),
         )
         if key in self._made:
             return self._made[key]

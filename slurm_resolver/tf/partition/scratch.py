@@ -39,8 +39,7 @@ class Scratch:
 
     def placeholder(self, dtype: Any, shape: Any) -> Any:
         """Returns a tensor of unknown numbers."""
-        shape = tf.TensorShape(shape)
-        key = dtype, None if shape.rank is None else tuple(shape.as_list())
+        key = dtype, str(tf.TensorShape(shape))
         if key not in self._placeholders:
             with self._graph.as_default():
                 self._placeholders[key] = tf.compat.v1.placeholder(dtype, shape)
