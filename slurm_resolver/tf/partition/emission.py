@@ -14,14 +14,15 @@ from slurm_resolver.tf.partition.collectives import (
     received,
     sent_part,
 )
+from slurm_resolver.tf.partition.control_flow import shape_of_part
 from slurm_resolver.tf.partition.creation import Creator
 from slurm_resolver.tf.partition.inlining import Flat, Node
+from slurm_resolver.tf.partition.operation import size_at
 from slurm_resolver.tf.partition.plan import Compute, Plan, PutTogether
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
-    Kind,
     Literal,
     Sizes,
     Value,
@@ -52,17 +53,9 @@ class Emission:
         self.rows = rows
         self._add_up = add_up
         self._creator = Creator()
-        self._parts: dict[int, Any] = {}  # what the replica has of tensors that are not SAME
-        self._wholes: dict[int, Any] = {}
-        self._converted: dict[tuple[int, Want], Any] = {}
-        self._computed: dict[Node, Compute] = {}
-        self._shapes: dict[Any, Any] = {}  # that were told, by what is known of them
-        for number, tensor in zip(plan.flat.inputs, inputs):
-            self._set(
-                number,
-                plan.inputs[number],
-                tensor,
-            )
+        self._values = dict(zip(plan.flat.inputs, plan.inputs))
+        # Tensors as they were computed, and as they have been converted.
+        self._forms: dict[tuple[int, Want], Any] = dict(zip(self._values.items(), inputs))
 
     def run(self) -> Generator[list[Any], list[Any], list[Any]]:
         """Writes the graph.
@@ -83,12 +76,7 @@ class Emission:
 
     def inside(self, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function that an operation calls, and returns its outputs."""
-        written = Emission(
-            plan,
-            self.rows,
-            inputs,
-            self._add_up,
-        )
+        written = Emission(plan, self.rows, inputs, self._add_up)
         return written.all(self._add_up)
 
     def all(self, add_up: AddUp | None) -> list[Any]:
@@ -103,44 +91,25 @@ class Emission:
             outputs: list[Any] = end.value
             return outputs
 
-    def _set(
-        self,
-        number: int,
-        value: Value,
-        tensor: Any,
-    ) -> None:
-        """Notes what the replica has of a tensor."""
-        known = self._wholes if value.kind is Kind.SAME else self._parts
-        known[number] = tensor
-
     def _compute(self, step: Compute) -> None:
         """Writes an operation."""
         node = step.node
-        self._computed[node] = step
-        inputs = [self.get(number, want) for number, want in zip(node.inputs, step.split.wants)]
-        if step.split.make:
-            outputs = step.split.make(self, node, inputs)
-        else:
-            outputs = self.create(node, inputs)
-        for number, value, tensor in zip(node.outputs, step.split.results, outputs):
-            self._keep_shape(number, value, tensor)
-            self._set(number, value, tensor)
+        inputs = list(map(self.get, node.inputs, step.split.wants))
+        make = step.split.make or Emission.create
+        for number, value, tensor in zip(
+            node.outputs,
+            step.split.results,
+            make(self, node, inputs),
+        ):
+            self._values[number] = value
+            self._keep(number, value, tensor)
 
-    def _keep_shape(
-        self,
-        number: int,
-        value: Value,
-        tensor: Any,
-    ) -> None:
-        """Gives a tensor the shape that is known since the step was traced."""
-        shape = self._plan.flat.tensors[number].shape
-        if shape.rank is None or tensor.dtype in (tf.variant, tf.resource):
-            return
-        if value.has_rows:
-            sizes = shape.as_list()
-            sizes[value.axis] = None
-            shape = tf.TensorShape(sizes)
-        tensor.set_shape(shape)
+    def _keep(self, number: int, value: Value, tensor: Any) -> Any:
+        """Notes a form of a tensor, with the shape that is known since the step was traced."""
+        if tensor.dtype not in (tf.variant, tf.resource):
+            tensor.set_shape(shape_of_part(self._plan.flat.tensors[number], value))
+        self._forms[number, value] = tensor
+        return tensor
 
     def create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
         """Creates an operation as it was traced, with other inputs."""
@@ -160,109 +129,63 @@ class Emission:
         """Returns a tensor as an operation wants it."""
         if isinstance(want, Literal):
             return tf.constant(want.array)
-        if isinstance(want, Value) and want.is_list:
-            return self._parts[number]
-        if want == SAME:
-            return self.whole(number)
-        if want == LOCAL:
-            return self._parts.get(number, self._wholes.get(number))
-        if number in self._parts and self._value(number) == want:
-            return self._parts[number]
         key = number, want
-        if key not in self._converted:
-            self._converted[key] = self._convert(number, want)
-        return self._converted[key]
+        if key not in self._forms:
+            self._forms[key] = self._converted(number, want)
+        return self._forms[key]
 
-    def _convert(self, number: int, want: Sizes | Value) -> Any:
+    def _converted(self, number: int, want: Sizes | Value) -> Any:
         """Returns a tensor as an operation wants it, which is made now."""
+        value = self._values[number]
         if isinstance(want, Sizes):
-            return self.sized(self.whole(number), want)
-        return self._addend(number) if want == SUM else self._own(number, want)
-
-    def _value(self, number: int) -> Value:
-        """Returns what the part of a tensor is."""
-        node = self._plan.flat.makers.get(number)
-        if node is None:
-            return self._plan.inputs[number]
-        return self._computed[node].split.results[node.outputs.index(number)]
-
-    def whole(self, number: int) -> Any:
-        """Returns a whole tensor; one that each replica can compute for itself is computed now."""
-        if number not in self._wholes:
+            return self._sized(self.get(number, SAME), want, self.rows.own)
+        if want == SAME:
+            # Each replica can compute it for itself, and does now.
             node = self._plan.flat.makers[number]
-            inputs = [self.whole(one) for one in node.inputs]
-            for output, tensor in zip(node.outputs, self.create(node, inputs)):
-                self._wholes[output] = tensor
-        return self._wholes[number]
-
-    def _addend(self, number: int) -> Any:
-        """Returns a tensor as an addend: a whole one counts in the first replica."""
-        if number in self._parts and self._value(number) == LOCAL:
-            return self.weighted(self._parts[number])
-        whole = self.whole(number)
-        return whole if self.rows.replica == 0 else tf.zeros_like(whole)
+            outputs = self.create(node, [self.get(one, SAME) for one in node.inputs])
+            return outputs[node.outputs.index(number)]
+        if want.is_list or want == LOCAL:
+            return self._forms[number, value]
+        if value == LOCAL and want == SUM:
+            return self.weighted(self._forms[number, value])
+        whole = self.get(number, SAME)
+        if want == SUM:
+            return whole if self.rows.replica == 0 else tf.zeros_like(whole)
+        return self._keep(number, want, own_part(whole, want, self.rows))
 
     def weighted(self, statistic: Any) -> Any:
         """Returns a replica's own statistic as an addend to the mean over all rows."""
         weight = tf.cast(self.rows.own / self.rows.total, statistic.dtype)
         return tf.math.multiply_no_nan(statistic, weight)  # that of no rows is NaN
 
-    def _own(self, number: int, value: Value) -> Any:
-        """Returns the replica's rows of a whole tensor."""
-        node = self._plan.flat.makers.get(number)
-        if node is not None and node.operation.type == "Fill":
-            sizes = self.sized(self.whole(node.inputs[0]), value)
-            return tf.fill(sizes, self.whole(node.inputs[1]))
-        part = own_part(self.whole(number), value, self.rows)
-        self._keep_shape(number, value, part)
-        return part
+    @staticmethod
+    def _sized(sizes: Any, want: Sizes, count: Any) -> Any:
+        """Returns a vector of sizes, with that of so many rows in one place."""
+        found = tf.unstack(sizes)
+        found[want.place] = tf.cast(count * (want.outer * want.inner), sizes.dtype)
+        return tf.stack(found)
 
-    def sized(self, sizes: Any, want: Sizes | Value) -> Any:
-        """Returns a vector of sizes of the whole batch, with this replica's in one place."""
-        place = want.place if isinstance(want, Sizes) else want.axis
-        own = tf.cast(self.rows.own * (want.outer * want.inner), sizes.dtype)
-        return tf.concat([sizes[:place], [own], sizes[place + 1 :]], axis=0)
-
-    def whole_shape(
-        self,
-        part: Any,
-        value: Value,
-        dtype: Any,
-    ) -> Any:
+    def whole_shape(self, part: Any, value: Value, dtype: Any) -> Any:
         """Returns the shape of a whole tensor, given a replica's part."""
+        sizes = tf.shape(part, out_type=dtype)
         if not value.has_rows:
-            return tf.shape(part, out_type=dtype)
-        sizes = part.shape.as_list() if part.shape.rank is not None else [None, None]
-        is_known = sizes.count(None) == 1 and sizes[value.axis] is None
-        key = value, tuple(sizes), dtype
-        if is_known and key in self._shapes:
-            return self._shapes[key]
-        count = tf.cast(self.rows.total * (value.outer * value.inner), dtype)
-        if is_known:
-            sizes[value.axis] = count
-            self._shapes[key] = tf.stack(sizes)
-            return self._shapes[key]
-        given = tf.shape(part, out_type=dtype)
-        return tf.concat([given[: value.axis], [count], given[value.axis + 1 :]], axis=0)
+            return sizes
+        return self._sized(sizes, size_at(value), self.rows.total)
 
     # --- Collectives -----------------------------------------------------------------------------
 
     def _put_together(self, numbers: Sequence[int]) -> Generator[list[Any], list[Any], None]:
         """Puts tensors together, at once."""
-        values = [value if value.has_rows else SUM for value in map(self._value, numbers)]
         buckets = Buckets()
+        values = [
+            value if value.has_rows else SUM for value in map(self._values.__getitem__, numbers)
+        ]
         places = [
-            buckets.add(sent_part(self._sent(number), value, self.rows))
+            buckets.add(sent_part(self.get(number, value), value, self.rows))
             for number, value in zip(numbers, values)
         ]
         sums = yield buckets.vectors()
         for number, value, total in zip(numbers, values, buckets.taken(sums, places)):
             traced = self._plan.flat.tensors[number]
             tensor = received(total, value, traced.dtype)
-            tensor.set_shape(traced.shape)
-            self._wholes[number] = tensor
-
-    def _sent(self, number: int) -> Any:
-        """Returns what is added up of a tensor."""
-        part = self._parts[number]
-        return self.weighted(part) if self._value(number) == LOCAL else part
+            self._keep(number, SAME, tensor)

@@ -7,14 +7,14 @@ size of the rows open.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation, size_at
-from slurm_resolver.tf.partition.sizes import COUNTS, is_count
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     OWN,
     SAME,
@@ -25,34 +25,71 @@ from slurm_resolver.tf.partition.values import (
     Value,
     Want,
     as_tuple,
-    join,
     list_of,
     rows,
 )
 
 
+class WholeListsError(Exception):
+    """Raised if a plan has to begin again, with all lists, conditions and loops whole."""
+
+
+def uses_lists(op: Operation) -> bool:
+    """Whether an operation gets or returns a list."""
+    outputs = op.node.operation.outputs
+    return any(one.is_list for one in op.raw) or any(one.dtype == tf.variant for one in outputs)
+
+
+def wholes(op: Operation) -> list[Value]:
+    """Returns what the inputs of an operation are if they are whole.
+
+    Raises:
+        WholeListsError: if one is a list of parts.
+    """
+    if any(one.is_list and one.element not in (None, SAME) for one in op.raw):
+        raise WholeListsError
+    return [one if one.is_list else SAME for one in op.raw]
+
+
+def join(first: Value, second: Value) -> Value:
+    """Returns what both values can be converted into without a collective.
+
+    Raises:
+        NotByPartError: if there is no such value.
+    """
+    if first == second:
+        return first
+    if first.is_list and second.is_list:
+        return list_of(joined_element(first.element, second.element))
+    for one, other in ((first, second), (second, first)):
+        if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
+            return other
+    raise NotByPartError("it has rows on one path only")
+
+
+def joined_element(first: Value | None, second: Value | None) -> Value | None:
+    """Returns what the elements of two lists are, which are of one kind, or of one list only.
+
+    Raises:
+        NotByPartError: if they are not.
+    """
+    found = first or second
+    if first is None or second is None:
+        if found == OWN:
+            raise NotByPartError("a list of rows")
+        return found
+    if first.is_list and second.is_list:
+        return join(first, second)
+    if first._replace(numbers=None) != second._replace(numbers=None):
+        raise NotByPartError("a list with elements of several kinds")
+    return found if first == second else first._replace(numbers=None)
+
+
 def open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
-    numbers = op.sizes.numbers(op.node.inputs[place])
-    if numbers is not None:
-        first, second = numbers
-        return Literal(
-            np.where(
-                first == second,
-                first,
-                -1,
-            ).astype(first.dtype)
-        )
-    shape = op.node.operation.inputs[place].shape
-    if shape.rank == 1 and shape[0] is not None:
-        return Literal(
-            np.full(
-                shape[0],
-                -1,
-                op.dtype(place).as_numpy_dtype,
-            )
-        )
-    return Literal(np.array(-1, op.dtype(place).as_numpy_dtype))
+    first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
+    shape = np.where(first == second, first, -1)
+    return Literal(shape.astype(op.dtype(place).as_numpy_dtype))
 
 
 def element_shape(op: Operation, place: int) -> Want:
@@ -67,10 +104,8 @@ def element_shape(op: Operation, place: int) -> Want:
 
 def element_of(value: Value) -> Value:
     """Returns what the elements of a list are."""
-    if value.element is None:
-        raise NotByPartError("a list without elements")
-    if value.element.kind in (Kind.OWN, Kind.PLACE):
-        raise NotByPartError("a list of rows")
+    if value.element is None or value.element.kind in (Kind.OWN, Kind.PLACE):
+        raise NotByPartError("a list without elements, or of rows")
     return value.element
 
 
@@ -108,65 +143,31 @@ def add(op: Operation, place: int) -> Split:
     Args:
         place: of the element.
     """
-    given = op.raw[0]
-    value = op.raw[place] if op.raw[place].is_list else op.values[place]
+    given = op.raw[0].element
+    element = op.raw[place] if op.raw[place].is_list else op.values[place]
     tensor = op.node.operation.inputs[place]
-    if value == SAME and tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank == 1:
+    if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
         numbers = op.sizes.numbers(op.node.inputs[place])  # such as a shape for the gradient
         if numbers is not None:
-            value = SAME._replace(numbers=(as_tuple(numbers[0]), as_tuple(numbers[1])))
-    element = join(given.element, value)
-    assert element is not None
-    if given.element is not None and element.kind is not given.element.kind:
-        element = given.element  # the others are in the list already
+            element = SAME._replace(numbers=tuple(map(as_tuple, numbers)))
+    if given is not None:
+        is_mixed = {given.kind, element.kind} == {Kind.ROWS, Kind.SAME}
+        element = given if is_mixed else joined_element(given, element) or given
     wants: list[Want] = [SAME] * len(op.values)
     wants[0] = list_of(element)
     wants[place] = element._replace(numbers=None)
-    if element.has_rows:
-        wants[place] = op.beside(place, element)
-        if wants[place] == SAME:
-            raise NotByPartError("an element without rows beside others")
+    if element.has_rows and op.beside(place, element) == SAME:
+        raise NotByPartError("an element without rows beside others")
     return op.split(list_of(element), *wants)
 
 
-def noted(op: Operation, output: int, element: Value) -> Value:
-    """Returns what is known of an element that is read; its numbers are noted."""
-    if element.numbers is not None:
-        op.sizes.bind(
-            op.node.outputs[output],
-            None,
-            element.numbers,
-        )
-    return element._replace(numbers=None)
-
-
-def get(op: Operation) -> Split:
-    """TensorListGetItem."""
-    element = noted(
-        op,
-        0,
-        element_of(op.raw[0]),
-    )
-    return op.split(
-        element,
-        op.raw[0],
-        SAME,
-        element_shape(op, 2),
-    )
-
-
-def pop(op: Operation) -> Split:
-    """TensorListPopBack."""
-    element = noted(
-        op,
-        1,
-        element_of(op.raw[0]),
-    )
-    return op.split(
-        [op.raw[0], element],
-        op.raw[0],
-        element_shape(op, 1),
-    )
+def read(op: Operation) -> Split:
+    """TensorListGetItem and TensorListPopBack, which also returns the list."""
+    element = element_of(op.raw[0])
+    op.sizes.bind(op.node.outputs[-1], None, element.numbers)
+    results = [op.raw[0], element._replace(numbers=None)]
+    *wants, _ = op.values  # the last input is the shape of the element
+    return op.split(results[-len(op.node.outputs) :], *wants, element_shape(op, len(wants)))
 
 
 def stack(op: Operation) -> Split:
@@ -175,52 +176,12 @@ def stack(op: Operation) -> Split:
         return op.split(rows(), op.raw[0])
     element = element_of(op.raw[0])._replace(numbers=None)
     result = element.at(element.axis + 1) if element.has_rows else element
-    return op.split(
-        result,
-        op.raw[0],
-        element_shape(op, 1),
-    )
-
-
-def told_shape(op: Operation) -> Split:
-    """TensorListElementShape: open where the elements have rows."""
-    element = op.raw[0].element
-
-    def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-        (sizes,) = emission.create(node, inputs)
-        if element is None or not element.has_rows or sizes.shape.rank == 0:
-            return [sizes]
-        before = sizes[: element.axis]
-        after = sizes[element.axis + 1 :]
-        return [tf.concat([before, tf.constant([-1], sizes.dtype), after], axis=0)]
-
-    return op.split(
-        SAME,
-        op.raw[0],
-        make=make,
-    )
-
-
-def length(op: Operation) -> Split:
-    """TensorListLength: the number of all rows, of a list of rows."""
-    if op.raw[0] != list_of(OWN):
-        return op.split(SAME, op.raw[0])
-    op.sizes.bind(op.node.outputs[0], None, COUNTS)
-    return op.split(
-        SAME,
-        op.raw[0],
-        make=lambda emission, _, __: [emission.rows.total],
-    )
+    return op.split(result, op.raw[0], element_shape(op, 1))
 
 
 def joined(op: Operation) -> Split:
     """Identity, ZerosLike and sums of lists."""
-    found: Value | None = None
-    for value in op.raw:
-        found = join(found, value)
-    assert found is not None
-    if found == list_of(OWN) and list_of(None) in op.raw:
-        raise NotByPartError("a list of rows")
+    found = functools.reduce(join, op.raw)
     return op.split(found, *[found] * len(op.raw))
 
 
@@ -231,25 +192,21 @@ def optional(op: Operation) -> Split:
     return op.split(list_of(op.raw[0]), op.raw[0])
 
 
-def value_of_optional(op: Operation) -> Split:
-    """OptionalGetValue."""
-    return op.split(element_of(op.raw[0]), op.raw[0])
-
-
 LIST_RULES: dict[str, Callable[[Operation], Split]] = {
     "AddN": joined,
     "AddV2": joined,
     "EmptyTensorList": new,
     "Identity": joined,
     "OptionalFromValue": optional,
-    "OptionalGetValue": value_of_optional,
+    "OptionalGetValue": lambda op: op.split(element_of(op.raw[0]), op.raw[0]),
     "OptionalNone": lambda op: op.split(list_of(None)),
     "StopGradient": joined,
-    "TensorListElementShape": told_shape,
+    # A list was made with a shape that is open where the elements have rows.
+    "TensorListElementShape": lambda op: op.split(SAME, op.raw[0]),
     "TensorListFromTensor": from_tensor,
-    "TensorListGetItem": get,
-    "TensorListLength": length,
-    "TensorListPopBack": pop,
+    "TensorListGetItem": read,
+    "TensorListLength": lambda op: op.split(SAME, list_of(element_of(op.raw[0]))),
+    "TensorListPopBack": read,
     "TensorListPushBack": lambda op: add(op, 1),
     "TensorListReserve": new,
     "TensorListSetItem": lambda op: add(op, 2),

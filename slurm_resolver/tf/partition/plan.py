@@ -13,22 +13,22 @@ For example, a step with a mean square error and a metric needs both sums, and t
     Compute(ResourceApplyAdam)                 SAME of SAME
     Compute(AssignAddVariableOp, a metric's)   SAME of SAME
 
-A plan can begin again: if a list turns out to be needed whole, `WholeListsError` says which
-operations must be computed whole from the beginning.
+A plan can begin again: if a list turns out to be needed whole, `WholeListsError` is raised, and all
+lists, conditions and loops are computed whole from the beginning.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Callable, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, Union
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.lists import LIST_RULES
+from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import COUNTS, SizesOf, is_count
@@ -37,20 +37,18 @@ from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
-    Kind,
     Literal,
     NotByPartError,
     PlanError,
     Split,
     Value,
     Want,
+    as_tuple,
     list_of,
     rows,
 )
 
 _CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
-
-_OF_LISTS = ("Empty", "Optional", "TensorList")
 
 
 @dataclasses.dataclass(eq=False)
@@ -82,6 +80,7 @@ class Plan:
 
     Attributes:
         flat: the graph.
+        sizes: of its tensors.
         inputs: what a replica is given of the graph's inputs.
         steps: in their order.
         values: what is known of each tensor in the end, by number.
@@ -90,37 +89,27 @@ class Plan:
     """
 
     flat: Flat
-    inputs: dict[int, Value]
+    sizes: SizesOf
+    inputs: Sequence[Value]
     steps: list[Step]
     values: dict[int, Value]
     outputs: list[Value]
-    wanted: list[Want]
+    wanted: Sequence[Want]
 
     @property
     def levels(self) -> list[tuple[int, ...]]:
         """The tensors that are put together, for each collective."""
         return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
-    @property
-    def whole(self) -> dict[str, str]:
-        """Why operations are computed whole, by name."""
-        found = {}
-        for step in self.steps:
-            if isinstance(step, Compute) and step.reason:
-                found[step.node.operation.name] = step.reason
-        return found
 
-
-class WholeListsError(Exception):
-    """Raised if a plan has to begin again, with some operations computed whole.
-
-    Attributes:
-        nodes: these operations.
-    """
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        super().__init__()
-        self.nodes = set(nodes)
+def known_sizes(of: Plan | Planner, number: int) -> tuple[Any, Any]:
+    """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
+    tensor = of.flat.tensors[number]
+    if tensor.dtype in (tf.resource, tf.variant):
+        return None, None
+    is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
+    numbers = of.sizes.numbers(number) if is_small else None
+    return as_tuple(of.sizes.shape(number)), as_tuple(numbers)
 
 
 class Planner:
@@ -131,9 +120,9 @@ class Planner:
         values: what its inputs are.
         control_flow: the rules of conditions and loops, by operation. They get the planner, the
             operation, and whether it has to be computed whole.
-        whole: operations that must be computed whole.
-        inside: whether it is in a condition or loop.
+        whole: whether all lists, conditions and loops must be computed whole.
         sends_inside: whether tensors can be put together in conditions and loops.
+        inside: whether it is in a condition or loop.
     """
 
     def __init__(
@@ -141,29 +130,50 @@ class Planner:
         flat: Flat,
         values: Sequence[Value],
         control_flow: Mapping[str, Callable[[Planner, Operation, bool], Split]],
-        whole: Collection[Node] = (),
+        whole: bool,
+        sends_inside: bool,
         inside: bool = False,
-        sends_inside: bool = False,
     ) -> None:
         self.flat = flat
-        self._inputs = dict(zip(flat.inputs, values))
-        self.values: dict[int, Value] = {**self._inputs}
+        self._inputs = values
+        self.values = dict(zip(flat.inputs, values))  # in the order in which they are planned
         self.sizes = SizesOf(flat, self.values.get)
-        self.control_flow = control_flow
-        self.whole = whole
-        self.inside = inside
+        self._control_flow = control_flow
+        self._is_whole = whole
         self.sends_inside = sends_inside
-        self._together: set[int] = set()  # rows that have been put together
-        # Rows that each replica can also compute whole for itself, at little cost.
-        self._repeated: set[int] = set()
+        self._inside = inside
+        # Rows that have been put together, or that each replica can compute whole at little cost.
+        self._known_whole: set[int] = set()
         self._steps: list[Step] = []
-        self._order: dict[int, int] = dict.fromkeys(flat.inputs, 0)  # of tensors, as planned
         self._done: set[Node] = set()
         self._linear: dict[Node, None] = {}  # of SUMs that are not whole, in their order
-        self._ready: list[int] = []  # the places of operations with planned inputs, as a heap
-        self._followers: dict[Node, list[int]] = {}
-        self._missing: list[int] = []  # how many operations are planned before, by place
         self._computed: dict[tuple[Node, tuple[Value, ...]], Compute] = {}
+
+    def inner(
+        self,
+        flat: Flat,
+        values: Sequence[Value],
+        alike: Iterable[tuple[int, int]],
+        inside: bool = True,
+    ) -> Planner:
+        """Returns the planner of a function that an operation calls.
+
+        Args:
+            values: what its inputs are.
+            alike: the numbers of tensors here, and of the function's inputs that are the same in
+                each call.
+        """
+        inner = Planner(
+            flat,
+            values,
+            self._control_flow,
+            self._is_whole,
+            self.sends_inside,
+            inside,
+        )
+        for here, number in alike:
+            inner.sizes.bind(number, *known_sizes(self, here))
+        return inner
 
     def run(self, wanted: Sequence[Want] | None = None) -> Plan:
         """Returns the plan.
@@ -176,106 +186,66 @@ class Planner:
             WholeListsError: if the plan has to begin again.
             PlanError: if there is no plan.
         """
-        ends = dict(zip(self.flat.outputs, wanted or ()))
-        self._begin()
-        while len(self._done) < len(self.flat.nodes):
-            needed: dict[int, None] = {}
-            waiting = []
-            while self._ready:
-                place = heapq.heappop(self._ready)
-                if not self._plan(self.flat.nodes[place], needed):
-                    waiting.append(place)
-            if needed:
-                self._put_together(needed, ends)
-            elif len(self._done) < len(self.flat.nodes):
-                raise PlanError("operations wait for each other")
-            self._ready = sorted(waiting)
-        if not all(self._is_available(*end) for end in ends.items()):
-            self._put_together({}, ends)
+        ends = list(zip(self.flat.outputs, wanted or ()))
+        waiting = self.flat.nodes
+        while True:
+            needed: set[int] = set()
+            waiting = [node for node in waiting if not self._plan(node, needed)]
+            # Outputs that are computed already go as well.
+            computed = [end for end in ends if end[0] in self.values]
+            needed.update(self._missing(computed))
+            if not needed:
+                break
+            self._put_together(needed)
         outputs = [self.values[number] for number in self.flat.outputs]
         return Plan(
             self.flat,
+            self.sizes,
             self._inputs,
             self._steps,
             self.values,
             outputs,
-            list(wanted or outputs),
+            wanted or outputs,
         )
 
-    def _begin(self) -> None:
-        """Notes for what each operation waits."""
-        for place, node in enumerate(self.flat.nodes):
-            makers = {self.flat.makers[one] for one in node.inputs if one in self.flat.makers}
-            before = makers.union(node.after)
-            self._missing.append(len(before))
-            for one in before:
-                self._followers.setdefault(one, []).append(place)
-            if not before:
-                self._ready.append(place)
-
-    def _plan(self, node: Node, needed: dict[int, None]) -> bool:
+    def _plan(self, node: Node, needed: set[int]) -> bool:
         """Plans an operation if that is possible; returns whether it is.
 
         Args:
             needed: the tensors that are waited for; those of this operation are added.
         """
+        is_ready = self._done.issuperset(node.after)
+        if not is_ready or not all(number in self.values for number in node.inputs):
+            return False
         step = self._compute(node)
-        missing = [
-            number
-            for number, want in zip(node.inputs, step.split.wants)
-            if not self._is_available(number, want)
-        ]
+        wants = step.split.wants
+        missing = self._missing(zip(node.inputs, wants))
         if missing:
-            needed.update(dict.fromkeys(missing))
+            needed.update(missing)
             return False
         self._steps.append(step)
         self._done.add(node)
-        if not step.split.make and any(want is SUM for want in step.split.wants):
+        if not step.split.make and any(want is SUM for want in wants):
             self._linear[node] = None
-        for place in self._followers.get(node, ()):
-            self._missing[place] -= 1
-            if not self._missing[place]:
-                heapq.heappush(self._ready, place)
-        self._order.update(dict.fromkeys(node.outputs, len(self._steps)))
         self.values.update(zip(node.outputs, step.split.results))
-        if node.operation.type in _CHEAP and all(self._is_known_whole(one) for one in node.inputs):
-            self._repeated.update(node.outputs)
+        if node.operation.type in _CHEAP and all(map(self._is_known_whole, node.inputs)):
+            self._known_whole.update(node.outputs)
         return True
 
     def _is_known_whole(self, number: int) -> bool:
         """Whether a replica can have the whole tensor without another collective."""
-        return self.values[number] == SAME or number in self._repeated or number in self._together
+        return self.values[number] == SAME or number in self._known_whole
 
-    def _is_available(self, number: int, want: Want) -> bool:
-        """Whether a replica can have a tensor as it is wanted without a collective."""
-        value = self.values[number]
-        if isinstance(want, Literal):
-            return True
-        if isinstance(want, Value) and want.is_list:
-            return self._is_list_of(
-                number,
-                value,
-                want,
-            )
-        return value == want or self._is_known_whole(number)
-
-    def _is_list_of(
-        self,
-        number: int,
-        value: Value,
-        want: Value,
-    ) -> bool:
-        """Whether a list has the elements that are wanted, or none."""
-        given = value.element
-        wanted = want.element
-        is_open = given is None and (wanted is None or wanted.kind is not Kind.OWN)
-        if is_open or wanted is None or given == wanted:
-            return True
-        if given is None:
-            raise WholeListsError(self.makers_of(number))
-        if given._replace(numbers=None) == wanted._replace(numbers=None):
-            return True
-        raise WholeListsError(self.makers_of(number))
+    def _missing(self, wants: Iterable[tuple[int, Want]]) -> list[int]:
+        """Returns the tensors that a replica cannot have as wanted without a collective."""
+        return [
+            number
+            for number, want in wants
+            if not isinstance(want, Literal)
+            and not (isinstance(want, Value) and want.is_list)
+            and self.values[number] != want
+            and not self._is_known_whole(number)
+        ]
 
     # --- One operation ---------------------------------------------------------------------------
 
@@ -288,50 +258,40 @@ class Planner:
         return self._computed[key]
 
     def _compute_anew(self, op: Operation) -> Compute:
-        check_effects(op, self.control_flow)
+        check_effects(op, self._control_flow)
         try:
-            if op.node in self.whole:
-                raise NotByPartError("a list of it is needed whole")
+            if self._is_whole and (op.kind in self._control_flow or uses_lists(op)):
+                raise NotByPartError("a list is needed whole")
             return Compute(op.node, self._split(op))
         except NotByPartError as error:
-            return self._whole(op, str(error))
+            return Compute(op.node, self._whole(op), str(error))
 
     def _split(self, op: Operation) -> Split:
         """Returns how a replica computes an operation on what it has."""
         kind = op.kind
-        if kind in self.control_flow:
-            return self.control_flow[kind](
-                self,
-                op,
-                False,
-            )
+        if kind in self._control_flow:
+            return self._control_flow[kind](self, op, False)
         if is_drawn(op.node.operation):
             return drawn(op)
-        if kind in LIST_RULES and (kind.startswith(_OF_LISTS) or has_lists(op)):
-            return LIST_RULES[kind](op)
-        if LOCAL in op.raw and kind not in OF_SHAPE:
+        rules = LIST_RULES if uses_lists(op) else TABLE
+        if rules is LIST_RULES or kind in OF_SHAPE:
+            return _by_rule(op, rules)
+        if LOCAL in op.raw:
             return self._of_own(op)
-        if SUM in op.raw and kind not in OF_SHAPE:
-            found = linear(op)
-            if found is not None:
-                return found
+        found = linear(op) if SUM in op.raw else None
+        if found is not None:
+            return found
         if kind == "Assert":
             return Split((), (SAME, *op.values[1:]))
-        if kind in OF_SHAPE and (SUM in op.raw or LOCAL in op.raw):
-            return TABLE[kind](op)
         if not op.divided:
             return self._same(op)
-        if kind not in TABLE:
-            raise NotByPartError("no rule")
-        return TABLE[kind](op)
+        return _by_rule(op, TABLE)
 
     def _of_own(self, op: Operation) -> Split:
         """Returns how an operation of a replica's own statistics is computed."""
         found = linear(op) if SUM in op.raw else None
         if found is None:
-            if op.kind not in TABLE:
-                raise NotByPartError("a replica's own statistics")
-            found = TABLE[op.kind](op) if op.divided else op.split(LOCAL)
+            found = _by_rule(op, TABLE) if op.divided else op.split(LOCAL)
         wants = [
             LOCAL if value == LOCAL and want == SAME else want
             for value, want in zip(op.raw, found.wants)
@@ -340,114 +300,50 @@ class Planner:
 
     def _same(self, op: Operation) -> Split:
         """Returns how an operation is computed whose inputs are all whole."""
-        if self.inside or op.kind not in REPEATED | DIVIDED_AGAIN:
-            return op.split(SAME)
-        try:
-            return TABLE[op.kind](op if op.kind in REPEATED else self._divided_again(op))
-        except NotByPartError:
-            return op.split(SAME)
+        if not self._inside and op.kind in REPEATED | DIVIDED_AGAIN:
+            with contextlib.suppress(NotByPartError):
+                return TABLE[op.kind](op if op.kind in REPEATED else self._divided_again(op))
+        return op.split(SAME)
 
     def _divided_again(self, op: Operation) -> Operation:
         """Returns a product as if its first input had rows, such as a reversed batch."""
-        first = self.sizes.size(op.node.inputs[0], 0) if op.rank() else None
+        first = self.sizes.size(op.node.inputs[0], 0)
         outer = first[0] // COUNTS[0] if first else 0
         others = op.shape(1)
         has_rows = outer and is_count(first, outer, inner=1)
-        if not has_rows or others[0] != others[1]:
-            raise NotByPartError("no rows")
-        if op.kind == "MatMul" and op.attribute("transpose_a"):
-            raise NotByPartError("a sum over rows")
+        if not has_rows or others[0] != others[1] or op.attribute("transpose_a"):
+            raise NotByPartError("no rows, or a sum over rows")
         return Operation(
             op.node,
             (rows(0, outer), *op.values[1:]),
             self.sizes,
         )
 
-    def _whole(self, op: Operation, reason: str) -> Compute:
+    def _whole(self, op: Operation) -> Split:
         """Returns how an operation is computed whole."""
-        if op.kind in self.control_flow:
-            return Compute(op.node, self._whole_call(op), reason)
-        wholes = self.wholes(op)
-        if op.kind in LIST_RULES and has_lists(op):
-            whole = Operation(
-                op.node,
-                wholes,
-                self.sizes,
-            )
-            return Compute(
-                op.node,
-                LIST_RULES[op.kind](whole),
-                reason,
-            )
-        lists = [output.dtype == tf.variant for output in op.node.operation.outputs]
-        results = tuple(list_of(SAME) if is_list else SAME for is_list in lists)
-        return Compute(
-            op.node,
-            Split(results, tuple(wholes)),
-            reason,
-        )
-
-    def _whole_call(self, op: Operation) -> Split:
-        """Returns how a condition or loop is computed whole."""
-        try:
-            return self.control_flow[op.kind](self, op, True)
-        except NotByPartError as error:
-            if self.inside:
-                raise
-            raise PlanError(f"{op.kind} {op.node.operation.name}: {error}") from None
-
-    def wholes(self, op: Operation) -> list[Value]:
-        """Returns what the inputs of an operation are if they are whole.
-
-        Raises:
-            WholeListsError: if one is a list of parts.
-        """
-        found = []
-        for number, value in zip(op.node.inputs, op.raw):
-            if value.is_list and value.element and value.element.kind is not Kind.SAME:
-                raise WholeListsError({op.node, *self.makers_of(number)})
-            found.append(value if value.is_list else SAME)
-        return found
-
-    def makers_of(self, number: int) -> set[Node]:
-        """Returns the operations that have made a list, or put elements into it."""
-        found: set[Node] = set()
-        waiting = [number]
-        while waiting:
-            node = self.flat.makers.get(waiting.pop())
-            if node is not None and node not in found:
-                found.add(node)
-                waiting += [one for one in node.inputs if self.values[one].is_list]
-        return found
+        if op.kind in self._control_flow:
+            return self._control_flow[op.kind](self, op, True)
+        results = [
+            list_of(SAME) if output.dtype == tf.variant else SAME
+            for output in op.node.operation.outputs
+        ]
+        return op.split(results, *wholes(op))
 
     # --- Collectives -----------------------------------------------------------------------------
 
-    def _put_together(
-        self,
-        needed: dict[int, None],
-        ends: Mapping[int, Want],
-    ) -> None:
-        """Adds the step that puts together what is waited for.
-
-        Args:
-            needed: by operations.
-            ends: what is wanted of outputs; those that are computed already go as well.
-        """
-        if self.inside and not self.sends_inside:
+    def _put_together(self, needed: set[int]) -> None:
+        """Adds the step that puts together what is waited for."""
+        if self._inside and not self.sends_inside:
             raise NotByPartError("rows are put together in a condition or loop")
-        for number, want in ends.items():
-            if number in self.values and not self._is_available(number, want):
-                needed[number] = None
-        sent = dict.fromkeys(map(self._source, needed))
+        sources = set(map(self._source, needed))
+        # What is computed first can be sent first: the gradients of the last layers.
+        sent = [number for number in self.values if number in sources]
         for number in sent:
             self._check_sendable(number)
-        # What is computed first can be sent first: the gradients of the last layers.
-        self._steps.append(PutTogether(tuple(sorted(sent, key=self._order.__getitem__))))
-        for number in sent:
             if self.values[number] == SUM:
                 self.values[number] = SAME
-            else:
-                self._together.add(number)
+        self._known_whole.update(sent)
+        self._steps.append(PutTogether(tuple(sent)))
         for node in [*self._linear]:
             if all(self.values[one] == SAME for one in node.inputs):
                 self.values.update(dict.fromkeys(node.outputs, SAME))
@@ -474,14 +370,13 @@ class Planner:
     def _check_sendable(self, number: int) -> None:
         """Raises PlanError for a tensor that the replicas cannot add up."""
         tensor = self.flat.tensors[number]
-        is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_complex
-        is_statistic = self.values[number] == LOCAL
-        if is_statistic and not tensor.dtype.is_floating:
-            raise PlanError(f"{tensor.name} is a statistic of a replica that has no mean")
-        if not is_number and tensor.dtype != tf.bool:
+        has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
+        if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
             raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
 
 
-def has_lists(op: Operation) -> bool:
-    """Whether an input is a TensorList."""
-    return any(value.is_list for value in op.raw)
+def _by_rule(op: Operation, table: Mapping[str, Callable[[Operation], Split]]) -> Split:
+    """Returns how a replica computes an operation by its rule in a table."""
+    if op.kind not in table:
+        raise NotByPartError("no rule")
+    return table[op.kind](op)

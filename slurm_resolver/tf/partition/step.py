@@ -6,6 +6,7 @@ outputs = write_step(plan, rows, inputs, add_up)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -14,32 +15,31 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
 from slurm_resolver.tf.partition.emission import AddUp, Emission
-from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.plan import Plan, Planner, WholeListsError
-from slurm_resolver.tf.partition.values import SAME, PlanError, Value, Want, rows
+from slurm_resolver.tf.partition.inlining import Flat
+from slurm_resolver.tf.partition.lists import WholeListsError
+from slurm_resolver.tf.partition.plan import Plan, Planner
+from slurm_resolver.tf.partition.values import (
+    SAME,
+    NotByPartError,
+    PlanError,
+    Value,
+    Want,
+    rows,
+)
 
 
-def plan_step(
-    traced: Any,
-    wanted: Sequence[Want] | None = None,
-    *,
-    sends_inside: bool = False,
-) -> Plan:
-    """Returns the plan of a step.
+def plan_step(traced: Any, *, sends_inside: bool = False) -> Plan:
+    """Returns the plan of a step, with whole outputs.
 
     Args:
         traced: the step of one process, a ConcreteFunction that was traced without a strategy, for
             an unknown number of rows. Each argument that is a tensor has its rows along axis 0;
             scalars are the same in all replicas.
-        wanted: what the outputs should be; by default, all of them are whole.
         sends_inside: whether tensors can be put together in conditions and loops.
 
     Raises:
         PlanError: if the step cannot be divided.
     """
-    for spec in tf.nest.flatten(traced.structured_input_signature):
-        if isinstance(spec, tf.TypeSpec) and not isinstance(spec, tf.TensorSpec):
-            raise PlanError(f"the batch has a {spec.value_type.__name__}")
     graph = traced.graph
     captured = len(traced.captured_inputs)
     arguments = graph.inputs[: len(graph.inputs) - captured]
@@ -47,8 +47,7 @@ def plan_step(
     return plan_graph(
         graph,
         [*values, *[SAME] * captured],
-        wanted,
-        sends_inside,
+        sends_inside=sends_inside,
     )
 
 
@@ -79,25 +78,22 @@ def plan_graph(
     wanted: Sequence[Want] | None = None,
     sends_inside: bool = False,
 ) -> Plan:
-    """Returns the plan of a graph whose inputs are known; see `plan_step`."""
+    """Returns the plan of a graph whose inputs are known; see `plan_step`.
+
+    Args:
+        wanted: what the outputs should be; by default, all of them are whole.
+    """
     flat = Flat(graph)
     if wanted is None:
         wanted = [SAME] * len(flat.outputs)
-    whole: set[Node] = set()
-    while True:
-        try:
-            return Planner(
-                flat,
-                values,
-                CONTROL_FLOW,
-                whole,
-                sends_inside=sends_inside,
-            ).run(wanted)
-        except WholeListsError as error:
-            if error.nodes <= whole:
-                names = ", ".join(sorted(node.operation.name for node in error.nodes))
-                raise PlanError(f"the lists of {names} have rows, and cannot be whole") from None
-            whole |= error.nodes
+    try:
+        for whole in (False, True):
+            with contextlib.suppress(WholeListsError):
+                planner = Planner(flat, values, CONTROL_FLOW, whole, sends_inside)
+                return planner.run(wanted)
+    except NotByPartError as error:
+        raise PlanError(str(error)) from None
+    raise PlanError("a list has rows, and cannot be whole")
 
 
 def write_step(

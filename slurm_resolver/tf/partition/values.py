@@ -144,24 +144,6 @@ class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
 
 
-def join(first: Value | None, second: Value | None) -> Value | None:
-    """Returns what both values can be converted into without a collective.
-
-    Raises:
-        NotByPartError: if there is no such value.
-    """
-    if first is None or second is None or first == second:
-        return first or second
-    if first._replace(numbers=None) == second._replace(numbers=None):
-        return first._replace(numbers=None)
-    if first.is_list and second.is_list:
-        return list_of(join(first.element, second.element))
-    for one, other in ((first, second), (second, first)):
-        if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
-            return other
-    raise NotByPartError("it has rows on one path only")
-
-
 def as_tuple(array: Any) -> Any:
     """Returns the numbers of an array as nested tuples, which can be compared."""
     found = np.asarray(array).tolist()
