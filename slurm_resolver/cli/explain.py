@@ -9,7 +9,6 @@ import os
 import shutil
 import textwrap
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -24,8 +23,7 @@ from slurm_resolver.wording import shorten
 DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA, NCCL and Slurm that it knows: the
 cause, the task that the message names, and the remedy. The first line names what failed first.
-Logs of several jobs are told apart. Of a job that was started several times, it explains the last
-start."""
+All logs are taken for those of one job. If it was started several times, the last start counts."""
 
 EPILOG = """\
 exit status: 0 if it found no failure, 1 if it found one, 2 if a file cannot be read. Messages that
@@ -62,35 +60,23 @@ def main(args: Namespace) -> int:
         except OSError as error:
             print_line(f"{name}: {error.strerror or error}", "slurm-resolver explain")
             status = 2
-    jobs = {reader.slurm_job for _, reader in logs} - {""}
-    only_job = "".join(jobs) if len(jobs) == 1 else ""
-    readers = defaultdict(list)  # by the job
     # The other tasks end after the one that failed first, and so do their logs.
-    for _, reader in sorted(logs, key=itemgetter(0)):
-        readers[reader.slurm_job or only_job].append(reader)
-    told: set[str] = set()
-    for slurm_job in sorted(readers):
-        text = _explain(readers[slurm_job], told)
-        if text and len(readers) > 1:
-            print(f"job {slurm_job}:" if slurm_job else "a job:")
-        if text:
-            print(text)
-    has_failed = any(reader.has_failed for _, reader in logs)
+    readers = [reader for _, reader in sorted(logs, key=itemgetter(0))]
+    has_failed = any(reader.has_failed for reader in readers)
+    for line in _explain(readers, has_failed):
+        print(line)
     if not has_failed and not status:
         print_line(_NO_FAILURE, "slurm-resolver explain")
     return status or int(has_failed)
 
 
-def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
-    """Returns what explains a job's last start, with each cause and remedy once; '' for nothing.
+def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
+    """Returns the lines that explain a job's last start, with each cause and remedy once.
 
-    Args:
-        readers: of the job's logs, the first one that was written first.
-        told: the causes and remedies that need not be said again; it gets those of this job.
+    The first of the `readers` read the log that was written first.
     """
-    has_failed = any(reader.has_failed for reader in readers)
     readers = sorted(readers, key=_follows)
-    first = readers[0].first()
+    first = readers[0].first() if readers else None
     findings = [
         one
         for reader in readers
@@ -113,6 +99,7 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
         if first.is_end and causes:
             line += f", after: {causes[0]}"
         lines.append(f"{first.task} failed first: {line} ({file}:{first.line_number})".lstrip())
+    told: set[str] = set()
     for id in dict.fromkeys(one.known.id for one in findings):
         same = [one for one in findings if one.known.id == id]
         one = same[0]
@@ -125,7 +112,7 @@ def _explain(readers: Sequence[FailureReader], told: set[str]) -> str:
             if text not in told:
                 told.add(text)
                 lines.append(_wrapped(text))
-    return "\n".join(lines)
+    return lines
 
 
 def _follows(reader: FailureReader) -> bool:

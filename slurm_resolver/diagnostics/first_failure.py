@@ -57,15 +57,9 @@ _NODE = re.compile(
     r"([\w.-]+)(?:: (.*))?"
 )
 _ENDS_ALL = re.compile(
-    r"srun: (?:\S+: \w+: )?Terminating (?:StepId=|job step )(\d+)"
+    r"srun: (?:\S+: \w+: )?Terminating (?:StepId=|job step )"
     r"|srun: (?:\S+: \w+: )?Job step aborted"
-    r"|.{0,80}\*\*\* (?:STEP|JOB) (\d+)\S* ON \S+ CANCELLED AT "
-)
-# The id of a job in the name of its log, such as slurm-42.out, job42/rank-0.log and train-1234.out.
-_JOB = re.compile(
-    r".*(?:slurm|job)[-_.]?(\d+(?:_\d+)?)"
-    r"|.*-(\d{3,}(?:_\d+)?)\.(?:out|err)$",
-    re.IGNORECASE,
+    r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
 SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
@@ -81,7 +75,6 @@ class FailureReader(MessageReader):
         node: the first node that failed; without a node, what srun asks for is the cause.
         has_crashed: whether a task has crashed, other than by the end of all.
         all_end: whether srun, or somebody else, ends all tasks.
-        slurm_job: the id of the Slurm job, if the log or its name tells it; else ''.
     """
 
     node: Failure | None = None
@@ -92,8 +85,6 @@ class FailureReader(MessageReader):
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
-        named = _JOB.match(file)
-        self.slurm_job = named[1] or named[2] if named else ""
         self.ends: dict[str, Failure] = {}
         self.ended_on: set[str] = set()
         self._tasks: dict[str, TaskOutput] = {}  # by rank; '' without a label
@@ -104,10 +95,7 @@ class FailureReader(MessageReader):
         text = _COLOUR.sub("", text)
         super().read(text, number)
         text = text[:_LONGEST].rstrip()
-        ends_all = _ENDS_ALL.match(text)
-        if ends_all:
-            self.all_end = True
-            self.slurm_job = self.slurm_job or ends_all[1] or ends_all[2]
+        self.all_end = self.all_end or _ENDS_ALL.match(text) is not None
         is_refusal = text.startswith("srun: error: ")
         self._refusal = Failure(number, text) if is_refusal else None
         if _LAUNCHER.match(text):
