@@ -21,13 +21,12 @@ from slurm_resolver import signals
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.coordination.training_with_servers import START_SECONDS, Outcome, announcement
+from slurm_resolver.coordination.training_with_servers import START_SECONDS, announcement
 from slurm_resolver.local import Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 
-# By the status of the training: time for the program to end by itself.
-_END_SECONDS = {0: 3.0, 1: 7.0}
+_END_SECONDS = 5.0  # for the program to end by itself, when the training is over
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
@@ -48,15 +47,20 @@ def run_child(
     )
     assert announced
     announced.update(serves=cluster.task.job in servers, seconds=START_SECONDS)
-    program: subprocess.Popen[bytes] | None = None
     has_ended = Event()
     ended_with: list[int] = []  # the training's status, if this process has ended the program
+    member = Member(connect(cluster.service, cluster.name_of), announced, lambda *_: None)
+    # The program inherits this process's open files, such as pipes of Slurm.
+    program = subprocess.Popen(end_with_this(command), env=environ, close_fds=False)
+    signals.handle(signals.PASSED_ON, lambda number, _: program.send_signal(number))
 
-    def end_program(member: Member, outcome: Outcome) -> None:
-        """Ends the program because the training is over."""
+    def end_program() -> None:
+        """Ends the program when the training is over."""
+        member.await_joined(START_SECONDS)
+        outcome = member.await_over()
         if outcome.status == 0 and not member.only_serves:
             return
-        if has_ended.wait(_END_SECONDS[outcome.status]) or program is None:
+        if has_ended.wait(_END_SECONDS):
             return
         ended_with.append(outcome.status)
         if outcome.status:
@@ -65,11 +69,7 @@ def run_child(
         if not has_ended.wait(_TERM_SECONDS):
             program.kill()
 
-    member = Member(connect(cluster.service, cluster.name_of), announced, end_program)
-    Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
-    # The program inherits this process's open files, such as pipes of Slurm.
-    program = subprocess.Popen(end_with_this(command), env=environ, close_fds=False)
-    signals.handle(signals.PASSED_ON, lambda number, _: program.send_signal(number))
+    Thread(target=end_program, daemon=True).start()
     status = program.wait()
     has_ended.set()
     if ended_with:
