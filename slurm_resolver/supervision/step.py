@@ -228,11 +228,12 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
     return bool(steps)
 
 
-def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> StepOutput:
+def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
     """Runs srun to its end, and returns its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
-    for a node that is silent without a limit (26.05): then Slurm ends the step.
+    for a node that is silent without a limit (26.05): then srun is killed, and leaves a step behind
+    (`end_held_steps`).
     """
     process = subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0)
     relay.srun = process
@@ -249,9 +250,6 @@ def run_step(command: Sequence[str], relay: SignalRelay, step: SlurmStep) -> Ste
         seconds = _KILL_SECONDS
         with contextlib.suppress(OSError):
             seconds = float(scontrol.show_config()["KillWait"].split()[0])
-        if not ended.wait(seconds + _REPORT_SECONDS):
-            with contextlib.suppress(OSError):
-                end_held_steps(step, process.pid)
         if not ended.wait(seconds + _REPORT_SECONDS):
             process.kill()
 

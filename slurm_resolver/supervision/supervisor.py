@@ -98,7 +98,7 @@ class Supervisor:
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status = run_step(self._options.command, self._relay, self._step).status
+            status = run_step(self._options.command, self._relay).status
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
@@ -190,7 +190,7 @@ class Supervisor:
             *self._sharing,
             *command[1:],
         ]
-        return run_step(full, self._relay, self._step)
+        return run_step(full, self._relay)
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
