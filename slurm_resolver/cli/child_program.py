@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Collection
 from contextlib import suppress
 from threading import Event, Thread
 from typing import NoReturn
@@ -30,12 +29,8 @@ _END_SECONDS = 5.0  # for the program to end by itself, when the training is ove
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
-def run_child(
-    cluster: Cluster, servers: Collection[str], command: list[str], environ: Variables
-) -> NoReturn:
+def run_child(cluster: Cluster, command: list[str], environ: Variables) -> NoReturn:
     """Runs the program until it has ended or the training is over, and ends this process.
-
-    `servers` are the jobs whose programs only serve.
 
     Raises:
         OSError: if the program cannot be started.
@@ -46,7 +41,7 @@ def run_child(
         [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )
     assert announced
-    announced.update(serves=cluster.task.job in servers, seconds=START_SECONDS)
+    announced.update(seconds=START_SECONDS)
     has_ended = Event()
     ended_with: list[int] = []  # the training's status, if this process has ended the program
     member = Member(connect(cluster.service, cluster.name_of), announced, lambda *_: None)

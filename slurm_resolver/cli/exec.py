@@ -34,12 +34,13 @@ task's GPUs. These placeholders in its arguments are filled in: {job}, {index}, 
 {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or {main_host}
 and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts} and {chief_host}.
 {{rank}} becomes {rank}. COMMAND replaces this process: process id, signals and exit status are its
-own. In a step with a ps, COMMAND is a child process, which gets the signals that this process gets,
-and may be ended when the training is over: see --servers."""
+own. In a step with a ps, COMMAND is a child process, which gets the signals that this process gets.
+A ps is ended when all workers have ended, and every COMMAND when the chief (else worker 0) or a ps
+is lost."""
 
 EPILOG = """\
-exit status: COMMAND's; that of the training, 0 or 1, if this process ended COMMAND (see --servers);
-1 if the tasks do not meet or are not ready in time; 2 if usage or environment is wrong.
+exit status: COMMAND's; that of the training, 0 or 1, if this process ended COMMAND; 1 if the tasks
+do not meet or are not ready in time; 2 if usage or environment is wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
@@ -87,13 +88,6 @@ def add_arguments(add: OptionAdder) -> None:
         action="append_const",
         const="resolver",
     )
-    add(
-        "--servers JOB,…",
-        "jobs whose programs only serve. They are ended when all other programs have ended; "
-        "all programs are ended when a ps, or the chief (else worker 0), is lost. Default: ps. "
-        "Under ParameterServerStrategy, give ps,worker. none: end no program",
-        choices=("ps", "ps,worker", "none"),
-    )
     add_command(add)
 
 
@@ -125,12 +119,11 @@ def main(args: Namespace) -> int:
         )
         environ[startup.VARIABLE] = ",".join(args.replace)
     command = fill_in(command, cluster)
-    servers = _watched_servers(cluster, args.servers)
     try:
-        if servers:  # imported here: it takes long
+        if _has_servers(cluster):  # imported here: it takes long
             from slurm_resolver.cli.child_program import run_child
 
-            run_child(cluster, servers, command, environ)
+            run_child(cluster, command, environ)
         leave_all()  # the program represents the task
         signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)
@@ -152,21 +145,8 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
     return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words]
 
 
-def _watched_servers(cluster: Cluster, given: str | None) -> Sequence[str]:
-    """Returns the jobs that only serve; () if the program replaces this process.
-
-    Raises:
-        LaunchError: if the `given` servers do not fit the step's jobs.
-    """
-    if not cluster.task or given == "none":
-        return ()
-    servers = (given or "ps").split(",")
+def _has_servers(cluster: Cluster) -> bool:
+    """Whether this task takes part in a training with parameter servers, which never end."""
     jobs = cluster.roles
-    if "ps" in jobs and {"chief", "worker"} & jobs.keys() - {*servers}:
-        return servers if cluster.task.job in ("chief", "ps", "worker") else ()
-    if given is None:
-        return ()
-    raise LaunchError(
-        f"--servers {given}: this step has the jobs {', '.join(sorted(jobs))}; expected a ps, and "
-        "a chief or worker that does not only serve, as in --jobs chief=1,ps=1,worker=-1"
-    )
+    is_part = cluster.task and cluster.task.job in ("chief", "ps", "worker")
+    return bool(is_part and "ps" in jobs and {"chief", "worker"} & jobs.keys())

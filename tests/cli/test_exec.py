@@ -44,14 +44,10 @@ def variables(*options: str, **environ: str) -> Texts:
 
 
 def test_the_program_finds_tf_config_and_its_gpus() -> None:
-    # In a step with a ps, this task would wait 30 s for rank 0, which has not started, and say so.
-    jobs = ["--jobs", "ps=1,worker=-1", "--servers", "none"]
-    told = variables(*jobs, TF_CONFIG='{"cluster": {}}')
-    assert (
-        json.loads(told["TF_CONFIG"])
-        == sr.resolve({"ps": 1, "worker": -1}, environ=TASK).tf_config()
-    )
-    assert told["CUDA_VISIBLE_DEVICES"] == "4,5"  # the ps on the same node uses no GPU
+    told = variables("--jobs", "chief=1,worker=-1", TF_CONFIG='{"cluster": {}}')
+    cluster = sr.resolve({"chief": 1, "worker": -1}, environ=TASK)
+    assert json.loads(told["TF_CONFIG"]) == cluster.tf_config()
+    assert told["CUDA_VISIBLE_DEVICES"] == "5"  # the chief on the same node uses the other one
 
 
 def test_every_placeholder() -> None:
@@ -97,12 +93,6 @@ def test_the_program_replaces_the_process() -> None:
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
         (["--wait=nan", "--", "true"], "argument --wait: 'nan': expected seconds, a number from 0"),
-        (["--servers", "chief"], "invalid choice: 'chief' (choose from"),
-        (
-            ["--jobs=worker=-1", "--servers=ps", "true"],
-            "--servers ps: this step has the jobs worker",
-        ),
-        (["--jobs=ps=1,worker=-1", "--servers=ps,worker", "true"], "that does not only serve"),
     ],
 )
 def test_errors(

@@ -35,7 +35,6 @@ KILLS = "while ! test -e 'worker 0 runs' -a -e 'worker 1 runs'; do sleep 0.1; do
 SIGNALLED = """trap 'touch "{{job}} {{index}} ended"; exit {1}' {0}
 kill -{0} $PPID; while :; do sleep 0.05; done"""
 WORKERS = "--jobs ps=2,worker=-1"
-CHIEF = "--jobs chief=1,ps=1,worker=-1"
 PS = {"ps 0": JOINS, "ps 1": JOINS}
 CASES = {
     "all have trained": Case(
@@ -93,18 +92,6 @@ CASES = {
         137,
         "worker 0 (rank 2 on localhost): ps 0 (rank 0 on localhost) is lost: its process",
     ),
-    "workers that only join": Case(
-        f"{CHIEF} --servers ps,worker",
-        {
-            "chief 0": TRAINS,
-            "ps 0": JOINS,
-            "worker 0": "sleep 1; kill -9 $$",
-            "worker 1": JOINS,
-        },
-        137,
-        "worker 0 (rank 2 on localhost) is lost; the others continue: SIGKILL",
-        ("chief 0",),
-    ),
     # The service is in rank 0, which comes later than the others.
     "a worker fails before the service starts": Case(
         WORKERS,
@@ -134,7 +121,6 @@ CASES = {
         130,
         "worker 1 (rank 3 on localhost) has failed; the others continue: SIGINT",
     ),
-    "no servers to end": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, "", ("ps 0",)),
 }
 
 
