@@ -89,8 +89,6 @@ class Client:
         self.begun = Counter[str]()
         # what the service has answered to those that still run
         self._answers: dict[Gather, Message] = {}
-        # which ranks have told something, by topic
-        self._told: dict[str, set[int]] = defaultdict(set)
         # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
         # by a key of the messages that they take
@@ -158,10 +156,6 @@ class Client:
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
         self.say(f"tell {topic}", told=topic, value=value)
-
-    def all_tell(self, topic: str, ranks: Collection[int], timeout: float) -> bool:
-        """Waits until these tasks have told something; returns whether they do in this time."""
-        return self.wait_for(lambda: self._told[topic].issuperset(ranks), timeout)
 
     def say(self, key: object, **message: Any) -> None:
         """Tells the service something, also after a reconnection unless `key` is said again."""
@@ -317,8 +311,6 @@ class Client:
             warn("%s", message["silent"])
         elif "gathered" in message:
             self._answers[Gather(*message["gathered"])] = message
-        elif "told" in message:
-            self._told[message["told"]].add(message["rank"])
         for key in message:
             for listener in self._listeners[key]:
                 listener(message)

@@ -23,7 +23,9 @@ from slurm_resolver.wording import brief, shorten
 # seconds until the missing tasks are reported
 _FIRST_NOTICE = 30.0
 _NEXT_NOTICES = 60.0
-_PATIENT_NOTICE = 0.5  # seconds until all tasks learn that some wait patiently
+# the same until all tasks learn that some wait patiently
+_FIRST_PATIENT_NOTICE = 0.5
+_NEXT_PATIENT_NOTICES = 5.0
 _MOST_NAMES = 10  # tasks that a message names
 
 
@@ -94,8 +96,8 @@ class Rounds:
             current.deadline = deadline
             current.timeout = message["timeout"]
         if not current.waiting:
-            is_patient = deadline == math.inf
-            current.next_notice = monotonic() + (_PATIENT_NOTICE if is_patient else _FIRST_NOTICE)
+            seconds = _FIRST_PATIENT_NOTICE if deadline == math.inf else _FIRST_NOTICE
+            current.next_notice = monotonic() + seconds
         current.waiting.add(rank)
 
     def disconnected(self, process: Process) -> None:
@@ -140,8 +142,9 @@ class Rounds:
                 self._end_late(current)
             elif now >= current.next_notice:
                 current.next_notice = now + _NEXT_NOTICES
-                rank = min(waiting)
                 if is_patient:
+                    current.next_notice = now + _NEXT_PATIENT_NOTICES
+                    rank = min(waiting)
                     value = current.values[rank]
                     self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
                 else:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.progress import MEETING
+from slurm_resolver.coordination.progress import DATA, MEETING
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
@@ -111,9 +111,7 @@ class Workers(Peers):
                     by_rank = self.client.gather(_CALL, given, None, self.others)
             except RendezvousError as error:
                 # One that is lost says why; one that has left may have left out the call.
-                self.client.wait_for(
-                    lambda: self.failure or self.loss or self.absence, _GONE_SECONDS
-                )
+                self.client.wait_for(lambda: self.failure or self.absence, _GONE_SECONDS)
                 own = f"this worker {call}: {error} {IN_ALL}"
                 raise FitError(self.failure or self.loss or own) from None
             finally:
@@ -139,9 +137,6 @@ class Workers(Peers):
         """
         self._steps += 1
         self._begins = begins
-        differ = self._answer()
-        if differ:
-            raise FitError(self.failure or differ)
         within = self.is_in_step  # a step may make variables
         self.is_in_step = True
         try:
@@ -209,6 +204,8 @@ class Workers(Peers):
             if self.is_in_step:
                 abort_collectives(f"{self.name} makes another variable")
             return
+        if reporter.report().phase == DATA:  # there may be none: then it takes no step
+            return  # the service asks again
         differ = self._answer()
         if differ and not self._failed:
             abort_collectives(differ)
@@ -275,10 +272,11 @@ class Workers(Peers):
             is_missed = self.loss or isinstance(error, OF_PEERS)
             in_all = is_missed or str(error).endswith(_REMEDIES)
             if self.client and not in_all:
-                topic = f"failed {self.calls}"
-                self.client.tell(topic, cause_of(error))
-                if not self.client.all_tell(topic, self.ranks, _SECONDS):
-                    self.client.tell(f"ends {self.calls}", "")
+                try:
+                    purpose = f"the end of call {self.calls}"
+                    self.client.gather(purpose, None, _SECONDS, self.others)
+                except RendezvousError:
+                    self.client.tell(f"failed {self.calls}", cause_of(error))
                     self.call = ""
                     self._failed = True
                     self._answer()

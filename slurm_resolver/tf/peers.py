@@ -105,14 +105,12 @@ class Peers:
             raise FitError(self.failure or self.loss)
 
     def _take_failure(self, message: Message) -> None:
-        """Notes that another worker has failed in the same call, and ends the call if asked to."""
+        """Ends the call, as another worker has failed in it."""
         name = self.ranks[message["rank"]]
-        told = message["told"]
-        if not self.call or name == self.name:
+        if name == self.name or not self.call or message["told"] != f"failed {self.calls}":
             return
-        if told == f"failed {self.calls}":
-            self.failure = f"{name} has failed in {self.call}: {message['value']}"
-        elif told == f"ends {self.calls}" and not self.is_exchanging:
+        self.failure = f"{name} has failed in {self.call}: {message['value']}"
+        if not self.is_exchanging:
             abort_collectives(self.failure)
 
     def _take_loss(self, message: Message) -> None:
@@ -123,9 +121,9 @@ class Peers:
             own = self.client.name_of(self.client.address.rank)
             if reason.startswith(own):
                 reason = f"{own} was stopped or cut off, and the others have ended without it"
-            if not (self.loss and (cause or self.loss.startswith(own))):
+            if not self.loss:  # else it follows from that
                 warn("%s", reason)
-            self.loss = self.loss or reason
+                self.loss = reason
             abort_collectives(reason)
 
     def _take_goodbyes(self, message: Message) -> None:
