@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-# between two attempts to connect
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 0.5
+_PAUSE = 0.2  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached
@@ -214,11 +212,10 @@ class Client:
                         f"this node: {error.strerror}. End the process that uses it, or choose "
                         "another port_base; without port_base, start the step again."
                     ) from error
-                time.sleep(_LONGEST_PAUSE / 5)
+                time.sleep(_PAUSE)
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
-        pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
                 connection, answer = open_connection(self.address, self._process)
@@ -227,10 +224,8 @@ class Client:
                 continue
             except (OSError, RendezvousError) as error:
                 self._take_failure(error)
-                self.wait_for(lambda: self._closed, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                self.wait_for(lambda: self._closed, _PAUSE)
                 continue
-            pause = _FIRST_PAUSE
             try:
                 with connection.socket:
                     self._attend(connection, answer)
