@@ -34,9 +34,15 @@ def task(rank: int) -> str:
 
 
 def at(
-    step: int, phase: str = STEP, *, stage: str = "training", epoch: int = 1, age: float = 301.0,
-    begun: int = -1, ms: float = 5.0,
-) -> Report:  # fmt: skip
+    step: int,
+    phase: str = STEP,
+    *,
+    stage: str = "training",
+    epoch: int = 1,
+    age: float = 301.0,
+    begun: int = -1,
+    ms: float = 5.0,
+) -> Report:
     begun = step if begun < 0 else begun
     return Report(stage, epoch, step, begun, phase, age, ms)
 
@@ -136,11 +142,6 @@ GOOD = {
             age=3500,
         ),
     },
-    "one makes a variable, and the other prepares its data": {
-        0: at(0, IDLE, stage="", age=3500),
-        1: at(0, MEETING, stage="", age=3500),
-    },
-    "one saves at an epoch's end": {0: at(812, MEETING, age=3500), 1: at(812, SAVING, age=3500)},
     "one worker has just begun a step": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},

@@ -102,52 +102,99 @@ PS_LOST = "ps 1 (rank 3 on n3) is lost, and the training needs it: "
 ENDED = "its process has ended"
 FINISHED = Outcome(0, "all who train have finished")
 
-# the tasks, their acts, the result of the job (None if it continues), and the standard error
-CASES: dict[str, tuple[Strings, str, Outcome | None, str]] = {
-    "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
+CONTINUES: tuple[None, str] = (None, "")
+
+
+def failed(message: str, said: str = "") -> tuple[Outcome, str]:
+    return Outcome(1, message), said
+
+
+# the tasks and their acts; the result of the job (None if it continues), and the standard error
+CASES: dict[str, tuple[Strings, str, tuple[Outcome | None, str]]] = {
+    "all who train finish": (
+        W,
+        "all come, worker 1 leaves, worker 0 leaves",
+        (FINISHED, ""),
+    ),
     "workers that only serve are not waited for": (
-        C, "all come, worker 0 serves, worker 1 serves, chief 0 leaves", FINISHED, ""),
+        C,
+        "all come, worker 0 serves, worker 1 serves, chief 0 leaves",
+        (FINISHED, ""),
+    ),
     "a worker that trains beside the chief is waited for": (
-        C, "all come, worker 0 serves, chief 0 leaves", None, ""),
-    "the chief fails": (C, "all come, chief 0 fails",
-        Outcome(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
-    "another training worker is lost": (W, "all come, worker 1 dies, worker 0 leaves",
-        Outcome(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
-        f"worker 1 (rank 3 on n3) has failed; the others continue: {ENDED}"),
+        C,
+        "all come, worker 0 serves, chief 0 leaves",
+        CONTINUES,
+    ),
+    "the chief fails": (
+        C,
+        "all come, chief 0 fails",
+        failed("chief 0 (rank 1 on n1) has failed: ValueError: no"),
+    ),
+    "another training worker is lost": (
+        W,
+        "all come, worker 1 dies, worker 0 leaves",
+        failed(
+            f"worker 1 (rank 3 on n3) has failed: {ENDED}",
+            f"worker 1 (rank 3 on n3) has failed; the others continue: {ENDED}",
+        ),
+    ),
     "the last worker that only serves is lost": (
-        C, "all come, worker 0 serves, worker 1 serves, worker 0 dies, worker 1 dies",
-        Outcome(1, f"worker 1 (rank 4 on n4) is lost, and the training needs it: {ENDED}"),
-        f"worker 0 (rank 3 on n3) is lost; the others continue: {ENDED}"),
-    "a server is lost": (P, "all come, ps 1 dies", Outcome(1, PS_LOST + ENDED), ""),
-    "a server ends too early": (P, "all come, ps 1 leaves",
-        Outcome(1, PS_LOST + "its process ended before those that it serves"), ""),
-    "a server does not come": (P, "worker 0 comes, ps 0 comes, ps 0 hurries",
-         Outcome(1, "ps 1 (rank 3 on n3) did not start within 0.3 s"), ""),
-     "a program is lost under its launcher": (
-        W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
-        None, ""),
+        C,
+        "all come, worker 0 serves, worker 1 serves, worker 0 dies, worker 1 dies",
+        failed(
+            f"worker 1 (rank 4 on n4) is lost, and the training needs it: {ENDED}",
+            f"worker 0 (rank 3 on n3) is lost; the others continue: {ENDED}",
+        ),
+    ),
+    "a server is lost": (
+        P,
+        "all come, ps 1 dies",
+        failed(PS_LOST + ENDED),
+    ),
+    "a server ends too early": (
+        P,
+        "all come, ps 1 leaves",
+        failed(PS_LOST + "its process ended before those that it serves"),
+    ),
+    "a server does not come": (
+        P,
+        "worker 0 comes, ps 0 comes, ps 0 hurries",
+        failed("ps 1 (rank 3 on n3) did not start within 0.3 s"),
+    ),
+    "a program is lost under its launcher": (
+        W,
+        "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
+        CONTINUES,
+    ),
     "a server ends by itself under its launcher": (
-        P, "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves", None, ""),
+        P,
+        "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves",
+        CONTINUES,
+    ),
     "a worker comes late": (
-        C, "chief 0 comes, ps 0 comes, chief 0 leaves, worker 1 comes", FINISHED, ""),
-}  # fmt: skip
+        C,
+        "chief 0 comes, ps 0 comes, chief 0 leaves, worker 1 comes",
+        (FINISHED, ""),
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("job", "acts", "result", "said"), CASES.values(), ids=list(CASES), indirect=["job"]
+    ("job", "acts", "result"), CASES.values(), ids=list(CASES), indirect=["job"]
 )
 def test_when_it_is_over(
     job: Job,
     acts: str,
-    result: Outcome | None,
-    said: str,
+    result: tuple[Outcome | None, str],
     capfd: Captured,
 ) -> None:
+    outcome, said = result
     job.do(acts)
     late = job.members.get("worker 1") if acts.endswith("worker 1 comes") else None
     observer = late or next(job.members[name] for name in job.members if name.startswith("ps 0"))
-    observer.client.wait_for(lambda: observer.outcome, 3.0 if result is None else 10.0)
-    assert observer.outcome == result
+    observer.client.wait_for(lambda: observer.outcome, 3.0 if outcome is None else 10.0)
+    assert observer.outcome == outcome
     assert capfd.readouterr().err == (f"slurm_resolver: {said}\n" if said else "")
 
 

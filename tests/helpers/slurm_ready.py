@@ -2,8 +2,7 @@
 
 Each task writes the outcome to TASK_OUTPUT/<rank>. In the folder TASK_EVENTS, it creates the file
 ``pid RANK`` when it starts, and ``came RANK`` when it has arrived. With ``--late '{"0": 6}'``,
-rank 0 arrives 6 s later. With null instead of 6, it waits for the file ``go``. A late rank exits if
-the file ``stop`` exists.
+rank 0 arrives 6 s later. With null instead of 6, it waits for the file ``go``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -32,8 +30,6 @@ def start_together(folder: Path, rank: int, late: dict[str, float | None]) -> No
         while seconds is None or time.monotonic() < started + seconds:
             if (folder / "go").exists():
                 break
-            if (folder / "stop").exists():
-                sys.exit()
             time.sleep(0.02)
 
 

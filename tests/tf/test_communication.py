@@ -30,21 +30,26 @@ def chosen(given: Any, devices: list[TaskDevices], patch: Patch) -> Any:
     return start.choose_communication(given, client, resolver=None, jobs=["worker"])
 
 
-@pytest.mark.parametrize("given", [None, OPTIONS(), OPTIONS(bytes_per_pack=9), OPTIONS(0, 60.0)])
-def test_options_without_an_implementation_leave_the_choice(given: Any, monkeypatch: Patch) -> None:
-    options = chosen(given, OWN, monkeypatch)
+GIVEN = [
+    None,
+    OPTIONS(),
+    OPTIONS(bytes_per_pack=9),
+    OPTIONS(timeout_seconds=60.0),
+    OPTIONS(implementation=NCCL),
+    OPTIONS(implementation=RING),
+]
+
+
+@pytest.mark.parametrize("devices", [OWN, SHARED])
+@pytest.mark.parametrize("given", GIVEN)
+def test_options_without_an_implementation_leave_the_choice(
+    given: Any, devices: list[TaskDevices], monkeypatch: Patch
+) -> None:
+    options = chosen(given, devices, monkeypatch)
     expected = given or OPTIONS()
+    if devices is SHARED or expected.implementation is not AUTO:
+        assert options is given
+        return
     assert options.implementation is NCCL
     assert options.bytes_per_pack == expected.bytes_per_pack
     assert options.timeout_seconds == expected.timeout_seconds
-    assert expected.implementation is AUTO
-    assert chosen(given, SHARED, monkeypatch) is given
-
-
-@pytest.mark.parametrize("implementation", [NCCL, RING])
-@pytest.mark.parametrize("devices", [OWN, SHARED])
-def test_an_implementation_is_used_as_given(
-    implementation: Any, devices: list[TaskDevices], monkeypatch: Patch
-) -> None:
-    given = OPTIONS(implementation=implementation)
-    assert chosen(given, devices, monkeypatch) is given

@@ -66,10 +66,20 @@ LOST = "is lost, and the training needs it: its process has ended"
 # the killed task and its rank, the number of tasks, their options, and the message of the others
 FAULTS: dict[str, tuple[str, int, int, str, str]] = {
     "the coordinator": (
-        "chief-0", 0, 3, "", "chief 0 (rank 0 on n8) is lost: its process has ended"),
+        "chief-0",
+        0,
+        3,
+        "",
+        "chief 0 (rank 0 on n8) is lost: its process has ended",
+    ),
     "the second ps of Keras' fit": (
-        "ps-1", 2, 4, "--ps 2 --keras", f"ps 1 (rank 2 on n10) {LOST}"),
-}  # fmt: skip
+        "ps-1",
+        2,
+        4,
+        "--ps 2 --keras",
+        f"ps 1 (rank 2 on n10) {LOST}",
+    ),
+}
 
 
 @pytest.mark.newest
