@@ -72,7 +72,7 @@ class Workers(Peers):
 
     _failed = False  # whether this worker alone has failed in its last call
     _begins = STEP  # what this worker has begun with the others, as messages say it
-    _steps = 0  # how many steps this worker has begun
+    _steps: int = 0  # how many steps this worker has begun
     # The last exchange in which others have waited for this worker: its number, and one of them.
     _awaited: tuple[int, _Given] | None = None
 

@@ -17,7 +17,7 @@ from slurm_resolver.whole_number import whole_number
 TasksPerNode = Union[int, Mapping[str, int]]
 
 # What subclasses of TensorFlow's resolver may override.
-_HOOKS = (
+HOOKS = (
     "_resolve_own_rank",
     "_resolve_num_tasks",
     "_resolve_hostlist",
@@ -27,7 +27,7 @@ _HOOKS = (
 
 def refuse_hooks(resolver: type) -> None:
     """Raises LayoutError if a subclass has a private method that TensorFlow's resolver calls."""
-    names = [name for name in _HOOKS if hasattr(resolver, name)]
+    names = [name for name in HOOKS if hasattr(resolver, name)]
     if names:
         raise LayoutError(
             f"{resolver.__name__} has {', '.join(names)}, which only TensorFlow's resolver calls. "

@@ -19,6 +19,7 @@ import slurm_resolver
 from slurm_resolver.errors import KerasError, ResumeError
 from slurm_resolver.tf import gpus, private_names, server
 from slurm_resolver.tf.keras import patches
+from slurm_resolver.tf.tasks_per_node import HOOKS
 from slurm_resolver.tf.training import checkpoint
 
 CALLS = (
@@ -129,6 +130,7 @@ ALLOWED = {
     "_getframe",  # of Python
     "_exit",
     "_replace",
+    *HOOKS,  # which are refused
 }
 
 
