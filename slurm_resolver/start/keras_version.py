@@ -22,7 +22,6 @@ _PACKAGES = (
     "tensorflow-aarch64",
 )
 _FIRST_RIGHT = "3.10"
-_FIRST_TAKING_BATCHES = "3.16"
 
 
 def keras_problem(version: str) -> str:
@@ -42,14 +41,6 @@ def check_keras() -> None:
     problem = keras_problem(version) if version else ""
     if problem:
         raise KerasError(problem)
-
-
-def keras_takes_batches() -> bool:
-    """Whether this Keras takes each batch outside of the graph, so that its rows are a number.
-
-    Some of its code then counts rows that it otherwise does not, as in the logs of each output.
-    """
-    return _minor(sys.modules["keras"].__version__) >= _minor(_FIRST_TAKING_BATCHES)
 
 
 def _minor(version: str) -> tuple[int, ...]:

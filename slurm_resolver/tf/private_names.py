@@ -223,10 +223,8 @@ REMOVE_BACKUP = Name("keras:callbacks.BackupAndRestore.on_train_end(self, logs)"
 MAKE_FOLDER = Name("keras.src.utils.file_utils:makedirs(path)")
 SKIPPED_ATTRIBUTES = Name("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
 
-# `float(learning_rate)` works, and so do collectives in conditions.
+# `float(learning_rate)` works.
 DISTRIBUTED_VARIABLE = Name("tensorflow.python.distribute.values:DistributedVariable")
-CONDITION = Name("tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph")
-CAPTURE = Name("tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value")
 
 # A dataset is looked through before it is split by rows.
 INPUTS = Name("tensorflow:data.Dataset._inputs(self)")

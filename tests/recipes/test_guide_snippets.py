@@ -41,9 +41,8 @@ data = tf.data.Dataset.from_tensor_slices(rows).batch(16)
 }
 ALONE = (2, "BLOCK", "")
 WITH_RESOLVER = (2, "resolver = SlurmClusterResolver()\nBLOCK", "")
-NOT_FED = "You must feed a value"
 # By block of Python: how many tasks run it, a program in which the line BLOCK stands for the block,
-# and what the program prints. It fails if it prints NOT_FED.
+# and what the program prints.
 PROGRAMS = {
     "docs/cloud.md 0": ALONE,
     "docs/fault_tolerance.md 0": ALONE,
@@ -60,11 +59,6 @@ BLOCK
 print(data_batch.shape)
 """,
         "(4,)",
-    ),
-    "docs/keras.md 1": (
-        2,
-        "strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver())\nBLOCK",
-        NOT_FED,
     ),
     "docs/parameter_servers.md 0": (4, "BLOCK", ""),
     "docs/parameter_servers.md 1": (
@@ -143,7 +137,7 @@ def test_parts_of_programs(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text(program)
     done = captured(
         in_step(f"-n {tasks}", sys.executable, "train.py"),
-        status=int(shown == NOT_FED),
+        status=0,
         cwd=tmp_path,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )

@@ -14,7 +14,7 @@ from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_outside
-from slurm_resolver.tf.keras.sharing import TENSORS
+from slurm_resolver.tf.keras.sharing import TENSORS, type_of
 from slurm_resolver.tf.partition.effects import is_drawn
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.plan import Plan
@@ -78,9 +78,7 @@ class ModelStep:
         Args:
             spec: the types of the whole batch's tensors, in the batch's structure.
         """
-        if self._strategy.sharing.replicas == 1:
-            return self._look_up(spec, None)
-        unknown = tf.nest.map_structure(_of_any_rows, spec)
+        unknown = tf.nest.map_structure(type_of_any_rows, spec)
         kind = repr(unknown)
         if kind not in self._refused:
             try:
@@ -194,10 +192,14 @@ def as_tensor(value: Any) -> Any:
     return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
 
 
-def _of_any_rows(spec: Any) -> Any:
+def type_of_any_rows(value: Any) -> Any:
     """Returns the type of a tensor for an unknown number of rows."""
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    spec = type_of(value)
+    if isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)) and spec.shape.rank:
+        return type(spec)([None, *spec.shape[1:]], spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        shape = [None, *spec.shape[1:]]
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return spec
 
 

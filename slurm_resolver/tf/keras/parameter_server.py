@@ -18,14 +18,12 @@ import tensorflow as tf
 
 from slurm_resolver.coordination.training_with_servers import TAKE_PART
 from slurm_resolver.errors import JobsError, KerasError
-from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names, start
 from slurm_resolver.tf.keras.metrics import patch_metrics
-from slurm_resolver.tf.keras.model_step import as_tensor
+from slurm_resolver.tf.keras.model_step import as_tensor, type_of_any_rows
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
+from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step_function import compiled
-from slurm_resolver.tf.private_names import Method
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
@@ -172,6 +170,8 @@ def _told_where_data_ends() -> Iterator[None]:
 class ScheduledFunction:
     """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
+    _is_written = False  # for batches of any number of rows
+
     def __init__(self, model: Any, kind: str) -> None:
         patch_metrics()
         self._model = model
@@ -179,8 +179,8 @@ class ScheduledFunction:
         self._strategy = model.distribute_strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._step = getattr(model, f"{kind}_step")
-        self._on_batch = compiled(model, self._run_on_batch)
-        self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
+        self._on_batch = compiled(self._run)
+        self._on_iterator = compiled(lambda iterator: self._run(next(iterator)))
         self._under_way: list[Any] = []
         self._logs: dict[str, Any] = {}
 
@@ -207,8 +207,13 @@ class ScheduledFunction:
             self.join()
         return self._logs
 
-    def _schedule(self, function: Method, batch: Any) -> Any:
-        return self._coordinator.schedule(function, (without_optionals(batch),))
+    def _schedule(self, function: Any, data: Any) -> Any:
+        data = without_optionals(data)
+        if function is self._on_batch and not self._is_written:
+            # Without the number of rows, as from a graph's dataset: Keras weights logs by it.
+            function.get_concrete_function(tf.nest.map_structure(type_of_any_rows, data))
+            self._is_written = True
+        return self._coordinator.schedule(function, (data,))
 
     @_told_where_data_ends()
     def join(self) -> None:
@@ -235,14 +240,6 @@ class ScheduledFunction:
                 raise
             return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-
-    def _run_on_batch(self, batch: Any) -> Any:
-        if not keras_takes_batches():
-            # Takes all rows without their number, as from a graph's dataset: Keras weights the logs
-            # of outputs by it.
-            stride = tf.compat.v1.placeholder_with_default(1, [])
-            batch = part_of_batch(batch, first=0, stride=stride)
-        return self._run(batch)
 
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))

@@ -112,9 +112,6 @@ def _patch_models() -> None:
     variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
     variable.__int__ = lambda self: int(self.numpy())
-    # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
-    # a batch has too few rows. Until TensorFlow numbers collectives there.
-    setattr(private_names.CONDITION.get(), private_names.CAPTURE.name, _capture_outside)
 
 
 def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,9 +191,3 @@ def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()
     return original(model)
-
-
-def _capture_outside(graph: Any, *args: Any, **kwargs: Any) -> Any:
-    """Captures a collective's number in the graph around a condition, where it is fed."""
-    with graph.outer_graph.as_default():
-        return private_names.CAPTURE.of(graph.outer_graph)(*args, **kwargs)

@@ -17,8 +17,9 @@ from slurm_resolver.tf.keras.sharing import (
     Share,
     Sharing,
     count_rows,
-    have_other_rows,
-    part_of_batch,
+    has_rows,
+    tensors_of,
+    type_of,
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -32,23 +33,15 @@ def type_of_batch(batch: Any) -> Any:
     Args:
         batch: a `Share`, or what a worker has read; tensors, or their types.
     """
-    if not isinstance(batch, Share):
-        return tf.nest.map_structure(_type, without_optionals(batch))
-    spec = tf.nest.map_structure(_type, without_optionals(batch.batch))
-    if batch.rows is None:
+    is_divided = isinstance(batch, Share) and batch.rows is not None
+
+    def type_of_whole(value: Any) -> Any:
+        spec = type_of(value)
+        if is_divided and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            return tf.TensorSpec([batch.rows.shape[0], *spec.shape[1:]], spec.dtype)
         return spec
-    count = batch.rows.shape[0]
 
-    def of_all_rows(one: Any) -> Any:
-        is_plain = isinstance(one, tf.TensorSpec) and one.shape.rank
-        return tf.TensorSpec([count, *one.shape[1:]], one.dtype) if is_plain else one
-
-    return tf.nest.map_structure(of_all_rows, spec)
-
-
-def _type(value: Any) -> Any:
-    is_type = value is None or isinstance(value, tf.TypeSpec)
-    return value if is_type else tf.type_spec_from_value(value)
+    return tf.nest.map_structure(type_of_whole, without_optionals(tensors_of(batch)))
 
 
 def compute_step(
@@ -73,29 +66,18 @@ def compute_step(
     sharing = strategy.sharing
     replica = replica_number()
     add = _AddUp(comparison, batch, replica)
-
-    def by_part() -> list[Any]:
-        part, own = _part_of_replica(batch, replica, sharing)
-        inputs = _inputs(strategy, planned, part, replica)
-        assert planned.plan
-        return write_step(
-            planned.plan,
-            own,
-            inputs,
-            add,
-            add_up,
-        )
-
-    def all_rows() -> list[Any]:
-        add([])  # compares the workers
-        part, own = _all_of_batch(batch, replica)
-        if sharing.local_replicas == 1 and (planned.plan is None or not planned.draws):
-            return call_traced(planned, part)
-        inputs = _inputs(strategy, planned, part, replica)
-        return write_step(plan_whole(planned.function), own, inputs, add_up)
-
     try:
-        results = all_rows() if whole else by_part()
+        if whole:
+            add([])  # compares the workers
+            part, own = _all_of_batch(batch, replica)
+        else:
+            part, own = _part_of_replica(batch, replica, sharing)
+        if whole and sharing.local_replicas == 1 and not planned.draws:
+            results = call_traced(planned, part)
+        else:
+            plan = planned.plan if planned.plan and not whole else plan_whole(planned.function)
+            inputs = _inputs(strategy, planned, part, replica)
+            results = write_step(plan, own, inputs, add, add_up)
     except Exception as error:
         raise NotWrittenError(error) from error
     outputs = planned.function.structured_outputs
@@ -147,8 +129,8 @@ def _inputs(strategy: Any, planned: PlannedStep, part: Any, replica: int) -> lis
     return [*_arguments(part), *captured]
 
 
-def is_not_split(batch: Any, sharing: Sharing) -> Any:
-    """Returns whether each replica computes all rows of a batch: a bool, or a tensor.
+def is_not_split(batch: Any, sharing: Sharing) -> bool:
+    """Whether each replica computes all rows of a batch, of tensors with values.
 
     It does if there are fewer rows than replicas, or if the tensors do not have the same rows.
     """
@@ -156,13 +138,9 @@ def is_not_split(batch: Any, sharing: Sharing) -> Any:
         return True
     if not isinstance(batch, Share):
         return False
-    if batch.rows is not None:
-        return count_rows(batch.rows) < sharing.replicas
-    others = have_other_rows(batch.batch)
-    few = count_rows(batch.batch) < sharing.replicas
-    if isinstance(others, bool) and isinstance(few, bool):
-        return others or few
-    return tf.logical_or(others, few)
+    tensors = batch.batch if batch.rows is None else batch.rows
+    counts = {value.shape[0] for value in tf.nest.flatten(tensors) if has_rows(value)}
+    return len(counts) > 1 or count_rows(tensors) < sharing.replicas
 
 
 def _part_of_replica(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, OwnRows]:
@@ -181,15 +159,20 @@ def _part_of_replica(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, O
     if batch.rows is not None:  # the worker has no rows but those of its replicas
         first -= sharing.first_replica
         stride = sharing.local_replicas
-    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
-        part = part_of_batch(batch.batch, first, stride)
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
     own = (total + sharing.replicas - 1 - replica) // sharing.replicas
+    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
+        part = tf.nest.map_structure(
+            lambda value: (
+                tf.gather(value, tf.range(own) * stride + first) if has_rows(value) else value
+            ),
+            batch.batch,
+        )
     return part, OwnRows(total, tf.range(own) * sharing.replicas + replica, own, replica)
 
 
 def _all_of_batch(batch: Any, replica: int) -> tuple[Any, OwnRows]:
     """Returns all rows of a batch, which the worker has."""
-    whole = batch.batch if isinstance(batch, Share) else batch
+    whole = tensors_of(batch)
     total = tf.convert_to_tensor(count_rows(whole))
     return whole, OwnRows(total, tf.range(total), total, replica)

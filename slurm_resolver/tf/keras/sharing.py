@@ -57,7 +57,7 @@ class Sharing(NamedTuple):
 def share(batch: Any, origins: Sequence[Origin] | None = None) -> Share:
     """Returns a batch with the fingerprints of its tensors, by default of equal ones."""
     pairs = zip(tf.nest.flatten(batch), origins or itertools.repeat(Origin.EQUAL))
-    found = [fingerprint(value, origin) for value, origin in pairs if _has_rows(value)]
+    found = [fingerprint(value, origin) for value, origin in pairs if has_rows(value)]
     return Share(tf.reshape(found, [-1, FINGERPRINT]), batch)
 
 
@@ -87,7 +87,7 @@ def names_of_tensors(share: Share) -> list[str]:
         name
         for part, name in zip(parts, ("x", "y", "sample_weight"))
         for value in tf.nest.flatten(part)
-        if _has_rows(value)
+        if has_rows(value)
     ]
 
 
@@ -131,50 +131,15 @@ def without(dataset: Any, kinds: Collection[private_names.Name]) -> Any:
 
 def count_rows(batch: Any) -> Any:
     """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
-    for value in filter(_has_rows, tf.nest.flatten(batch)):
+    for value in filter(has_rows, tf.nest.flatten(batch)):
         static = value.shape[0]
         return tf.cast(tf.shape(value)[0], tf.int32) if static is None else int(static)
     return 1
 
 
-def have_other_rows(batch: Any) -> Any:
-    """Returns whether the first dimensions of a batch's tensors differ: a bool, or a tensor."""
-    values = list(filter(_has_rows, tf.nest.flatten(batch)))
-    known = {value.shape[0] for value in values}
-    if known != {None}:
-        return len(known) > 1
-    counts = tf.stack([count_rows(value) for value in values])
-    return tf.reduce_any(tf.not_equal(counts, counts[0]))
-
-
-def part_of_batch(batch: Any, first: Any, stride: Any) -> Any:
-    """Returns the rows of each of a batch's tensors whose number modulo `stride` is `first`.
-
-    If the stride is not a constant, the number of these rows is none either.
-    """
-    begin = tf.cast(first, tf.int64)
-    step = tf.cast(stride, tf.int64)
-
-    def part(value: Any) -> Any:
-        if not _has_rows(value):
-            return value
-        count = tf.cast(count_rows(value), tf.int64)
-        places = tf.range(tf.minimum(begin, count), count, step)
-        if isinstance(value, tf.SparseTensor):
-            return _rows_of_sparse(value, begin, step, tf.size(places, tf.int64))
-        return tf.gather(value, places)
-
-    return tf.nest.map_structure(part, batch)
-
-
-def _rows_of_sparse(value: Any, first: Any, stride: Any, count: Any) -> Any:
-    """Returns the rows of a sparse tensor whose number modulo `stride` is `first`: `count` rows."""
-    kept = tf.sparse.retain(value, tf.equal(value.indices[:, 0] % stride, first))
-    indices = tf.concat([kept.indices[:, :1] // stride, kept.indices[:, 1:]], axis=1)
-    shape = tf.concat([[count], value.dense_shape[1:]], axis=0)
-    part = tf.SparseTensor(indices, kept.values, shape)
-    part.set_shape([None, *value.shape[1:]])
-    return part
+def tensors_of(batch: Any) -> Any:
+    """Returns what a worker has of a batch."""
+    return batch.batch if isinstance(batch, Share) else batch
 
 
 def without_optionals(batch: Any) -> Any:
@@ -184,5 +149,12 @@ def without_optionals(batch: Any) -> Any:
     )
 
 
-def _has_rows(value: Any) -> bool:
+def type_of(value: Any) -> Any:
+    """Returns the type of a part of a batch, given as a tensor, its type or None."""
+    is_type = value is None or isinstance(value, tf.TypeSpec)
+    return value if is_type else tf.type_spec_from_value(value)
+
+
+def has_rows(value: Any) -> bool:
+    """Whether a part of a batch is a tensor with a first dimension."""
     return isinstance(value, TENSORS) and value.shape.rank != 0

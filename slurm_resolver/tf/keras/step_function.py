@@ -25,15 +25,19 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.start.keras_version import keras_takes_batches
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.data_waits import timed
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
 from slurm_resolver.tf.keras.configuration import describe_model
 from slurm_resolver.tf.keras.differences import REMEDY, compare
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
-from slurm_resolver.tf.keras.model_step import ModelStep, NotWrittenError, PlannedStep, as_tensor
+from slurm_resolver.tf.keras.model_step import (
+    ModelStep,
+    NotWrittenError,
+    PlannedStep,
+    as_tensor,
+    type_of_any_rows,
+)
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.replica_step import (
     compare_step,
@@ -42,7 +46,7 @@ from slurm_resolver.tf.keras.replica_step import (
     type_of_batch,
 )
 from slurm_resolver.tf.keras.replicas import run_in_replicas
-from slurm_resolver.tf.keras.sharing import Share, share, without_optionals
+from slurm_resolver.tf.keras.sharing import Share, share, tensors_of, without_optionals
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
@@ -54,10 +58,8 @@ _MISMATCH = "mismatch in the collective"
 _COMPARED = 64  # steps of `train_on_batch` between two comparisons of the weights
 
 
-def compiled(model: Any, function: Method) -> Any:
-    """Compiles a function into a graph, unless the model runs eagerly."""
-    if model.run_eagerly:
-        return function
+def compiled(function: Method) -> Any:
+    """Compiles a function into a graph."""
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
 
@@ -76,11 +78,8 @@ class StepFunction:
         self._verification: Verification | None = None
         if self._strategy.verified_steps:
             self._verification = Verification(model, kind, self._strategy.verified_steps)
-        self._make_functions()
-
-    def _make_functions(self) -> None:
-        self._on_batch = compiled(self._model, self.run_step)
-        self._on_iterator = compiled(self._model, self._run_steps)
+        self._graphs = compiled(self._write_step)
+        self._written: set[bool] = set()  # for whole batches, and for divided ones
 
     def __call__(self, data: Any) -> Any:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -91,7 +90,10 @@ class StepFunction:
         begins = STEP_OF_CALLBACK if is_in_hook() else STEP
         try:
             with self._strategy.workers.step(begins):
-                return self._predict(data) if isinstance(data, list) else self._take_steps(data)
+                batches = itertools.islice(noting(data), count)
+                results = [self._compute(_as_share(batch)) for batch in batches]
+                if not results:
+                    raise StopIteration
         except tf.errors.OpError as error:
             text = str(error)
             if _MISMATCH in text:
@@ -103,6 +105,9 @@ class StepFunction:
             raise
         finally:
             reporter.end_step()
+        if len(results) == 1 or not isinstance(data, list):
+            return results[-1]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *results)
 
     def _compare_in_own_loop(self) -> None:
         """Compares the workers' models in a loop of `train_on_batch`, which has no epochs.
@@ -115,31 +120,6 @@ class StepFunction:
         when = f"before step {step} of train_on_batch"
         compare_weights(self._strategy.workers, self._model, when)
 
-    def _predict(self, batches: list[Any]) -> Any:
-        """Returns the outputs for all rows of some batches, in their order."""
-        outputs = [self._call("_on_batch", _as_share(batch)) for batch in batches]
-        if len(outputs) == 1:
-            return outputs[0]
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-
-    def _take_steps(self, iterator: Any) -> Any:
-        """Returns the logs of the next steps on an iterator's data."""
-        of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        by_batch = isinstance(iterator, tf.data.Iterator) and self._takes_batches()
-        if of_data and not (by_batch or self._model.run_eagerly):
-            return self._call("_on_iterator", iterator)
-        logs = None
-        for batch in itertools.islice(noting(iterator), self._model.steps_per_execution):
-            logs = self._call("_on_batch", _as_share(batch))
-        if logs is None:
-            raise StopIteration
-        return logs
-
-    def _takes_batches(self) -> bool:
-        """Whether the steps of a call take batches, as Keras reads them, and not an iterator."""
-        at_once = self._model.steps_per_execution
-        return self._kind == "predict" or (at_once == 1 and keras_takes_batches())
-
     def choose_data(self, data: Any) -> None:
         """Lets Keras read whole batches if a step must compute them.
 
@@ -151,89 +131,79 @@ class StepFunction:
             return
         rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
         first = shares.element_spec._replace(rows=rows)
-        is_whole = self._model.run_eagerly or tf.config.functions_run_eagerly()
-        if not (is_whole or self._verification) and self._planned(first).reason is None:
-            self._write(first, shares.element_spec)
-        if is_whole or self._verification or self._planned(first).reason is not None:
+        is_whole = self._runs_eagerly() or self._verification
+        if is_whole or not self._write(first, whole=False):
             private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
 
-    def _write(self, first: Any, others: Any) -> None:
-        """Writes the graph of the first step, to find out whether that is possible.
+    def _runs_eagerly(self) -> bool:
+        return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())
+
+    def _compute(self, batch: Any) -> Any:
+        """Returns the result of a step; the first ones may be compared with one process."""
+        if self._runs_eagerly():
+            return self._run_eagerly(batch)
+        step = functools.partial(self._run, batch)
+        if self._verification:
+            return self._verification.compute(self._planned(batch), batch, step)
+        return step()
+
+    def _run(self, batch: Any) -> Any:
+        """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""
+        whole = is_not_split(batch, self._strategy.sharing)
+        if whole not in self._written and isinstance(batch, Share):
+            self._write(batch, whole)
+        try:
+            return self._graphs(batch, whole)
+        except NotWrittenError as error:
+            self._give_up(error)
+            return self._graphs(batch, whole)
+
+    def _write(self, batch: Share, whole: bool) -> bool:
+        """Writes the graph of a step for any number of rows, and returns whether it is split.
 
         Args:
-            first: the types of the first batch.
-            others: those of all batches.
+            batch: of tensors, or their types.
+            whole: whether each replica computes all rows.
         """
+        self._written.add(whole)
+        if self._planned(batch).reason is not None:  # perhaps for this number of rows alone
+            return False
+        spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
-            if self._takes_batches():
-                self._on_batch.get_concrete_function(first)
-            else:
-                # Another iterator would make a shuffled dataset begin its next epoch.
-                self._on_iterator.get_concrete_function(tf.data.IteratorSpec(others))
+            self._graphs.get_concrete_function(spec._replace(digest=batch.digest), whole)
         except NotWrittenError as error:
-            self._step.give_up(error)
-            self._make_functions()
+            self._give_up(error)
+            return False
+        return True
 
-    def _call(self, name: str, data: Any) -> Any:
-        """Calls a function; it is written again for whole batches if it could not be written."""
-        try:
-            return getattr(self, name)(data)
-        except NotWrittenError as error:
-            self._step.give_up(error)
-            self._make_functions()
-            return getattr(self, name)(data)
+    def _give_up(self, error: NotWrittenError) -> None:
+        """Lets each replica compute all rows from now on."""
+        self._step.give_up(error)
+        self._graphs = compiled(self._write_step)
 
-    def _run_steps(self, iterator: Any) -> Any:
-        """Returns the result of the last of several steps, fewer if the data ends."""
-        results = self.run_step(timed(iterator.get_next))
-        count = self._model.steps_per_execution
-        if count == 1:
-            return results
+    def _write_step(self, batch: Any, whole: bool) -> Any:
+        """Writes a step of all replicas, and returns its result, which is the same in all of them.
 
-        def again(_: Any, results: Any) -> Any:
-            batch = timed(iterator.get_next_as_optional)
-            there = batch.has_value()
-            results = tf.cond(there, lambda: self.run_step(batch.get_value()), lambda: results)
-            return there, results
-
-        begin = (True, results)
-        loop = tf.while_loop(lambda there, _: there, again, begin, maximum_iterations=count - 1)
-        return loop[1]
-
-    def run_step(self, batch: Any) -> Any:
-        """Returns the result of a step of all replicas, which is the same in all of them."""
+        Args:
+            batch: of which the graph's inputs are made.
+            whole: whether each replica computes all rows.
+        """
         patch_metrics()
-        if tf.executing_eagerly():
-            return self._run_eagerly(batch)
         planned = self._planned(self._of_first_replica(batch))
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
-
-        def compute(whole: bool) -> Any:
-            def in_replica(batch: Any) -> Any:
-                return compute_step(
-                    self._strategy,
-                    planned,
-                    batch,
-                    self._comparison,
-                    whole=whole,
-                )
-
-            return run_in_replicas(self._strategy, in_replica, batch)
-
-        def by_part() -> Any:
-            if self._verification:
-                return self._verification.compute(planned, batch, lambda: compute(False))
-            return compute(False)
-
         refresh_copies(self._strategy, planned.function)
-        sharing = self._strategy.sharing
-        is_whole = planned.reason is not None or is_not_split(batch, sharing)
-        # If the data has ended, no step may be counted.
-        with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
-            if isinstance(is_whole, bool):
-                return compute(True) if is_whole else by_part()
-            return tf.cond(is_whole, lambda: compute(True), by_part)
+
+        def in_replica(batch: Any) -> Any:
+            return compute_step(
+                self._strategy,
+                planned,
+                batch,
+                self._comparison,
+                whole=whole or planned.reason is not None,
+            )
+
+        return run_in_replicas(self._strategy, in_replica, batch)
 
     def _planned(self, batch: Any) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
@@ -242,12 +212,11 @@ class StepFunction:
 
     def _run_eagerly(self, batch: Any) -> Any:
         """Returns the result of a step that computes all rows in each worker, as one process."""
-        if self._strategy.sharing.replicas > 1:
-            self._check_whole(batch, "it runs eagerly")
+        self._check_whole(batch, "it runs eagerly")
         compare = functools.partial(compare_step, self._comparison)
         run_in_replicas(self._strategy, compare, batch)
-        whole = batch.batch if isinstance(batch, Share) else batch
-        return self._step.run_eagerly(without_optionals(self._of_first_replica(whole)))
+        first = self._of_first_replica(tensors_of(batch))
+        return self._step.run_eagerly(without_optionals(first))
 
     def _of_first_replica(self, batch: Any) -> Any:
         """Returns what the first replica of this worker gets of a batch."""
@@ -257,6 +226,8 @@ class StepFunction:
 
     def _check_whole(self, batch: Any, reason: str) -> None:
         """Says why every worker computes whole batches, or cannot."""
+        if self._strategy.sharing.replicas == 1:
+            return
         text = f"the {self._kind} step of {self._model.name!r} cannot be split: {reason}."
         if not isinstance(batch, Share):
             raise FitError(
