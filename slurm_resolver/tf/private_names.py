@@ -251,9 +251,6 @@ PYTHON_FUNCTION = Name(
     "tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper()._func"
 )
 
-# TensorFlow refuses some operations after `enable_op_determinism`.
-IS_DETERMINISTIC = Name("tensorflow.python.framework.config:is_op_determinism_enabled")
-
 # If a worker fails or is lost, the collectives of the others end with an error that says why.
 CONTEXT = Name("tensorflow.python.eager.context:context")
 ABORT = Name("tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)")

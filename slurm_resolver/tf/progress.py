@@ -23,7 +23,6 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.tcp import outlast_outages
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import exit_at_once, warn
-from slurm_resolver.tf import data_waits
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
 _STALL_SECONDS = 300.0
@@ -49,7 +48,6 @@ class Reporter:
     whole = False
     _exits = False  # once it is behind in a stall
     _steps = 0  # of this epoch
-    _in_graphs = 0.0  # seconds that graphs had waited for data by then
     _last_epoch: tuple[int, Mapping[str, float]] = 0, {}  # its steps, and what it was spent with
 
     def __init__(self) -> None:
@@ -76,9 +74,6 @@ class Reporter:
         now = time.monotonic()
         self._count(self._spent, now)
         if stage is not None:
-            _, waited = data_waits.read()
-            self._move_to_data(self._spent, waited)
-            self._in_graphs = waited
             if not stage or not self.stage:
                 self._end_epoch()
             self.stage = stage
@@ -92,12 +87,6 @@ class Reporter:
             spent[phases.VALIDATION] += now - self._since
         elif self.stage:
             spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
-
-    def _move_to_data(self, spent: dict[str, float], waited: float) -> None:
-        """Counts as waiting what the graphs of steps have waited for data in this stage."""
-        if self.stage != phases.VALIDATION:
-            spent["data"] += waited - self._in_graphs
-            spent["steps"] -= waited - self._in_graphs
 
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
@@ -131,18 +120,8 @@ class Reporter:
         phase = self.phase
         since = self._since
         spent = defaultdict(float, self._spent)
-        mark, waited = data_waits.read()
-        # On a busy machine, the line above may take longer than a step takes to ask for data: only
-        # clocks that are read at the same time say which came first.
-        wall = time.time()
         now = time.monotonic()
-        marked = now - wall + abs(mark)
         self._count(spent, now)
-        if phase in (phases.STEP, phases.COMPILING) and marked > since - 0.001:
-            phase = phases.DATA if mark > 0 else phases.STEP
-            since = marked
-            waited += now - since if mark > 0 else 0.0
-        self._move_to_data(spent, waited)
         total = max(sum(spent.values()), 0.001)
         steps, seconds = self._last_epoch
         return phases.Report(
@@ -177,7 +156,6 @@ class Reporter:
             self._exits = on_stall == "exit"
         if self._rank is not None:
             return
-        data_waits.start()
         client = connect(cluster.service, cluster.name_of)
         self._rank = client.address.rank
         client.listen("stall", self._take_stall)

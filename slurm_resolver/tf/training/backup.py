@@ -25,7 +25,7 @@ from slurm_resolver import signals
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
-from slurm_resolver.tf import data_waits, private_names
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
@@ -284,10 +284,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Whether a step has failed because it got no data, before it changed a variable."""
         if self.model.steps_per_execution > 1:
             return False
-        spec = private_names.DISTRIBUTED_DATASET.of(self._data).element_spec
-        asked_at, _ = data_waits.read()
-        if isinstance(spec, Share) and asked_at > 0:  # the graph of a step waits for it
-            return True
         read = getattr(type(self._iterator).__next__, "__code__", None)
         return any(frame.f_code is read for frame, _ in traceback.walk_tb(error.__traceback__))
 
