@@ -38,12 +38,10 @@ def reporting(name: str) -> Iterator[Any]:
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1
+            reporter.enter(phases.DATA)
 
         on_test_batch_begin = on_train_batch_begin
-
-        def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-            reporter.step = batch + 1
-            reporter.enter(phases.DATA)
+        on_predict_batch_begin = on_train_batch_begin
 
     reporter.enter(phases.MEETING, name)
     reporter.whole = False
