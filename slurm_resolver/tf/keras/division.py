@@ -17,6 +17,7 @@ map before its batches, and a map with a state or a seed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Collection
@@ -243,16 +244,9 @@ def _check_rows(dataset: tf.data.Dataset) -> None:
     arguments = len(graph.inputs) - len(graph.internal_captures)  # which come first
     values = [rows()] * arguments + [SAME] * len(graph.internal_captures)
     wanted = [rows()] * len(graph.outputs)
-    reason: str | None = None
-    try:
-        plan = plan_graph(graph, values, wanted)
-    except PlanError as error:
-        reason = str(error)
-    else:
-        for step in plan.steps:
-            if not isinstance(step, Compute):
-                reason = "it needs all rows"
-            elif step.reason is not None:
-                reason = f"{step.reason} ({step.node.operation.type})"
-    if reason:
-        raise UndividedError(f"a map after batch(n) may not treat each row by itself: {reason}")
+    is_by_row = False
+    with contextlib.suppress(PlanError):
+        steps = plan_graph(graph, values, wanted).steps
+        is_by_row = all(isinstance(step, Compute) and step.reason is None for step in steps)
+    if not is_by_row:
+        raise UndividedError("a map after batch(n) may not treat each row by itself")
