@@ -137,28 +137,14 @@ class MultiWorkerMirroredStrategy(
         self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         self.verified_steps = 0  # that are compared with one process
-        # The copies of each variable, by the id of the first one's handle.
-        self.copies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        private_names.CREATE_VARIABLE.replace(self._create_variable, owner=self.extended)
         if self.of_several:
+            private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
             step = slurm_step_of(cluster_resolver)
             _agree_on_seeds(self.workers, step.job_id)
             self.verified_steps = step.verified_steps or 0
         private_names.replace(self.extended, "update", update_once)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
-
-    def _create_variable(self, create: Method, *args: Any, **kwargs: Any) -> Any:
-        """Makes a variable in all workers together, and notes its copies."""
-        variable = (
-            self.workers.make(create, *args, **kwargs)
-            if self.of_several
-            else create(*args, **kwargs)
-        )
-        copies: Any = getattr(variable, "values", ())
-        if len(copies) > 1:
-            self.copies[id(copies[0].handle)] = variable
-        return variable
 
     def read_dataset(self, iterator: Any, dataset: Any) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.

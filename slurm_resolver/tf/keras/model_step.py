@@ -13,25 +13,18 @@ from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_graph import call_outside
-from slurm_resolver.tf.keras.outside_variables import Copies, copies_outside
+from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.sharing import TENSORS, type_of
 from slurm_resolver.tf.partition.effects import is_drawn
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.plan import Plan
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
-from slurm_resolver.tf.partition.values import PlanError
+from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method
 
 # The arguments of `tf.Variable` that Keras and programs give.
-_OF_VARIABLES = (
-    "initial_value",
-    "trainable",
-    "name",
-    "dtype",
-    "constraint",
-    "synchronization",
-    "aggregation",
-    "shape",
+_OF_VARIABLES = names(
+    "initial_value trainable name dtype constraint synchronization aggregation shape"
 )
 
 
@@ -43,12 +36,14 @@ class PlannedStep(NamedTuple):
         plan: of its graph; None if each worker must call the step itself.
         reason: why each replica computes all rows; None if each computes its own.
         draws: whether one replica computes something for the others, such as random numbers.
+        copies: the variables of the replicas.
     """
 
     function: Any
     plan: Plan | None
     reason: str | None
     draws: bool
+    copies: Copies
 
 
 class NotWrittenError(Exception):
@@ -69,7 +64,6 @@ class ModelStep:
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
         self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
-        self._outside: list[Copies] = []
         self._fault: str | None = None  # of a plan that could not be written
 
     def planned(self, spec: Any) -> PlannedStep:
@@ -140,9 +134,13 @@ class ModelStep:
         if reason is not None:
             with contextlib.suppress(Exception):
                 plan = plan_whole(traced)
-        self._outside += copies_outside(self._strategy, traced)
-        draws = plan is not None and _draws(traced.graph)
-        return PlannedStep(traced, plan, reason, draws)
+        return PlannedStep(
+            function=traced,
+            plan=plan,
+            reason=reason,
+            draws=plan is not None and _draws(traced.graph),
+            copies=copies_of(self._strategy, traced),
+        )
 
     def _trace(self, spec: Any) -> Any:
         """Traces the step until it makes no variable."""

@@ -7,54 +7,43 @@ between steps. In a step, all replicas change their copies alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.weight_comparison import compare_variables
 
-
-@dataclass(eq=False)
-class Copies:
-    """A variable, and its copies for the other replicas of a worker."""
-
-    values: list[tf.Variable]
-
-    def refresh(self) -> None:
-        """Gives the copies the value of the variable."""
-        for copy in self.values[1:]:
-            copy.assign(self.values[0])
+# The variables of this worker's replicas, by the id of the first one's handle.
+Copies = Mapping[int, Sequence[tf.Variable]]
 
 
-def copies_outside(strategy: Any, function: Any) -> list[Copies]:
-    """Compares the variables that a traced step has from outside, and returns their new copies.
+def copies_of(strategy: Any, function: Any) -> Copies:
+    """Returns the copies of a traced step's variables, and compares those from outside.
 
     Raises:
         FitError: in every worker, if their values differ from worker to worker.
     """
-    is_inside = strategy.extended.variable_created_in_scope
+    extended = strategy.extended
     # TensorFlow has a set of them: these are in the order in which the step uses them.
     places = {id(one): place for place, one in enumerate(function.captured_inputs)}
-    variables = [one for one in function.variables if not is_inside(one)]
-    variables.sort(key=lambda one: places[id(one.handle)])
-    if strategy.of_several and variables:
-        compare_variables(strategy.workers, variables)
-    made = []
+    variables = sorted(function.variables, key=lambda one: places.get(id(one.handle), 0))
+    outside = [one for one in variables if not extended.variable_created_in_scope(one)]
+    if strategy.of_several and outside:
+        compare_variables(strategy.workers, outside)
+    copies = {}
     for one in variables:
-        if strategy.sharing.local_replicas > 1 and id(one.handle) not in strategy.copies:
-            copies = Copies([one])
-            for device in strategy.extended.worker_devices[1:]:
-                with tf.device(device):
-                    copies.values.append(tf.Variable(one, trainable=one.trainable))
-            strategy.copies[id(one.handle)] = copies
-            made.append(copies)
-    return made
+        values = list(strategy.experimental_local_results(extended.value_container(one)))
+        for device in extended.worker_devices[len(values) :]:
+            with tf.device(device):
+                values.append(tf.Variable(one, trainable=one.trainable))
+        copies[id(one.handle)] = values
+    return copies
 
 
-def refresh_copies(strategy: Any, function: Any) -> None:
-    """Gives the copies of a traced step's variables from outside their values."""
-    for one in function.variables:
-        copies = strategy.copies.get(id(one.handle))
-        if isinstance(copies, Copies):
-            copies.refresh()
+def refresh_copies(strategy: Any, copies: Copies) -> None:
+    """Gives the copies of variables from outside their values."""
+    for first, *others in copies.values():
+        if not strategy.extended.variable_created_in_scope(first):
+            for other in others:
+                other.assign(first)

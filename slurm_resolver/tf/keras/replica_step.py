@@ -45,7 +45,7 @@ def type_of_batch(batch: Any) -> Any:
 
 
 def compute_step(
-    strategy: Any,
+    sharing: Sharing,
     planned: PlannedStep,
     batch: Any,
     comparison: Comparison,
@@ -63,7 +63,6 @@ def compute_step(
     Raises:
         NotWrittenError: if the plan could not be written.
     """
-    sharing = strategy.sharing
     replica = replica_number()
     add = _AddUp(comparison, batch, replica)
     try:
@@ -76,7 +75,7 @@ def compute_step(
             results = call_traced(planned, part)
         else:
             plan = planned.plan if planned.plan and not whole else plan_whole(planned.function)
-            inputs = _inputs(strategy, planned, part, replica)
+            inputs = _inputs(sharing, planned, part, replica)
             results = write_step(plan, own, inputs, add, add_up)
     except Exception as error:
         raise NotWrittenError(error) from error
@@ -118,14 +117,11 @@ def _arguments(part: Any) -> list[Any]:
     return [one for one in flat if tf.is_tensor(one)]
 
 
-def _inputs(strategy: Any, planned: PlannedStep, part: Any, replica: int) -> list[Any]:
+def _inputs(sharing: Sharing, planned: PlannedStep, part: Any, replica: int) -> list[Any]:
     """Returns the inputs of the traced step: a batch, and what the step captures."""
-    local = replica - strategy.sharing.first_replica
-    copies = strategy.copies
-    captured = [
-        copies[id(one)].values[local].handle if id(one) in copies else one
-        for one in planned.function.captured_inputs
-    ]
+    local = replica - sharing.first_replica
+    own = {place: copies[local].handle for place, copies in planned.copies.items()}
+    captured = [own.get(id(one), one) for one in planned.function.captured_inputs]
     return [*_arguments(part), *captured]
 
 

@@ -192,11 +192,11 @@ class StepFunction:
         planned = self._planned(self._of_first_replica(batch))
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
-        refresh_copies(self._strategy, planned.function)
+        refresh_copies(self._strategy, planned.copies)
 
         def in_replica(batch: Any) -> Any:
             return compute_step(
-                self._strategy,
+                self._strategy.sharing,
                 planned,
                 batch,
                 self._comparison,
