@@ -7,7 +7,7 @@ these have the same values in all workers, and one worker alone can read them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,17 +37,10 @@ class _Additions:
         """Whether the caller is in a condition, loop or tf.function."""
         return self._graph is not tf.compat.v1.get_default_graph()
 
-    @contextlib.contextmanager
-    def noting(self, metric: Any) -> Iterator[None]:
-        """Notes what the block adds to a metric's variables; those that it makes begin as zeros."""
-        self._note(metric.variables)
-        yield
-        self._note(metric.variables, zeros=True)
-
-    def _note(self, variables: Iterable[Any], zeros: bool = False) -> None:
-        """Notes the values of variables of Keras, or that they begin as zeros."""
+    def note(self, metric: Any, zeros: bool = False) -> None:
+        """Notes the values of a metric's variables, or that new ones have begun as zeros."""
         with self._graph.as_default() if self._is_inside() else contextlib.nullcontext():
-            for one in variables:
+            for one in metric.variables:
                 if id(one) not in self._before:
                     value = tf.zeros(one.shape, one.dtype) if zeros else one.value
                     self._before[id(one)] = one, tf.convert_to_tensor(value)
@@ -126,8 +119,9 @@ def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> No
     """Updates a metric in a replica."""
     additions = _current_additions()
     if additions and additions.sees_updates():
-        with additions.noting(metric):
-            original(metric, *args, **kwargs)
+        additions.note(metric)
+        original(metric, *args, **kwargs)
+        additions.note(metric, zeros=True)
     else:
         with _adding_up():
             update_state(original, metric, *args, **kwargs)
