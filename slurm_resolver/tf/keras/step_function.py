@@ -27,8 +27,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
-from slurm_resolver.tf.keras.configuration import describe_model
-from slurm_resolver.tf.keras.differences import REMEDY, compare
+from slurm_resolver.tf.keras.differences import REMEDY
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import (
@@ -95,11 +94,8 @@ class StepFunction:
                 if not results:
                     raise StopIteration
         except tf.errors.OpError as error:
-            text = str(error)
-            if _MISMATCH in text:
-                described = list(describe_model(self._model))
-                compare(self._strategy.workers, "in this step", described, described)
-                what = text.partition(_MISMATCH)[2].partition(".")[0].strip()
+            what = str(error).partition(_MISMATCH)[2].partition(".")[0].strip()
+            if what:
                 where = f"the workers compute different steps {reporter.where()}".rstrip()
                 raise FitError(f"{where}: {what}. {REMEDY}") from error
             raise
