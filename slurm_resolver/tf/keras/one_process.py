@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -13,29 +13,22 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.step import of_own_rows
 from slurm_resolver.tf.private_names import Method
 
-
-class _Thread(threading.local):
-    """What a thread does; each has its own."""
-
-    traces = False
-
-
-_thread = _Thread()
+_traces = ContextVar("traces", default=False)  # of each thread
 
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
     """Lets the block run a step as one process does."""
-    _thread.traces = True
+    token = _traces.set(True)
     try:
         yield
     finally:
-        _thread.traces = False
+        _traces.reset(token)
 
 
 def is_one_process() -> bool:
     """Whether the caller is in such a block."""
-    return _thread.traces
+    return _traces.get()
 
 
 def update_once(original: Method, variable: Any, function: Method, *args: Any, **given: Any) -> Any:
