@@ -28,17 +28,19 @@ KIND = {
 _made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-def make_function(kind: str, original: Any, model: Any, force: bool = False) -> Any:
+def make_function(original: Any, model: Any, force: bool = False) -> Any:
     """Makes a model's function for a kind of steps, which a strategy of this package takes."""
-    if not is_ours(model.distribute_strategy):
+    strategy = model.distribute_strategy
+    if not is_ours(strategy):
         return original(model, force)
-    name = f"{kind}_function"
+    name = original.__name__.partition("_")[2]
+    kind = name.partition("_")[0]
     if force or getattr(model, name) is None:
-        setattr(model, name, model.distribute_strategy.make_function(model, kind))
+        setattr(model, name, strategy.make_function(model, kind))
         _made.setdefault(model, set()).add(kind)
     _check_made(kind, model)
     function = getattr(model, name)
-    unread = vars(model.distribute_strategy).pop("unread", None)
+    unread = vars(strategy).pop("unread", None)
     if unread and hasattr(function, "choose_data"):
         function.choose_data(unread)
     return function

@@ -70,9 +70,9 @@ def _patch_models() -> None:
 
     changes: dict[private_names.Name, Method] = {
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
-        private_names.MAKE_TRAIN_FUNCTION: functools.partial(make_function, "train"),
-        private_names.MAKE_TEST_FUNCTION: functools.partial(make_function, "test"),
-        private_names.MAKE_PREDICT_FUNCTION: functools.partial(make_function, "predict"),
+        private_names.MAKE_TRAIN_FUNCTION: make_function,
+        private_names.MAKE_TEST_FUNCTION: make_function,
+        private_names.MAKE_PREDICT_FUNCTION: make_function,
         # It also splits the data by rows. Until TensorFlow does.
         private_names.READ_DATA: _read_data,
         # No worker waits for the end of another one's iterator. Until TensorFlow does not wait.
