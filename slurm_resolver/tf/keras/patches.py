@@ -164,12 +164,10 @@ def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
             f"the optimizer {thing.name!r}, which a step uses, was created outside "
             f"strategy.scope(). {SCOPE}"
         )
-    with contextlib.ExitStack() as stack:
-        if is_one_process():
-            stack.enter_context(tf.init_scope())  # a step makes its variables outside of its graph
-            stack.enter_context(strategy.scope())
-        else:
-            stack.enter_context(_scope(strategy))
+    if not is_one_process():
+        with _scope(strategy):
+            return original(thing, *args, **kwargs)
+    with tf.init_scope(), strategy.scope():  # a step makes its variables outside of its graph
         return original(thing, *args, **kwargs)
 
 
