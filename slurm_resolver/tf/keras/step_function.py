@@ -240,8 +240,7 @@ class StepFunction:
 
 def _as_share(batch: Any) -> Any:
     """Returns a batch of `train_on_batch`, which is the same in all workers, as a dataset does."""
-    values = tf.nest.flatten(batch)
-    of_replicas = any(isinstance(value, tf.distribute.DistributedValues) for value in values)
-    if of_replicas or isinstance(batch, Share):
+    of_replicas = tf.distribute.DistributedValues
+    if isinstance(batch, Share) or isinstance(tf.nest.flatten(batch)[0], of_replicas):
         return batch
     return share(tf.nest.map_structure(as_tensor, batch))
