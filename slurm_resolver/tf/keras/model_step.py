@@ -32,7 +32,7 @@ class PlannedStep(NamedTuple):
     """A step of one process, and how a replica computes it.
 
     Attributes:
-        function: the traced step; its arguments are the tensors of a batch.
+        function: the traced step; its argument is a batch.
         plan: of its graph; None if each worker must call the step itself.
         reason: why each replica computes all rows; None if each computes its own.
         draws: whether one replica computes something for the others, such as random numbers.
@@ -100,12 +100,12 @@ class ModelStep:
 
     def run_eagerly(self, data: Any) -> Any:
         """Returns the result of a step that runs eagerly, as in one process."""
+        return call_outside(lambda: self._take(data))
 
-        def run() -> Any:
-            with tf.variable_creator_scope(self._make_variable), as_one_process():
-                return tf.nest.map_structure(as_tensor, self._step(data))
-
-        return call_outside(run)
+    def _take(self, data: Any) -> Any:
+        """Returns the result of a step on tensors, or on symbols of them."""
+        with tf.variable_creator_scope(self._make_variable), as_one_process():
+            return tf.nest.map_structure(as_tensor, self._step(data))
 
     def _look_up(self, spec: Any, reason: str | None) -> PlannedStep:
         kind = repr(spec)
@@ -144,28 +144,11 @@ class ModelStep:
 
     def _trace(self, spec: Any) -> Any:
         """Traces the step until it makes no variable."""
-        flat = [one for one in tf.nest.flatten(spec, expand_composites=True) if one is not None]
         while True:
             made = self._made
-            function = tf.function(self._of_tensors(spec), autograph=False)
-            traced = function.get_concrete_function(*flat)
+            traced = tf.function(self._take, autograph=False).get_concrete_function(spec)
             if self._made == made:
                 return traced
-
-    def _of_tensors(self, spec: Any) -> Method:
-        """Returns the step as a function of the tensors of a batch."""
-
-        def step(*tensors: Any) -> Any:
-            given = iter(tensors)
-            flat = [
-                one if one is None else next(given)
-                for one in tf.nest.flatten(spec, expand_composites=True)
-            ]
-            data = tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
-            with tf.variable_creator_scope(self._make_variable), as_one_process():
-                return tf.nest.map_structure(as_tensor, self._step(data))
-
-        return step
 
     def _make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""

@@ -107,14 +107,8 @@ class _AddUp:
 
 def call_traced(planned: PlannedStep, whole: Any) -> list[Any]:
     """Returns the results of the traced step itself, on all rows of a batch, as a list."""
-    found = planned.function(*_arguments(whole))
+    found = planned.function(without_optionals(whole))
     return list(tf.nest.flatten(found, expand_composites=True))
-
-
-def _arguments(part: Any) -> list[Any]:
-    """Returns the tensors of a batch."""
-    flat = tf.nest.flatten(without_optionals(part), expand_composites=True)
-    return [one for one in flat if tf.is_tensor(one)]
 
 
 def _inputs(sharing: Sharing, planned: PlannedStep, part: Any, replica: int) -> list[Any]:
@@ -122,7 +116,8 @@ def _inputs(sharing: Sharing, planned: PlannedStep, part: Any, replica: int) -> 
     local = replica - sharing.first_replica
     own = {place: copies[local].handle for place, copies in planned.copies.items()}
     captured = [own.get(id(one), one) for one in planned.function.captured_inputs]
-    return [*_arguments(part), *captured]
+    arguments = tf.nest.flatten(without_optionals(part), expand_composites=True)
+    return [*filter(tf.is_tensor, arguments), *captured]
 
 
 def is_not_split(batch: Any, sharing: Sharing) -> bool:
