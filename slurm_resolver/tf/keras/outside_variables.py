@@ -12,8 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.weight_comparison import compare_variables
+from slurm_resolver.tf.keras.differences import compare
+from slurm_resolver.tf.keras.weight_comparison import measures
 
+_REMEDY = (
+    "Give them the same values in all workers: load the same file, or call "
+    "keras.utils.set_random_seed(1) before you build the model."
+)
 # The variables of this worker's replicas, by the id of the first one's handle.
 Copies = Mapping[int, Sequence[tf.Variable]]
 
@@ -30,7 +35,9 @@ def copies_of(strategy: Any, function: Any) -> Copies:
     variables = sorted(function.variables, key=lambda one: places.get(id(one.handle), 0))
     outside = [one for one in variables if not extended.variable_created_in_scope(one)]
     if strategy.of_several and outside:
-        compare_variables(strategy.workers, outside)
+        entries = list(measures((one.name, one) for one in outside))
+        when = "in variables from outside strategy.scope()"
+        compare(strategy.workers, when, entries, entries, _REMEDY)
     copies = {}
     for one in variables:
         values = list(strategy.experimental_local_results(extended.value_container(one)))

@@ -16,11 +16,6 @@ import tensorflow as tf
 from slurm_resolver.tf.exchange import ENDED, STOPPED, Workers
 from slurm_resolver.tf.keras.differences import REMEDY, Entry, compare
 
-_REMEDY_OUTSIDE = (
-    "Give them the same values in all workers: load the same file, or call "
-    "keras.utils.set_random_seed(1) before you build the model."
-)
-
 
 def digest_of(model: Any) -> int:
     """Returns a digest of all variables of a model and its optimizers."""
@@ -72,18 +67,11 @@ def compare_weights(
         described: what else is compared, before the variables.
     """
     digests = [described, digest_of(model)]
-    measures = _measures(_variables_of(model))
-    compare(workers, when, digests, itertools.chain(described, measures), remedy)
+    entries = itertools.chain(described, measures(_variables_of(model)))
+    compare(workers, when, digests, entries, remedy)
 
 
-def compare_variables(workers: Workers, variables: Sequence[tf.Variable]) -> None:
-    """Raises FitError in every worker if variables from outside the scope differ."""
-    entries = list(_measures((one.name, one) for one in variables))
-    when = "in variables from outside strategy.scope()"
-    compare(workers, when, entries, entries, _REMEDY_OUTSIDE)
-
-
-def _measures(variables: Iterable[tuple[str, tf.Variable]]) -> Iterator[Entry]:
+def measures(variables: Iterable[tuple[str, tf.Variable]]) -> Iterator[Entry]:
     """Yields what rounding changes little: a projection of each variable's values."""
     for path, variable in variables:
         values = variable.numpy().astype(np.float64).ravel()
