@@ -24,6 +24,7 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.partition.collectives import OwnRows
+from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.step import plan_whole, write_step
 
 
@@ -64,7 +65,7 @@ def compute_step(
         NotWrittenError: if the plan could not be written.
     """
     replica = replica_number()
-    add = _AddUp(comparison, batch, replica)
+    add = _adding(comparison, batch, replica)
     try:
         if whole:
             add([])  # compares the workers
@@ -85,24 +86,21 @@ def compute_step(
 
 def compare_step(comparison: Comparison, batch: Any) -> None:
     """Compares the workers in a step that they compute without a collective."""
-    _AddUp(comparison, batch, replica_number())([])
+    _adding(comparison, batch, replica_number())([])
 
 
-class _AddUp:
-    """Adds up vectors over all replicas, and compares the workers in the first sum of a step."""
+def _adding(comparison: Comparison, batch: Any, replica: int) -> AddUp:
+    """Returns a function that adds up vectors, and compares the workers in its first call."""
+    compared = [comparison.row(replica, batch)]
 
-    def __init__(self, comparison: Comparison, batch: Any, replica: int) -> None:
-        self._comparison = comparison
-        self._compared = comparison.row(replica, batch)
-        self._is_compared = False
+    def add(vectors: Sequence[Any]) -> list[Any]:
+        sums = add_up([*vectors, *compared])
+        for table in sums[len(vectors) :]:
+            comparison.check(table)
+        compared.clear()
+        return sums[: len(vectors)]
 
-    def __call__(self, vectors: Sequence[Any]) -> list[Any]:
-        if self._is_compared:
-            return add_up(vectors)
-        self._is_compared = True
-        *sums, table = add_up([*vectors, self._compared])
-        self._comparison.check(table)
-        return sums
+    return add
 
 
 def call_traced(planned: PlannedStep, whole: Any) -> list[Any]:
