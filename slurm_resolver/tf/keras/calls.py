@@ -120,10 +120,9 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
     sharing = sharing_of(strategy)
     # Those of a frozen model may come from outside: the workers compare them with the others.
-    frozen = {id(one) for one in model.weights if sharing and not one.trainable}
-    for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
-        is_inside = strategy.extended.variable_created_in_scope(variable.value)
-        if not is_inside and id(variable) not in frozen:
+    weights = model.trainable_weights if sharing else model.weights
+    for variable in [*weights, *getattr(optimizer, "variables", ())]:
+        if not strategy.extended.variable_created_in_scope(variable.value):
             raise FitError(
                 f"fit of {model.name!r}: the variable {variable.path!r} was created outside "
                 f"strategy.scope(). {SCOPE}"
