@@ -14,13 +14,20 @@ from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 
 def loss_of(delta: float) -> Callable[..., Any]:
     def loss(y: Any, prediction: Any) -> Any:
-        return keras.ops.mean(delta * keras.ops.square(y - prediction), axis=-1)
+        return keras.ops.mean(
+            delta * keras.ops.square(y - prediction),
+            axis=-1,
+        )
 
     return loss
 
 
 def scaled(y: Any, prediction: Any, scale: float) -> Any:
     return scale * keras.ops.mean(y - prediction, axis=-1)
+
+
+def scaled_by(scale: float) -> Callable[..., Any]:
+    return functools.partial(scaled, scale=scale)
 
 
 class Scale(keras.layers.Layer):  # type: ignore[misc]
@@ -39,8 +46,19 @@ def model(
     name: str = "model",
     **compiled: Any,
 ) -> Any:
-    built = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)], name=name)
-    built.compile(optimizer or keras.optimizers.SGD(0.1), loss, **compiled)
+    built = keras.Sequential(
+        [
+            keras.Input((4,)),
+            *layers,
+            keras.layers.Dense(1),
+        ],
+        name=name,
+    )
+    built.compile(
+        optimizer or keras.optimizers.SGD(0.1),
+        loss,
+        **compiled,
+    )
     return built
 
 
@@ -49,55 +67,29 @@ def differing(one: Fields, other: Fields) -> Strings:
     return [entry.name for entry, of_other in entries if entry.text != of_other.text]
 
 
+layers = keras.layers
 sgd = keras.optimizers.SGD
 decay = keras.optimizers.schedules.ExponentialDecay
 
-CASES: dict[str, tuple[Fields, Fields, str]] = {
-    "momentum": ({}, {"optimizer": sgd(0.1, momentum=0.9)}, "model.optimizer (SGD).momentum"),
-    "schedule": (
-        {"optimizer": sgd(decay(0.1, 10, 0.9))},
-        {"optimizer": sgd(decay(0.1, 20, 0.9))},
-        "model.optimizer (SGD).learning_rate.config.decay_steps",
-    ),
-    "argument of a loss": (
-        {"loss": keras.losses.Huber(1.0)},
-        {"loss": keras.losses.Huber(2.0)},
-        "model.loss (Huber).fn_kwargs.delta",
-    ),
-    "value that a loss encloses": (
-        {"loss": loss_of(1.0)},
-        {"loss": loss_of(2.0)},
-        "model.loss (loss_of.<locals>.loss).delta",
-    ),
-    "partial loss": (
-        {"loss": functools.partial(scaled, scale=1.0)},
-        {"loss": functools.partial(scaled, scale=2.0)},
-        "model.loss (partial).keywords.scale",
-    ),
-    "dropout": (
-        {"layers": [keras.layers.Dropout(0.1)]},
-        {"layers": [keras.layers.Dropout(0.2)]},
-        "model.layers.2 (Dropout).rate",
-    ),
-    "layer of one's own": (
-        {"layers": [Scale(1.0)]},
-        {"layers": [Scale(2.0)]},
-        "model.layers.2 (Scale).by",
-    ),
-    "type of numbers": (
-        {"layers": [keras.layers.Dense(2)]},
-        {"layers": [keras.layers.Dense(2, dtype="mixed_bfloat16")]},
-        "model.layers.2 (Dense).dtype",
-    ),
-    "eager": ({}, {"run_eagerly": True}, "model.run_eagerly"),
-}
+# What two models have, and the entry that differs.
+CASES = """
+{}                                     | {"optimizer": sgd(0.1, 0.9)}           | optimizer (SGD).momentum
+{"optimizer": sgd(decay(0.1, 1, 0.9))} | {"optimizer": sgd(decay(0.1, 2, 0.9))} | optimizer (SGD).learning_rate.config.decay_steps
+{"loss": keras.losses.Huber(1.0)}      | {"loss": keras.losses.Huber(2.0)}      | loss (Huber).fn_kwargs.delta
+{"loss": loss_of(1.0)}                 | {"loss": loss_of(2.0)}                 | loss (loss_of.<locals>.loss).delta
+{"loss": scaled_by(1.0)}               | {"loss": scaled_by(2.0)}               | loss (partial).keywords.scale
+{"layers": [layers.Dropout(0.1)]}      | {"layers": [layers.Dropout(0.2)]}      | layers.2 (Dropout).rate
+{"layers": [Scale(1.0)]}               | {"layers": [Scale(2.0)]}               | layers.2 (Scale).by
+{"layers": [layers.Dense(2)]}          | {"layers": [layers.Dense(2, dtype="mixed_bfloat16")]} | layers.2 (Dense).dtype
+{}                                     | {"run_eagerly": True}                  | run_eagerly
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_differs_is_named(name: str) -> None:
-    one, other, expected = CASES[name]
-    assert differing(one, one) == []
-    assert differing(one, other)[:1] == [expected]
+@pytest.mark.parametrize("case", CASES.strip().splitlines())
+def test_what_differs_is_named(case: str) -> None:
+    one, other, expected = case.split(" | ")
+    assert differing(eval(one), eval(one)) == []
+    assert differing(eval(one), eval(other))[:1] == [f"model.{expected.strip()}"]
 
 
 def test_names_and_seeds_of_layers_may_differ() -> None:
