@@ -137,10 +137,19 @@ def main() -> None:
     options += ["-pno:cacheprovider", "-pno:faulthandler"]
     with tempfile.TemporaryDirectory() as folder:
         for name in args.files:
-            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source / name, Path(folder, name))
+            Path(folder, name).parent.mkdir(
+                parents=True,
+                exist_ok=True,
+            )
+            shutil.copy(
+                source / name,
+                Path(folder, name),
+            )
         os.chdir(folder)
-        pytest.main([*options, *args.files], plugins=[plugin])
+        pytest.main(
+            [*options, *args.files],
+            plugins=[plugin],
+        )
         os.chdir("/")
     Path(f"{args.output}.{rank}").write_text(json.dumps(plugin.errors))
 

@@ -58,7 +58,11 @@ def run_alone(folder: Path, names: Strings) -> Outcomes:
 
 def listed() -> dict[str, Strings]:
     """Returns each program's tolerance and the reason why it differs by design."""
-    done = captured([*PROGRAM, "--list"], status=0, timeout=SECONDS)
+    done = captured(
+        [*PROGRAM, "--list"],
+        status=0,
+        timeout=SECONDS,
+    )
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     return {name: rest for name, *rest in rows}
 
@@ -83,7 +87,10 @@ def difference(one: Any, other: Any) -> float:
         if math.isnan(a) != math.isnan(b):
             return math.inf
         if a != b and not math.isnan(a):
-            largest = max(largest, abs(a - b) / max(1.0, abs(a)))
+            largest = max(
+                largest,
+                abs(a - b) / max(1.0, abs(a)),
+            )
     return largest
 
 
@@ -98,7 +105,13 @@ def different(found: Outcomes, alone: Outcomes) -> Fields:
         if "error" in came or "error" in expected:
             told[name] = came.get("error"), expected.get("error")
         else:
-            far = {what: difference(expected[what], came.get(what)) for what in expected}
+            far = {
+                what: difference(
+                    expected[what],
+                    came.get(what),
+                )
+                for what in expected
+            }
             far.pop("whole", None)
             if max(far.values()) > float(tolerance or 1e-4):
                 told[name] = far

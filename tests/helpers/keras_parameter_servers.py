@@ -42,7 +42,13 @@ def build(strategy: tf.distribute.Strategy) -> Any:
 def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any:
     """Every step and every row is counted once, even if both workers count at the same time."""
     with strategy.scope():
-        counts = [getattr(keras.metrics, name.title().replace("_", ""))() for name in METRICS]
+        counts = [
+            getattr(
+                keras.metrics,
+                name.title().replace("_", ""),
+            )()
+            for name in METRICS
+        ]
         model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
         model.compile("sgd", "binary_crossentropy", metrics=counts)
     rows = np.arange(EPOCH * 3) % cases.ROWS
@@ -99,7 +105,10 @@ def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
     copy.set_weights(model.get_weights())
     return [
         [
-            each.evaluate(cases.data(rows=cases.ROWS, batch=7), verbose=0),
+            each.evaluate(
+                cases.data(rows=cases.ROWS, batch=7),
+                verbose=0,
+            ),
             each.predict(cases.X, 7, 0).tolist(),
         ]
         for each in (model, copy)
@@ -124,7 +133,11 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
         verbose=0,
     ).history
     steps = int(model.optimizer.iterations)
-    return [steps, history["accuracy"], model.evaluate(data, verbose=0)]
+    return [
+        steps,
+        history["accuracy"],
+        model.evaluate(data, verbose=0),
+    ]
 
 
 @trial
@@ -149,7 +162,11 @@ def an_optimizer_made_outside_the_scope(strategy: sr.ParameterServerStrategy) ->
 
 @trial
 def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
-    build(strategy).fit(cases.X, np.full(cases.ROWS, 7), verbose=0)
+    build(strategy).fit(
+        cases.X,
+        np.full(cases.ROWS, 7),
+        verbose=0,
+    )
 
 
 @trial
@@ -207,7 +224,10 @@ def main() -> None:
     if resolver.task_type != "chief":
         sys.exit(resolver.serve())
     # The tutorial's partitioner divides only large variables. These models have none.
-    divide = tf.distribute.experimental.partitioners.MinSizePartitioner(256 << 10, max_shards=2)
+    divide = tf.distribute.experimental.partitioners.MinSizePartitioner(
+        256 << 10,
+        max_shards=2,
+    )
     strategy = sr.ParameterServerStrategy(resolver, variable_partitioner=divide)
     found = {}
     for name, function in TRIALS.items():

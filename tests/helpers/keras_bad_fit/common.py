@@ -28,7 +28,12 @@ def data(rows: int = 96) -> tf.data.Dataset:
 
 
 def model(optimizer: Any = "sgd", **compiled: Any) -> Any:
-    built = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    built = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(1),
+        ]
+    )
     built.compile(
         optimizer,
         loss="mse",
@@ -66,7 +71,10 @@ def of_kind(kind: Any) -> Any:
 
 
 def fit(metrics: int = 1, **how: Any) -> str:
-    return trained(in_scope(metrics=["mae", "mape"][:metrics]), **how)
+    return trained(
+        in_scope(metrics=["mae", "mape"][:metrics]),
+        **how,
+    )
 
 
 class Does(keras.callbacks.Callback):  # type: ignore[misc]

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(
+    0,
+    str(Path(__file__).resolve().parents[1]),
+)
 
 import tensorflow as tf
 from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
@@ -77,7 +80,12 @@ def main() -> None:
     names = [name for name in PROGRAMS if any(fnmatch(name, given) for given in args.names)]
     if args.list:
         for name in names:
-            print(name, TOLERANCES.get(name, ""), DIFFERS_BY_DESIGN.get(name, ""), sep="\t")
+            print(
+                name,
+                TOLERANCES.get(name, ""),
+                DIFFERS_BY_DESIGN.get(name, ""),
+                sep="\t",
+            )
         return
     if args.alone:
         file = "alone"

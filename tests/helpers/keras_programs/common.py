@@ -32,9 +32,21 @@ Y = (X @ _random.normal(size=(COLUMNS, 3))).argmax(axis=1).astype("int32")
 BINARY = (X[:, :1] + X[:, 1:2] > 0).astype("float32")
 NUMBER = np.abs(X[:, :1] * 2 + X[:, 1:2]).astype("float32")
 WEIGHT = np.linspace(0.1, 2.0, ROWS).astype("float32")
-TOKENS = _random.integers(1, 9, size=(ROWS, COLUMNS)).astype("int32")
-LENGTHS = _random.integers(1, COLUMNS + 1, size=ROWS)
-PADDED = np.where(np.arange(COLUMNS) < LENGTHS[:, None], TOKENS, 0).astype("int32")
+TOKENS = _random.integers(
+    1,
+    9,
+    size=(ROWS, COLUMNS),
+).astype("int32")
+LENGTHS = _random.integers(
+    1,
+    COLUMNS + 1,
+    size=ROWS,
+)
+PADDED = np.where(
+    np.arange(COLUMNS) < LENGTHS[:, None],
+    TOKENS,
+    0,
+).astype("int32")
 
 
 def add(
@@ -51,12 +63,19 @@ def add(
 def add_each(prefix: str, run: Callable[..., Outcome], table: Fields) -> None:
     """Adds a program for each entry of a table; `run` gets the strategy and the entry."""
     for name, entry in table.items():
-        add(f"{prefix}_{name}", partial(run, entry=entry))
+        add(
+            f"{prefix}_{name}",
+            partial(run, entry=entry),
+        )
 
 
 def program(prefix: str, **how: Any) -> Callable[[Program], Program]:
     def decorate(function: Program) -> Program:
-        add(f"{prefix}_{function.__name__}", function, **how)
+        add(
+            f"{prefix}_{function.__name__}",
+            function,
+            **how,
+        )
         return function
 
     return decorate
@@ -73,7 +92,10 @@ def made(value: Any) -> Any:
 
 def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = 33, batch: int = 8) -> Any:
     """Returns the first rows in batches; by default the last batch is a single row."""
-    columns = tf.nest.map_structure(lambda column: column[:rows], (x, y, *rest))
+    columns = tf.nest.map_structure(
+        lambda column: column[:rows],
+        (x, y, *rest),
+    )
     return tf.data.Dataset.from_tensor_slices(columns).batch(batch)
 
 
@@ -124,14 +146,21 @@ def perceptron(
         activation=activation,
         dtype=keras.config.floatx(),
     )
-    return (kind or keras.Model)(inputs, head(hidden))
+    return (kind or keras.Model)(
+        inputs,
+        head(hidden),
+    )
 
 
 def build(strategy: tf.distribute.Strategy, *layers: Action, **how: Any) -> Any:
     """Returns a compiled perceptron, by default for three labels."""
     how.setdefault("metrics", ["accuracy"])
     shape = {key: how.pop(key) for key in ("outputs", "activation", "kind") if key in how}
-    return ready(strategy, lambda: perceptron(*layers, **shape), **how)
+    return ready(
+        strategy,
+        lambda: perceptron(*layers, **shape),
+        **how,
+    )
 
 
 def numbers(value: Any) -> Any:
@@ -178,7 +207,12 @@ def fitted(
         **how,
     )
     test = train if test is None and isinstance(train, tf.data.Dataset) else test
-    return seen(model, history, test if evaluate else None, test if predict else None)
+    return seen(
+        model,
+        history,
+        test if evaluate else None,
+        test if predict else None,
+    )
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]

@@ -92,21 +92,40 @@ def arrays(strategy: Any, entry: Fields) -> Outcome:
 ARRAYS: dict[str, Fields] = {
     "batches_of_1": {"rows": 7, "batch_size": 1},
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
-    "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
+    "validation_data": {
+        "validation_data": (X[:33], Y[:33], WEIGHT[:33]),
+        "validation_freq": 2,
+    },
 }
 add_each("data_arrays", arrays, ARRAYS)
 
 
 def records() -> Any:
     """Returns a dataset that reads a file written by this process."""
-    file = str(Path(os.environ["TASK_OUTPUT"], f"rows{os.getpid()}.tfrecord"))
+    file = str(
+        Path(
+            os.environ["TASK_OUTPUT"],
+            f"rows{os.getpid()}.tfrecord",
+        )
+    )
     with tf.io.TFRecordWriter(file) as writer:
         for row in range(33):
             writer.write(tf.io.serialize_tensor(X[row]).numpy())
     rows = tf.data.TFRecordDataset([file]).map(
-        lambda row: tf.ensure_shape(tf.io.parse_tensor(row, tf.float32), [COLUMNS])
+        lambda row: tf.ensure_shape(
+            tf.io.parse_tensor(row, tf.float32),
+            [COLUMNS],
+        )
     )
-    return rows.map(lambda x: (x, tf.cast(x[0] > 0, tf.int32))).batch(8)
+    return rows.map(
+        lambda x: (
+            x,
+            tf.cast(
+                x[0] > 0,
+                tf.int32,
+            ),
+        )
+    ).batch(8)
 
 
 # The programs fit data from these sources, and evaluate plain data.
@@ -152,7 +171,12 @@ def shuffled_fit(strategy: Any) -> Outcome:
         {"x": rows.shuffle(50).batch(24)},
     ):
         with strategy.scope():
-            model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
+            model = keras.Sequential(
+                [
+                    keras.Input((COLUMNS,)),
+                    layers.Dense(1),
+                ]
+            )
             model.compile("adam", "mse", metrics=[Ids(name="ids")])
         found.append(model.fit(**how, epochs=2, verbose=0).history["ids"])
     return {"ids": numbers(found)}
@@ -162,31 +186,55 @@ def joined(sparse: bool) -> Any:
     """Returns a model with two inputs and two outputs."""
     left = keras.Input((3,), name="left", sparse=sparse)
     right = keras.Input((3,), name="right")
-    hidden = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(2)(right)])
+    hidden = layers.Concatenate()(
+        [
+            layers.Dense(4)(left),
+            layers.Dense(2)(right),
+        ]
+    )
     label = layers.Dense(3, name="label")(hidden)
     yes = layers.Dense(1, name="yes")(hidden)
-    return keras.Model([left, right], [label, yes])
+    return keras.Model(
+        [left, right],
+        [label, yes],
+    )
 
 
 def _joined(strategy: Any, sparse: bool) -> Any:
     losses = [crossentropy, "mse"]
-    return ready(strategy, lambda: joined(sparse), loss=losses, metrics=[["accuracy"], []])
+    return ready(
+        strategy,
+        lambda: joined(sparse),
+        loss=losses,
+        metrics=[["accuracy"], []],
+    )
 
 
 @registered("data")
 def dict_inputs(strategy: Any) -> Outcome:
-    columns = {"left": X[:33, :3], "right": X[:33, 3:]}, (Y[:33], BINARY[:33])
+    columns = (
+        {
+            "left": X[:33, :3],
+            "right": X[:33, 3:],
+        },
+        (Y[:33], BINARY[:33]),
+    )
     # The workers divide the rows before the map.
     rows = tf.data.Dataset.from_tensor_slices(columns).map(lambda x, y: (x, y))
-    return fitted(_joined(strategy, sparse=False), rows.batch(8), predict=True)
+    return fitted(
+        _joined(strategy, sparse=False),
+        rows.batch(8),
+        predict=True,
+    )
 
 
 @registered("data")
 def sparse_inputs(strategy: Any) -> Outcome:
     model = _joined(strategy, sparse=True)
-    sparse = data((X[:, :3], X[:, 3:]), (Y, BINARY)).map(
-        lambda x, y: ((tf.sparse.from_dense(tf.nn.relu(x[0])), x[1]), y)
-    )
+    sparse = data(
+        (X[:, :3], X[:, 3:]),
+        (Y, BINARY),
+    ).map(lambda x, y: ((tf.sparse.from_dense(tf.nn.relu(x[0])), x[1]), y))
     return fitted(model, sparse)
 
 
@@ -196,12 +244,20 @@ class SumOfRow(keras.Model):
         self.dense = layers.Dense(3)
 
     def call(self, rows: Any) -> Any:
-        return self.dense(tf.reshape(tf.reduce_sum(rows, axis=1), (-1, 1)))
+        return self.dense(
+            tf.reshape(
+                tf.reduce_sum(rows, axis=1),
+                (-1, 1),
+            )
+        )
 
 
 @registered("data")
 def ragged(strategy: Any) -> Outcome:
-    rows = tf.RaggedTensor.from_row_lengths(X.flatten()[:300], [1 + row % 4 for row in range(120)])
+    rows = tf.RaggedTensor.from_row_lengths(
+        X.flatten()[:300],
+        [1 + row % 4 for row in range(120)],
+    )
     model = ready(strategy, SumOfRow, metrics=["accuracy"])
     return fitted(model, data(rows, Y), predict=True)
 
@@ -218,7 +274,10 @@ def sparse_widths(strategy: Any) -> Outcome:
         X.flatten()[:300], [1 + row // 30 for row in range(120)]
     )
     sparse = data(rows, Y).map(lambda x, y: (x.to_sparse(), y))
-    return fitted(ready(strategy, SumOfSparseRow, metrics=["accuracy"]), sparse)
+    return fitted(
+        ready(strategy, SumOfSparseRow, metrics=["accuracy"]),
+        sparse,
+    )
 
 
 @registered("data")
@@ -226,8 +285,16 @@ def on_batch(strategy: Any) -> Outcome:
     """Calls the methods for one batch, also with rows that three workers cannot share equally."""
     model = build(strategy, weighted_metrics=["accuracy"])
     logs = [
-        model.train_on_batch(X[:24], Y[:24]),
-        model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True),
+        model.train_on_batch(
+            X[:24],
+            Y[:24],
+        ),
+        model.train_on_batch(
+            X[:7],
+            Y[:7],
+            sample_weight=WEIGHT[:7],
+            return_dict=True,
+        ),
         model.train_on_batch(
             X[:24],
             Y[:24],
@@ -237,10 +304,20 @@ def on_batch(strategy: Any) -> Outcome:
                 2: 0.5,
             },
         ),
-        model.test_on_batch(X[:24], Y[:24]),
-        model.test_on_batch(X[:1], Y[:1], WEIGHT[:1]),
+        model.test_on_batch(
+            X[:24],
+            Y[:24],
+        ),
+        model.test_on_batch(
+            X[:1],
+            Y[:1],
+            WEIGHT[:1],
+        ),
     ]
-    predicted = [model.predict_on_batch(X[:24]), model.predict_on_batch(X[:1])]
+    predicted = [
+        model.predict_on_batch(X[:24]),
+        model.predict_on_batch(X[:1]),
+    ]
     return {
         "logs": numbers(logs),
         "predict": numbers(predicted),
@@ -258,13 +335,28 @@ def predictions(strategy: Any) -> Outcome:
         "33": model.predict(X[:33], batch_size=8, verbose=0),
         "1": model.predict(X[:1], verbose=0),
         "dataset": model.predict(inputs.batch(8), verbose=0),
-        "steps": model.predict(inputs.repeat().batch(8), steps=3, verbose=0),
-        "50_steps": many.predict(X[:33], batch_size=8, verbose=0),
-        "50_steps_exactly": many.predict(X[:100], batch_size=2, verbose=0),
+        "steps": model.predict(
+            inputs.repeat().batch(8),
+            steps=3,
+            verbose=0,
+        ),
+        "50_steps": many.predict(
+            X[:33],
+            batch_size=8,
+            verbose=0,
+        ),
+        "50_steps_exactly": many.predict(
+            X[:100],
+            batch_size=2,
+            verbose=0,
+        ),
         "generator": model.predict(((x,) for x, y in batches()), verbose=0),
         "called": model(X[:5]),
     }
-    return {"shapes": {name: list(value.shape) for name, value in found.items()}, **numbers(found)}
+    return {
+        "shapes": {name: list(value.shape) for name, value in found.items()},
+        **numbers(found),
+    }
 
 
 @registered("data")
@@ -272,10 +364,25 @@ def evaluations(strategy: Any) -> Outcome:
     model = build(strategy, weighted_metrics=["accuracy"])
     many = build(strategy, steps_per_execution=4)
     found = {
-        "weighted": model.evaluate(X[:33], Y[:33], 8, 0, sample_weight=WEIGHT[:33]),
-        "steps": model.evaluate(data(batch=8).repeat(), steps=5, verbose=0),
+        "weighted": model.evaluate(
+            X[:33],
+            Y[:33],
+            8,
+            0,
+            sample_weight=WEIGHT[:33],
+        ),
+        "steps": model.evaluate(
+            data(batch=8).repeat(),
+            steps=5,
+            verbose=0,
+        ),
         "generator_steps": model.evaluate(endless(), steps=3, verbose=0),
-        "one_row": model.evaluate(X[:1], Y[:1], verbose=0, return_dict=True),
+        "one_row": model.evaluate(
+            X[:1],
+            Y[:1],
+            verbose=0,
+            return_dict=True,
+        ),
         "many_steps": many.evaluate(data(), verbose=0),
     }
     return dict(numbers(found))

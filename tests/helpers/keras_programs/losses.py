@@ -41,14 +41,20 @@ def tagger() -> Any:
     tokens = keras.Input((COLUMNS,), dtype="int32")
     hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
     hidden = layers.LSTM(4, return_sequences=True)(hidden)
-    return keras.Model(tokens, layers.TimeDistributed(layers.Dense(3))(hidden))
+    return keras.Model(
+        tokens,
+        layers.TimeDistributed(layers.Dense(3))(hidden),
+    )
 
 
 def reader() -> Any:
     """Returns a model that predicts a label for the tokens of a row."""
     tokens = keras.Input((COLUMNS,), dtype="int32")
     hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
-    return keras.Model(tokens, layers.Dense(3)(layers.GRU(4)(hidden)))
+    return keras.Model(
+        tokens,
+        layers.Dense(3)(layers.GRU(4)(hidden)),
+    )
 
 
 # For each kind: the model, its inputs and its targets.
@@ -57,7 +63,10 @@ KINDS: dict[str, tuple[Action, Any, Any]] = {
     "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
     "picture": (
         lambda: keras.Sequential(
-            [perceptron(outputs=6, activation="sigmoid"), layers.Reshape((2, 3))]
+            [
+                perceptron(outputs=6, activation="sigmoid"),
+                layers.Reshape((2, 3)),
+            ]
         ),
         X,
         (X > 0).astype("float32").reshape(-1, 2, 3),
@@ -69,7 +78,10 @@ KINDS: dict[str, tuple[Action, Any, Any]] = {
 
 class PerRow(kl.Loss):
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return ops.mean(ops.square(y_true - y_pred), axis=-1)
+        return ops.mean(
+            ops.square(y_true - y_pred),
+            axis=-1,
+        )
 
 
 LOSSES: dict[str, tuple[Any, ...]] = {
@@ -93,7 +105,10 @@ def _of(strategy: Any, entry: tuple[Any, ...]) -> Outcome:
     kind, loss, *weight = entry
     make, x, y = KINDS[kind]
     metrics = ["mae"] if y.dtype == "float32" else None
-    return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weight))
+    return fitted(
+        ready(strategy, make, loss=loss, metrics=metrics),
+        data(x, y, *weight),
+    )
 
 
 add_each("loss", _of, LOSSES)
@@ -130,7 +145,10 @@ class Sparsity(keras.regularizers.Regularizer):
     """Compares the mean activity of a batch with a goal."""
 
     def __call__(self, x: Any) -> Any:
-        rows = ops.cast(ops.shape(x)[0], x.dtype)  # by which Keras divides
+        rows = ops.cast(
+            ops.shape(x)[0],
+            x.dtype,
+        )  # by which Keras divides
         return 0.5 * rows * ops.sum(ops.square(ops.mean(x, axis=0) - 0.1))
 
 
@@ -152,7 +170,15 @@ ADDED: dict[str, Action] = {
     "gradient_reversed": _with_gradient(lambda dy: -0.5 * dy),
     "gradient_clipped": _with_gradient(lambda dy: tf.clip_by_norm(dy, 0.01)),
     "added_sum": _penalized(lambda x: 0.01 * ops.sum(ops.square(x))),
-    "added_vector": _penalized(lambda x: 0.01 * ops.sum(ops.square(x), axis=-1)),
+    "added_vector": _penalized(
+        lambda x: (
+            0.01
+            * ops.sum(
+                ops.square(x),
+                axis=-1,
+            )
+        )
+    ),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
     "activity_of_batch": lambda: perceptron(activity_regularizer=Sparsity()),
     "compute_loss": lambda: perceptron(kind=OwnLoss, kernel_regularizer="l2"),
@@ -160,7 +186,10 @@ ADDED: dict[str, Action] = {
 
 
 def _added(strategy: Any, entry: Action) -> Outcome:
-    return fitted(ready(strategy, entry, metrics=["accuracy"]), data())
+    return fitted(
+        ready(strategy, entry, metrics=["accuracy"]),
+        data(),
+    )
 
 
 add_each("loss", _added, ADDED)
@@ -169,9 +198,18 @@ add_each("loss", _added, ADDED)
 @program("loss")
 def added_mean(strategy: Any) -> Outcome:
     """Only the first step reveals that the loss is a mean; that step still updates the weights."""
-    model = ready(strategy, _penalized(lambda x: ops.mean(ops.square(x))))
-    logs = model.train_on_batch(X[:24], Y[:24])
-    return {"logs": numbers(logs), **fitted(model, data())}
+    model = ready(
+        strategy,
+        _penalized(lambda x: ops.mean(ops.square(x))),
+    )
+    logs = model.train_on_batch(
+        X[:24],
+        Y[:24],
+    )
+    return {
+        "logs": numbers(logs),
+        **fitted(model, data()),
+    }
 
 
 @program("loss")
@@ -183,12 +221,21 @@ def two_outputs(strategy: Any) -> Outcome:
         hidden = layers.Dense(6, activation="relu")(inputs)
         label = layers.Dense(3, name="label")
         number = layers.Dense(1, name="number")
-        return keras.Model(inputs, {"label": label(hidden), "number": number(hidden)})
+        return keras.Model(
+            inputs,
+            {"label": label(hidden), "number": number(hidden)},
+        )
 
-    losses = {"label": crossentropy, "number": lambda: kl.MeanSquaredError(reduction=None)}
+    losses = {
+        "label": crossentropy,
+        "number": lambda: kl.MeanSquaredError(reduction=None),
+    }
     weights = {"label": 1.0, "number": 0.3}
     how = {"loss": losses, "loss_weights": weights, "metrics": {"label": ["acc"]}}
-    return fitted(ready(strategy, make, **how), data(X, {"label": Y, "number": NUMBER}))
+    return fitted(
+        ready(strategy, make, **how),
+        data(X, {"label": Y, "number": NUMBER}),
+    )
 
 
 OPTIMIZERS: dict[str, Action] = {
@@ -202,7 +249,10 @@ OPTIMIZERS: dict[str, Action] = {
 
 
 def _optimized(strategy: Any, entry: Action) -> Outcome:
-    return fitted(build(strategy, optimizer=entry), data())
+    return fitted(
+        build(strategy, optimizer=entry),
+        data(),
+    )
 
 
 class Lookahead(ko.SGD):
@@ -230,7 +280,10 @@ class Offset(layers.Layer):
     """Adds a trained offset, which begins as 3; keeps the number of its builds."""
 
     def build(self, shape: Any) -> None:
-        self.offset = self.add_weight(shape=shape[-1:], initializer="zeros")
+        self.offset = self.add_weight(
+            shape=shape[-1:],
+            initializer="zeros",
+        )
         self.builds = self.add_weight(initializer="zeros", trainable=False)
         self.offset.assign(3 * ops.ones_like(self.offset))
         self.builds.assign_add(1.0)
@@ -245,9 +298,23 @@ def layer_assigning_in_build(strategy: Any) -> Outcome:
 
     def make() -> Any:
         added = Penalty(ops.sum)
-        return keras.Sequential([Offset(), layers.Dense(8, "relu"), added, layers.Dense(3)])
+        return keras.Sequential(
+            [
+                Offset(),
+                layers.Dense(8, "relu"),
+                added,
+                layers.Dense(3),
+            ]
+        )
 
-    return fitted(ready(strategy, make, optimizer=lambda: ko.Adam(0.1)), data())
+    return fitted(
+        ready(
+            strategy,
+            make,
+            optimizer=lambda: ko.Adam(0.1),
+        ),
+        data(),
+    )
 
 
 add_each("optimizer", _optimized, OPTIMIZERS)
@@ -273,23 +340,40 @@ OVERFLOWING[:3] = 3e4  # the first rows of one batch overflow float16 after a la
 @program("precision", within=5e-3)
 def float16_overflow(strategy: Any) -> Outcome:
     with precision("mixed_float16"):
-        return fitted(build(strategy), data(OVERFLOWING), test=data())
+        return fitted(
+            build(strategy),
+            data(OVERFLOWING),
+            test=data(),
+        )
 
 
 @program("precision", within=1e-6)
 def float64(strategy: Any) -> Outcome:
     with precision("float64"):
-        return fitted(build(strategy), data(X.astype("float64")), test=data())
+        return fitted(
+            build(strategy),
+            data(X.astype("float64")),
+            test=data(),
+        )
 
 
 @program("optimizer")
 def frozen_then_compiled_again(strategy: Any) -> Outcome:
-    model = build(strategy, optimizer=lambda: ko.Adam(0.01))
+    model = build(
+        strategy,
+        optimizer=lambda: ko.Adam(0.01),
+    )
     model.layers[1].trainable = False
     with strategy.scope():
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(
+            "adam",
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
     first = fitted(model, data())
     model.layers[1].trainable = True
     with strategy.scope():
-        model.compile(ko.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(
+            ko.SGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
     return {"first": first, **fitted(model, data())}

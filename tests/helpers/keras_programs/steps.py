@@ -35,7 +35,12 @@ class OwnStep(keras.Model):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
-            loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
+            loss = self.compute_loss(
+                x=x,
+                y=y,
+                y_pred=predicted,
+                sample_weight=weight,
+            )
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
         return self.told(loss, x, y, predicted, weight)
@@ -51,7 +56,12 @@ class OwnStep(keras.Model):
     def test_step(self, batch: Any) -> Fields:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         predicted = self(x, training=False)
-        loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
+        loss = self.compute_loss(
+            x=x,
+            y=y,
+            y_pred=predicted,
+            sample_weight=weight,
+        )
         return self.told(loss, x, y, predicted, weight)
 
 
@@ -78,12 +88,18 @@ class Lower(keras.Model):
         return self.told(y, predicted)
 
     def test_step(self, batch: Any) -> Fields:
-        return self.told(tf.one_hot(batch[1], 3), self(batch[0], training=False))
+        return self.told(
+            tf.one_hot(batch[1], 3),
+            self(batch[0], training=False),
+        )
 
     def told(self, y: Any, predicted: Any) -> Fields:
         self.own_loss.update_state(self.loss_of(y, predicted))
         self.own_mae.update_state(y, predicted)
-        return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
+        return {
+            "loss": self.own_loss.result(),
+            "mae": self.own_mae.result(),
+        }
 
     @property
     def metrics(self) -> list[Any]:
@@ -152,7 +168,11 @@ MODELS: dict[str, Action] = {
 
 
 def _of(strategy: Any, entry: Action) -> Outcome:
-    return fitted(ready(strategy, entry, metrics=["accuracy"]), data(X, Y, WEIGHT), predict=True)
+    return fitted(
+        ready(strategy, entry, metrics=["accuracy"]),
+        data(X, Y, WEIGHT),
+        predict=True,
+    )
 
 
 add_each("step", _of, MODELS)
@@ -161,7 +181,11 @@ add_each("step", _of, MODELS)
 def _run(strategy: Any, entry: Fields) -> Outcome:
     how: Fields = {"kind": OwnStep, **entry}
     rows = how.pop("rows", 33)
-    return fitted(build(strategy, **how), data(rows=rows), predict=True)
+    return fitted(
+        build(strategy, **how),
+        data(rows=rows),
+        predict=True,
+    )
 
 
 RUNS: Fields = {
@@ -176,19 +200,33 @@ add_each("step", _run, RUNS)
 def of_functions_that_run_eagerly(strategy: Any) -> Outcome:
     tf.config.run_functions_eagerly(True)
     try:
-        return fitted(build(strategy, lambda: layers.Dropout(0.5)), data())
+        return fitted(
+            build(strategy, lambda: layers.Dropout(0.5)),
+            data(),
+        )
     finally:
         tf.config.run_functions_eagerly(False)
 
 
 @program("step", differs="normalizes each row by the other rows of its batch")
 def lower_batch_normalization(strategy: Any) -> Outcome:
-    return fitted(build(strategy, layers.BatchNormalization, kind=Lower), data())
+    return fitted(
+        build(strategy, layers.BatchNormalization, kind=Lower),
+        data(),
+    )
 
 
 def small(inputs: int, outputs: int) -> Any:
-    steps = [layers.Dense(6, activation="tanh"), layers.Dense(outputs)]
-    return keras.Sequential([keras.Input((inputs,)), *steps])
+    steps = [
+        layers.Dense(6, activation="tanh"),
+        layers.Dense(outputs),
+    ]
+    return keras.Sequential(
+        [
+            keras.Input((inputs,)),
+            *steps,
+        ]
+    )
 
 
 class Networks(keras.Model):
@@ -215,7 +253,11 @@ class Networks(keras.Model):
         return {"loss": self.mean.result()}
 
     def train_step(self, batch: Any) -> Fields:
-        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
+        return self.descend(
+            lambda: self.loss_of(batch[0]),
+            self,
+            self.own_optimizer,
+        )
 
     @property
     def metrics(self) -> list[Any]:
@@ -226,13 +268,21 @@ class Gan(Networks):
     """Has a gradient penalty. The noise is derived from the rows, so it is the same in all runs."""
 
     def __init__(self) -> None:
-        super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
+        super().__init__(
+            generator=small(3, COLUMNS),
+            critic=small(COLUMNS, 1),
+        )
 
     def train_step(self, batch: Any) -> Fields:
         real = batch[0]
         noise = batch[0][:, :3] * 2.0
         self.descend(
-            lambda: self.critic_loss(real, self.generator(noise)), self.critic, self.own_optimizer
+            lambda: self.critic_loss(
+                real,
+                self.generator(noise),
+            ),
+            self.critic,
+            self.own_optimizer,
         )
         return self.descend(
             lambda: -ops.mean(self.critic(self.generator(noise))),
@@ -246,22 +296,41 @@ class Gan(Networks):
         with tf.GradientTape() as tape:
             tape.watch(between)
             found = self.critic(between, training=True)
-        norm = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(found, between)), axis=1) + 1e-8)
+        norm = tf.sqrt(
+            tf.reduce_sum(
+                tf.square(tape.gradient(found, between)),
+                axis=1,
+            )
+            + 1e-8
+        )
         cost = tf.reduce_mean(self.critic(fake)) - tf.reduce_mean(self.critic(real))
         return cost + 10.0 * tf.reduce_mean((norm - 1.0) ** 2)
 
 
 class Vae(Networks):
     def __init__(self) -> None:
-        super().__init__(encoder=small(COLUMNS, 4), decoder=small(2, COLUMNS))
+        super().__init__(
+            encoder=small(COLUMNS, 4),
+            decoder=small(2, COLUMNS),
+        )
         self.seed = keras.random.SeedGenerator(5)
 
     def loss_of(self, x: Any) -> Any:
-        mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
-        noise = keras.random.normal(ops.shape(mean), seed=self.seed)
+        mean, log_var = ops.split(
+            self.encoder(x),
+            2,
+            axis=-1,
+        )
+        noise = keras.random.normal(
+            ops.shape(mean),
+            seed=self.seed,
+        )
         decoded = self.decoder(mean + ops.exp(0.5 * log_var) * noise)
         divergence = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
-        by_row = ops.sum(ops.square(x - decoded), axis=-1) + ops.sum(divergence, axis=1)
+        by_row = ops.sum(
+            ops.square(x - decoded),
+            axis=-1,
+        ) + ops.sum(divergence, axis=1)
         return ops.mean(by_row)
 
 
@@ -274,8 +343,17 @@ class Triplet(Networks):
 
     def loss_of(self, x: Any) -> Any:
         anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
-        near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
-        return ops.maximum(near - far + 0.5, 0.0)  # one value per row
+        near, far = (
+            ops.sum(
+                ops.square(anchor - other),
+                -1,
+            )
+            for other in (like, unlike)
+        )
+        return ops.maximum(
+            near - far + 0.5,
+            0.0,
+        )  # one value per row
 
 
 class Contrastive(Networks):
@@ -286,7 +364,13 @@ class Contrastive(Networks):
 
     def loss_of(self, x: Any) -> Any:
         left, right = (ops.normalize(self.embedding(part)) for part in ops.split(x, 2, axis=1))
-        alike = ops.matmul(left, ops.transpose(right)) / 0.1
+        alike = (
+            ops.matmul(
+                left,
+                ops.transpose(right),
+            )
+            / 0.1
+        )
         rows = ops.arange(ops.shape(x)[0])
         return ops.mean(ops.sparse_categorical_crossentropy(rows, alike, from_logits=True))
 
@@ -304,20 +388,39 @@ class Transport(Networks):
             alike /= ops.sum(alike, 1, keepdims=True)
             return turn + 1, alike / ops.sum(alike, 0)
 
-        alike = ops.exp(ops.matmul(rows, ops.transpose(rows)))
-        _, alike = tf.while_loop(lambda turn, _: turn < 3, again, (0, alike))
+        alike = ops.exp(
+            ops.matmul(
+                rows,
+                ops.transpose(rows),
+            )
+        )
+        _, alike = tf.while_loop(
+            lambda turn, _: turn < 3,
+            again,
+            (0, alike),
+        )
         by_norm = tf.cond(
             tf.shape(x)[0] > 1,
             lambda: rows / (tf.norm(rows) + 0.1),
             lambda: rows,
         )
-        mapped = tf.map_fn(lambda row: row * ops.sum(row), by_norm)
+        mapped = tf.map_fn(
+            lambda row: row * ops.sum(row),
+            by_norm,
+        )
         loss = ops.mean(ops.square(ops.matmul(alike, rows))) + ops.mean(mapped)
 
         def damp(turn: Any, total: Any) -> Any:
             return turn + 1, ops.tanh(total) + 0.5 * total
 
-        return loss + tf.while_loop(lambda turn, _: turn < 3, damp, (0, loss))[1]
+        return (
+            loss
+            + tf.while_loop(
+                lambda turn, _: turn < 3,
+                damp,
+                (0, loss),
+            )[1]
+        )
 
 
 def _networks(strategy: Any, kind: Action) -> Outcome:

@@ -46,13 +46,19 @@ class Histogram(km.Metric):
         )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        rows = ops.one_hot(ops.cast(y_true[:, 0], "int32"), 4)
+        rows = ops.one_hot(
+            ops.cast(y_true[:, 0], "int32"),
+            4,
+        )
         if sample_weight is not None:
             rows = rows * ops.cast(sample_weight, "float32")[:, None]
         self.counts.assign(self.counts + ops.sum(rows, axis=0))
 
     def result(self) -> Any:
-        return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
+        return {
+            "few": ops.min(self.counts),
+            "many": ops.max(self.counts),
+        }
 
 
 AUC: list[Action] = [km.AUC, lambda: km.F1Score(threshold=0.5)]
@@ -133,7 +139,15 @@ class Reading(kc.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         results = [metric.result() for metric in self.model.metrics]
         iterations = self.model.optimizer.iterations
-        self.read += [numbers([results, iterations, self.model.trainable_variables[0]])]
+        self.read += [
+            numbers(
+                [
+                    results,
+                    iterations,
+                    self.model.trainable_variables[0],
+                ]
+            )
+        ]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.read += [numbers(self.model.get_metrics_result())]
@@ -143,7 +157,14 @@ class Reading(kc.Callback):
 @program("callback")
 def reading_metrics(strategy: Any) -> Outcome:
     reading = Reading()
-    return {**fitted(build(strategy), data(), callbacks=[reading]), "read": reading.read}
+    return {
+        **fitted(
+            build(strategy),
+            data(),
+            callbacks=[reading],
+        ),
+        "read": reading.read,
+    }
 
 
 GUIDES: dict[str, Action] = {
@@ -155,7 +176,11 @@ GUIDES: dict[str, Action] = {
 
 
 def _guide(strategy: Any, entry: Action) -> Outcome:
-    return fitted(ready(strategy, entry), data(), predict=True)
+    return fitted(
+        ready(strategy, entry),
+        data(),
+        predict=True,
+    )
 
 
 add_each("guide", _guide, GUIDES)
@@ -179,7 +204,10 @@ def lora(strategy: Any) -> Outcome:
 def unbuilt_running_eagerly(strategy: Any) -> Outcome:
     """The first step builds it, outside of any graph."""
     unbuilt = GUIDES["unbuilt_sequential"]
-    return fitted(ready(strategy, unbuilt, run_eagerly=True), data())
+    return fitted(
+        ready(strategy, unbuilt, run_eagerly=True),
+        data(),
+    )
 
 
 @program("guide")
@@ -219,9 +247,15 @@ def trained_in_float8(strategy: Any) -> Outcome:
 @program("guide")
 def saved_and_loaded(strategy: Any) -> Outcome:
     """Each process saves to its own file; keras_saving.py covers a shared one."""
-    model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
+    model = build(
+        strategy,
+        optimizer=lambda: keras.optimizers.Adam(0.01),
+    )
     model.fit(data(), verbose=0)
-    file = Path(os.environ["TASK_OUTPUT"], f"saved{os.getpid()}.keras")
+    file = Path(
+        os.environ["TASK_OUTPUT"],
+        f"saved{os.getpid()}.keras",
+    )
     model.save(file)
     with strategy.scope():
         model = keras.models.load_model(file)
@@ -251,7 +285,10 @@ def with_metrics(strategy: Any) -> Outcome:
         step(tf.constant(number), batch)
         found.append([mean.result(), error.result()])
     mean.reset_state()
-    return {"metrics": numbers(found), "reset": numbers(mean.result())}
+    return {
+        "metrics": numbers(found),
+        "reset": numbers(mean.result()),
+    }
 
 
 @program("model")
@@ -264,6 +301,13 @@ def frozen_outside(strategy: tf.distribute.Strategy) -> Outcome:
     def make() -> Any:
         inputs = keras.Input(frozen.input_shape[1:])
         hidden = layers.Dense(8, activation="relu")(inputs)
-        return keras.Model(inputs, layers.Dense(3)(layers.concatenate([frozen(inputs), hidden])))
+        return keras.Model(
+            inputs,
+            layers.Dense(3)(layers.concatenate([frozen(inputs), hidden])),
+        )
 
-    return fitted(ready(strategy, make), data(), predict=True)
+    return fitted(
+        ready(strategy, make),
+        data(),
+        predict=True,
+    )

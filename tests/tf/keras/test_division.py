@@ -17,9 +17,16 @@ from slurm_resolver.tf.keras.sharing import Sharing
 
 ROWS = tf.data.Dataset.range(11)
 WORDS = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(tf.range(11, dtype=tf.int64), tf.range(11)), 0
+    tf.lookup.KeyValueTensorInitializer(
+        tf.range(11, dtype=tf.int64),
+        tf.range(11),
+    ),
+    0,
 )
-GENERATED = tf.data.Dataset.from_generator(lambda: range(7), output_signature=ROWS.element_spec)
+GENERATED = tf.data.Dataset.from_generator(
+    lambda: range(7),
+    output_signature=ROWS.element_spec,
+)
 DRAWN = tf.random.Generator.from_seed(1)
 
 # Each worker makes its own rows of these.
@@ -87,26 +94,46 @@ def lines(table: str) -> list[str]:
 @pytest.mark.parametrize("pipeline", lines(DIVIDED))
 def test_the_workers_rows_are_those_of_one_process(pipeline: str, workers: int) -> None:
     whole = [dense(batch) for batch in eval(pipeline)]
-    shares = [list(divide(eval(pipeline), Sharing(k, 1, workers))) for k in range(workers)]
+    shares = [
+        list(
+            divide(
+                eval(pipeline),
+                Sharing(k, 1, workers),
+            )
+        )
+        for k in range(workers)
+    ]
     assert {len(of_worker) for of_worker in shares} == {len(whole)}
     for number, batch in enumerate(whole):
         for rank, share in enumerate(of_worker[number] for of_worker in shares):
             assert share.rows.shape == (len(batch[0]), 0)
             own = slice(rank, None, workers) if len(batch[0]) >= workers else slice(None)
             for expected, found in zip(batch, dense(share.batch)):
-                np.testing.assert_array_equal(found, expected[own])
+                np.testing.assert_array_equal(
+                    found,
+                    expected[own],
+                )
 
 
 def test_several_replicas_of_a_worker_have_their_rows_in_turn() -> None:
-    (share,) = divide(tf.data.Dataset.range(6).map(double).batch(9), Sharing(1, 2, 3))
+    (share,) = divide(
+        tf.data.Dataset.range(6).map(double).batch(9),
+        Sharing(1, 2, 3),
+    )
     assert share.batch.numpy().tolist() == [2, 4, 8, 10]
 
 
 @pytest.mark.parametrize("line", lines(UNDIVIDED))
 def test_what_is_not_known_to_be_right_is_not_divided(line: str) -> None:
     pipeline, _, reason = line.rpartition(" | ")
-    with pytest.raises(UndividedError, match=re.escape(reason.strip())):
-        divide(eval(pipeline), Sharing(0, 1, 2))
+    with pytest.raises(
+        UndividedError,
+        match=re.escape(reason.strip()),
+    ):
+        divide(
+            eval(pipeline),
+            Sharing(0, 1, 2),
+        )
 
 
 def test_files_may_be_in_another_folder() -> None:
@@ -128,7 +155,11 @@ def test_a_random_map_without_a_seed_draws_for_each_worker() -> None:
 def test_an_iterator_ends_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow may need a minute to end it."""
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
+    monkeypatch.setattr(
+        threading.Thread,
+        "start",
+        lambda thread: threads.append(thread),
+    )
     iterator = make_iterator(lambda data: data, ROWS)
     resource = weakref.ref(iterator._iterator_resource)
     assert next(iterator) == 0

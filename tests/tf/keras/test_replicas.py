@@ -32,6 +32,11 @@ def test_types_that_gpus_do_not_add_are_sent_as_larger_ones(
 
     context = mocker.patch.object(tf.distribute, "get_replica_context")
     context.return_value.all_reduce = doubled
-    totals = replicas.add_up([tf.constant([1, 2], given), tf.constant(3, given)])
+    totals = replicas.add_up(
+        [
+            tf.constant([1, 2], given),
+            tf.constant(3, given),
+        ]
+    )
     assert [total.dtype.name for total in totals] == [given, given]
     assert [total.numpy().tolist() for total in totals] == [[2, 4], 6]

@@ -18,8 +18,18 @@ pytestmark = KERAS_3_ON_SLURM
 
 
 def run(slurm: SlurmCluster, options: str, status: int | None) -> Completed:
-    words = [*COMMAND, "exec", *options.split(), "--"]
-    words += [sys.executable, "-W", "ignore", str(EXAMPLES / "tf_config" / "train.py")]
+    words = [
+        *COMMAND,
+        "exec",
+        *options.split(),
+        "--",
+    ]
+    words += [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(EXAMPLES / "tf_config" / "train.py"),
+    ]
     step = "srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2"
     env = {"TF_USE_LEGACY_KERAS": "0", "PYTHONPATH": str(ROOT)}  # makes scikit-learn visible
     command = f"{step} {shlex.join(words)} --epochs 3"
