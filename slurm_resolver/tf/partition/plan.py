@@ -291,7 +291,9 @@ class Planner:
         """Returns how an operation of a replica's own statistics is computed."""
         found = linear(op) if SUM in op.raw else None
         if found is None:
-            found = _by_rule(op, TABLE) if op.divided else op.split(LOCAL)
+            if op.kind not in TABLE:
+                raise NotByPartError("a replica's own statistics")
+            found = TABLE[op.kind](op) if op.divided else op.split(LOCAL)
         wants = [
             LOCAL if value == LOCAL and want == SAME else want
             for value, want in zip(op.raw, found.wants)
