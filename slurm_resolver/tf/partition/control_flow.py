@@ -87,10 +87,10 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
         pairs = [(op.node.inputs[place], function.inputs[place]) for place in alike]
         return planner.inner(function, values, pairs)
 
+    before = [known_sizes(planner, number) for number in op.node.inputs]
     values = list(given)
     for _ in range(_ROUNDS):
         plan = inner(body, values).run()
-        before = [known_sizes(planner, number) for number in op.node.inputs]
         after = [known_sizes(plan, number) for number in body.outputs]
         changed = {place for place in alike if before[place] != after[place]}
         alike -= changed
