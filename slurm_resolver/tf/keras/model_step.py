@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from slurm_resolver.tf.keras.sharing import TENSORS, type_of
 from slurm_resolver.tf.partition.effects import is_drawn
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.sequences import in_sequence, is_sequence
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method
@@ -120,8 +121,14 @@ class ModelStep:
             reason: why each replica computes all rows; None if that is not known yet.
         """
         traced = self._trace(spec)
+        variables = traced.variables
+        is_compiled = any(map(_is_compiled, traced.graph.get_operations()))
+        is_alone = self._strategy.sharing.replicas == 1
+        if _has(traced.graph, is_sequence) and not (is_compiled and is_alone):
+            with contextlib.suppress(Exception):  # each place then has a sequence of its own
+                traced, variables = in_sequence(traced, spec)
         plan = None
-        if reason is None and self._strategy.sharing.replicas > 1:
+        if reason is None and not is_alone:
             try:
                 is_one = self._strategy.sharing.local_replicas == 1
                 plan = plan_step(traced, sends_inside=is_one)
@@ -129,7 +136,7 @@ class ModelStep:
                 reason = str(error)
             except Exception as error:
                 reason = _reason_of_fault(error)
-            if plan and any(map(_is_compiled, traced.graph.get_operations())):
+            if plan and is_compiled:
                 tell_once("XLA does not compile functions with jit_compile=True in split steps")
         if reason is not None:
             with contextlib.suppress(Exception):
@@ -138,8 +145,8 @@ class ModelStep:
             function=traced,
             plan=plan,
             reason=reason,
-            draws=plan is not None and _draws(traced.graph),
-            copies=copies_of(self._strategy, traced),
+            draws=plan is not None and _has(traced.graph, is_drawn),
+            copies=copies_of(self._strategy, traced, variables),
         )
 
     def _trace(self, spec: Any) -> Any:
@@ -206,9 +213,9 @@ def _is_compiled(operation: Any) -> bool:
     return operation.type in CALLS and operation.node_def.attr["_XlaMustCompile"].b
 
 
-def _draws(graph: Any) -> bool:
-    """Whether a graph, or a function that it calls, has an operation of one replica."""
+def _has(graph: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Whether a graph, or a function that it calls, has or may have such an operation."""
     try:
-        return any(map(is_drawn, with_called(graph.get_operations())))
+        return any(map(is_wanted, with_called(graph.get_operations())))
     except LookupError:  # of a function that is not known
         return True

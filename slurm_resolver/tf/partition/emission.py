@@ -76,7 +76,7 @@ class Emission:
 
     def inside(self, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function that an operation calls, and returns its outputs."""
-        written = Emission(plan, self.rows, inputs, self._add_up)
+        written = type(self)(plan, self.rows, inputs, self._add_up)
         return written.all(self._add_up)
 
     def all(self, add_up: AddUp | None) -> list[Any]:
@@ -95,7 +95,7 @@ class Emission:
         """Writes an operation."""
         node = step.node
         inputs = list(map(self.get, node.inputs, step.split.wants))
-        make = step.split.make or Emission.create
+        make = step.split.make or type(self).create
         for number, value, tensor in zip(
             node.outputs,
             step.split.results,

@@ -31,7 +31,7 @@ from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.rules import linear
-from slurm_resolver.tf.partition.sizes import COUNTS, SizesOf, is_count
+from slurm_resolver.tf.partition.sizes import SizesOf, is_count
 from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -108,6 +108,7 @@ def known_sizes(of: Plan | Planner, number: int) -> tuple[Any, Any]:
     if tensor.dtype in (tf.resource, tf.variant):
         return None, None
     is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
+    is_small = is_small and tensor.shape.is_fully_defined()  # not the numbers of all rows
     numbers = of.sizes.numbers(number) if is_small else None
     return as_tuple(of.sizes.shape(number)), as_tuple(numbers)
 

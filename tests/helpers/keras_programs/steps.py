@@ -157,7 +157,23 @@ class Unseeded(layers.Layer):
         return x + keras.random.uniform(()) * noise
 
 
+class OfGlobalSeed(layers.Layer):
+    """Draws by operations of TensorFlow, each of which keeps its place in a sequence."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if not training:
+            return x
+        others = tf.gather(x, tf.random.shuffle(tf.range(tf.shape(x)[0])))
+        mixed = x + tf.random.uniform(()) * others
+        return tf.cond(
+            tf.random.uniform((), 0, 9, tf.int32) > 3,
+            lambda: mixed + tf.random.normal(tf.shape(x)),
+            lambda: mixed,
+        )
+
+
 MODELS: dict[str, Action] = {
+    "random_of_global_seed": lambda: perceptron(OfGlobalSeed, kind=OwnStep),
     "own": lambda: perceptron(kind=OwnStep),
     "random_without_seed": lambda: perceptron(Unseeded, kind=OwnStep),
     "decorated": lambda: perceptron(kind=Decorated),
@@ -194,6 +210,12 @@ RUNS: Fields = {
     "five_per_execution": {"steps_per_execution": 5, "rows": 56},
 }
 add_each("step", _run, RUNS)
+
+
+@program("step")
+def random_of_global_seed_three_per_execution(strategy: Any) -> Outcome:
+    model = build(strategy, OfGlobalSeed, steps_per_execution=3)
+    return fitted(model, data(rows=41))
 
 
 @program("step")
