@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_resolver.tf.partition.values import names
+from slurm_resolver.tf.partition.values import COUNTS, names
 
 # These compute a polynomial, or move entries, or have a given shape.
 _EXACT = names("""
@@ -62,10 +62,20 @@ def _is_certain_choice(first: Any, second: Any) -> bool:
 
 
 def _is_exact_division(dividends: Any, divisors: Any) -> bool:
-    """Whether nothing remains."""
+    """Whether nothing remains for any N.
+
+    By a number that does not depend on N, a · N + b is divided without a remainder if a and b are.
+    Otherwise, the quotient is a number, or a multiple of N.
+    """
     if dividends is None or divisors is None:
         return False
     for dividend, divisor in zip(dividends, divisors):
         if not np.all(divisor) or np.any(dividend % divisor):
             return False
-    return True
+    first, second = (one // other for one, other in zip(dividends, divisors))
+    if not np.array_equal(*divisors):
+        is_number = np.array_equal(first, second)
+        return is_number or np.array_equal(first * COUNTS[1], second * COUNTS[0])
+    slope, left = np.divmod(second - first, COUNTS[1] - COUNTS[0])
+    # Another polynomial has a larger slope between the two N.
+    return not np.any(left) and bool(np.all(np.abs(slope) < COUNTS[0]))

@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation, count_at, size_at
-from slurm_resolver.tf.partition.sizes import COUNTS, is_count
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
+    COUNTS,
     SAME,
     SUM,
     NotByPartError,

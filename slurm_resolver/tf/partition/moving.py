@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from slurm_resolver.tf.partition.operation import Operation, count_at, size_at
-from slurm_resolver.tf.partition.sizes import COUNTS, Pair, is_count
+from slurm_resolver.tf.partition.sizes import Pair, is_count
 from slurm_resolver.tf.partition.values import (
+    COUNTS,
     SAME,
     NotByPartError,
     Split,

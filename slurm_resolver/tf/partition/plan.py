@@ -34,6 +34,7 @@ from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import SizesOf, is_count
 from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
 from slurm_resolver.tf.partition.values import (
+    COUNTS,
     LOCAL,
     SAME,
     SUM,

@@ -25,8 +25,8 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.effects import is_drawn
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.sizes import COUNTS
 from slurm_resolver.tf.partition.values import (
+    COUNTS,
     OWN,
     SAME,
     SUM,

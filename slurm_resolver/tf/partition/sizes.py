@@ -27,9 +27,8 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.exactness import TAKING, TELLING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.values import Value
+from slurm_resolver.tf.partition.values import COUNTS, Value
 
-COUNTS = (27_720, 32_760)
 Pair = tuple[Any, Any]  # for each of these N
 
 _OPAQUE = (tf.resource, tf.variant)

@@ -27,6 +27,9 @@ from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
+# The numbers of rows N for which the sizes in a graph are inferred; see `sizes`.
+COUNTS = (27_720, 32_760)
+
 
 class Kind(enum.Enum):
     """What a replica has of a tensor; the module's table has the meanings."""
