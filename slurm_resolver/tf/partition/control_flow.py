@@ -48,12 +48,21 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
     plans = []
     for function in branches:
         branch = op.node.function(function.name)
-        alike = zip(numbers, branch.inputs)
-        plans.append(planner.inner(branch, given[1:], alike).run())
+        inner = planner.inner(
+            branch,
+            given[1:],
+            zip(numbers, branch.inputs),
+        )
+        plans.append(inner.run())
     outputs = zip(*(plan.outputs for plan in plans))
     results = [functools.reduce(join, values) for values in outputs]
     for plan in plans:
-        _check_rows(plan.sizes, plan.flat.outputs, plan.outputs, results)
+        _check_rows(
+            plan.sizes,
+            plan.flat.outputs,
+            plan.outputs,
+            results,
+        )
         plan.wanted = results
     for number, *ends in zip(op.node.outputs, *(plan.flat.outputs for plan in plans)):
         first, *others = map(known_sizes, plans, ends)
@@ -71,7 +80,11 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
             found = tf.switch_case(inputs[0], functions)
         return list(found[1:])
 
-    return Split(tuple(results), (SAME, *given[1:]), make)
+    return Split(
+        tuple(results),
+        (SAME, *given[1:]),
+        make,
+    )
 
 
 def loop(planner: Planner, op: Operation, whole: bool) -> Split:
@@ -84,6 +97,7 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
     alike = set(range(len(given)))  # the places of variables whose sizes no round changes
 
     def inner(function: Flat, values: Sequence[Value]) -> Planner:
+        """Returns the planner of one of the loop's functions, given what the variables are."""
         pairs = [(op.node.inputs[place], function.inputs[place]) for place in alike]
         return planner.inner(function, values, pairs)
 
@@ -104,24 +118,40 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
         raise NotByPartError("a loop with another value in each round")
     for place in alike:
         planner.sizes.bind(op.node.outputs[place], *before[place])
-    _check_rows(planner.sizes, op.node.inputs, given, values)
-    _check_rows(plan.sizes, body.outputs, plan.outputs, values)
+    _check_rows(
+        planner.sizes,
+        op.node.inputs,
+        given,
+        values,
+    )
+    _check_rows(
+        plan.sizes,
+        body.outputs,
+        plan.outputs,
+        values,
+    )
     plan.wanted = values
     test_plan = inner(test, values).run([SAME])
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         # A round puts tensors together after the one before it has, in the same order everywhere.
         sends = any(map(_may_send, (plan, test_plan)))
+        parallel = 1 if sends else node.operation.get_attr("parallel_iterations")
+        shapes = list(map(shape_of_part, node.operation.outputs, values))
         found: list[Any] = tf.while_loop(
             lambda *state: emission.inside(test_plan, state)[0],
             lambda *state: emission.inside(plan, state),
             inputs,
-            shape_invariants=list(map(shape_of_part, node.operation.outputs, values)),
-            parallel_iterations=1 if sends else node.operation.get_attr("parallel_iterations"),
+            shapes,
+            parallel_iterations=parallel,
         )
         return found
 
-    return Split(tuple(values), tuple(values), make)
+    return Split(
+        tuple(values),
+        tuple(values),
+        make,
+    )
 
 
 def _may_send(plan: Plan) -> bool:
@@ -162,8 +192,13 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     flat = op.node.function(op.attribute("f").name)
     whole |= all(value == SAME for value in op.raw)
     given = [SAME] * len(op.raw) if whole else op.values
-    alike = zip(op.node.inputs, flat.inputs)
-    plan = planner.inner(flat, given, alike, inside=False).run()
+    inner = planner.inner(
+        flat,
+        given,
+        zip(op.node.inputs, flat.inputs),
+        inside=False,
+    )
+    plan = inner.run()
     results = []
     for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
         shapes = plan.sizes.shape(number)
@@ -181,7 +216,11 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
         outputs: list[Any] = emission.as_traced(flat, inputs)
         return outputs
 
-    return Split(tuple(results), tuple(given if whole else op.raw), make)
+    return Split(
+        tuple(results),
+        tuple(given if whole else op.raw),
+        make,
+    )
 
 
 CONTROL_FLOW: dict[str, Callable[[Planner, Operation, bool], Split]] = {

@@ -148,7 +148,12 @@ class RowLoop:
         return Split(results, tuple(wants), self._make)
 
     def _plan(self, node: Node) -> None:
-        """Notes what the results of an operation are in a round."""
+        """Notes what the results of an operation are in a round.
+
+        Raises:
+            NotByPartError: if it uses more than this row, or the number of the row, which is
+                another one in one process.
+        """
         if not self._known.keys().isdisjoint(node.outputs):  # the next number of a counter
             return
         kind = node.operation.type
@@ -165,7 +170,6 @@ class RowLoop:
             # What has nothing of other rows is added to a variable.
             results = [SUM if SUM in values else _BY_ROW]
         if results is None:
-            # The number of the row may not be used either: in one process, it is another one.
             definition = node.operation.op_def
             has_effect = definition.is_stateful and definition.name != "ReadVariableOp"
             calls = any("func" in attribute.type for attribute in definition.attr)
@@ -223,6 +227,9 @@ class RowLoop:
             if place in self._counters:
                 tensor = tf.cast(emission.rows.total, tensor.dtype)
             elif tensor.dtype == tf.variant and place not in self._kept:
-                tensor = tf.raw_ops.TensorListResize(input_handle=tensor, size=own)
+                tensor = tf.raw_ops.TensorListResize(
+                    input_handle=tensor,
+                    size=own,
+                )
             results.append(tensor)
         return results
