@@ -42,7 +42,8 @@ def layout_by_counts(
     """Returns the layout with these numbers of tasks, and the step as corrected by them."""
     counts = given
     if not isinstance(counts, Mapping):
-        counts = dict.fromkeys(step.require(SlurmStep.nodes), counts)
+        hosts = step.require(SlurmStep.nodes)
+        counts = dict.fromkeys(hosts, counts)
     if not counts or None in map(whole_number, counts.values()):
         raise LayoutError(
             f"the number of tasks on each node is {dict(counts)!r}; expected a whole number for "
