@@ -69,11 +69,6 @@ class NodeGpus(NamedTuple):
     users: Sequence[int]
     options: ClusterOptions
 
-    @property
-    def is_user(self) -> bool:
-        """Whether the task uses GPUs."""
-        return self.local_rank in self.users
-
     def share_of(self, number: int) -> slice:
         """Returns which of the node's devices are the task's share, if all are divided.
 
@@ -82,12 +77,11 @@ class NodeGpus(NamedTuple):
         """
         tasks = len(self.users)
         position = self.users.index(self.local_rank)
-        each, more = divmod(number, tasks)
-        if each == 0:
+        if tasks > number:
             first = position * number // tasks
             return slice(first, first + 1)
-        first = position * each + min(position, more)
-        return slice(first, first + each + (position < more))
+        # rounded up
+        return slice(-(-position * number // tasks), -(-(position + 1) * number // tasks))
 
 
 def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions) -> TaskGpus:
@@ -138,10 +132,13 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
     step = node.step
     visible = read_visible_devices(step)
-    if visible.devices is None and node.is_user and not node.options.gives_gpu_counts:
+    is_user = node.local_rank in node.users
+    if visible.devices is None and is_user and not node.options.gives_gpu_counts:
         visible = visible._replace(devices=_ask_driver(step))
     if step.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
+    elif not is_user:
+        gpus = TaskGpus((), "this job uses no GPU (gpu_jobs)")
     else:
         gpus = _choose(node, visible)
         conflict = _find_conflict(node, visible, gpus)
@@ -160,12 +157,11 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
         )
     # Other jobs use a GPU with shards as well.
     shared = gpus.shared or (bool(devices) and step.shards_on_node is not None)
-    chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
     return gpus._replace(
         devices=devices,
         settings=visible.settings_for(devices),
         visible_before=visible.devices and _usable(visible.devices),
-        shared=shared and not chosen,
+        shared=shared and step.allow_growth is None,
     )
 
 
@@ -175,12 +171,15 @@ def _ask_driver(step: SlurmStep) -> Devices | None:
     Slurm manages no GPUs here, or srun bound none.
     """
     granted = step.gpus_on_node
-    is_copy = step.node_name is not None and not step.is_live
-    number = None if is_copy else count_driver_gpus()  # another task's driver is not known
-    if granted is not None and granted != number:
-        # Which of the driver's GPUs the step was granted is unknown.
-        number = None if granted else 0
-    return None if number is None else tuple(map(str, range(number)))
+    if granted == 0:
+        return ()
+    if step.node_name is not None and not step.is_live:
+        return None  # another task's driver is not known
+    number = count_driver_gpus()
+    # Which of the driver's GPUs the step was granted is unknown if it was granted only some.
+    if number is None or granted not in (None, number):
+        return None
+    return tuple(map(str, range(number)))
 
 
 def _usable(devices: Devices) -> Devices:
@@ -193,6 +192,7 @@ def _usable(devices: Devices) -> Devices:
 
 
 def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
+    """Returns the GPUs of a task that uses some."""
     step = node.step
     shown = visible.devices
     granted = step.gpus_on_node
@@ -209,34 +209,34 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         return TaskGpus(
             (), f"{visible.name} is the batch script's, and this component was granted none"
         )
-    if not node.is_user:
-        return TaskGpus((), "this job uses no GPU (gpu_jobs)")
     if node.options.gives_gpu_counts:
         return _by_given_counts(node, visible)
     if not shown:
         state = "shows none" if visible.shown else "is not set"
         return TaskGpus(shown, f"{visible.name} {state}")
-    source = visible.name if visible.shown else "the driver's GPUs"
     # Whether Slurm shows these devices to this task only, not to all tasks of the node.
     is_bound = granted is not None and len(shown) < granted
     bind = _BIND.search(step.tres_bind or "")
     kind = bind[1] if bind else ""
     if kind not in ("", "closest"):
         is_bound = kind != "none"
-    several = len(node.users) > 1
+    tasks = len(node.users)
     if is_bound and visible.shown:
-        if several and kind == "closest":
-            # No variable shows which tasks see the same GPUs.
-            warn_once(
-                "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then "
-                "share. To give each task its own, start with srun --gpu-bind=per_task:N, or "
-                "without --gpu-bind"
-            )
-        shared = several and kind in ("closest", "single")
-        return TaskGpus(shown, f"{source}, bound to the task by Slurm", shared=shared)
-    if not several:
+        # With these, no variable shows which tasks see the same GPUs.
+        shared = tasks > 1 and kind in ("closest", "single")
+        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=shared)
+    source = visible.name if visible.shown else "the driver's GPUs"
+    if tasks == 1:
         return TaskGpus(shown, f"{source}, the only task on the node that uses GPUs")
-    return _share(node, shown, f"{source} split by SLURM_LOCALID")
+    number = len(shown)
+    if tasks > number:
+        warn_once(
+            f"{tasks} tasks share the node's {counted(number, 'GPU')}; start fewer "
+            "tasks on each node, unless the GPUs' memory is enough for all of them"
+        )
+    return TaskGpus(
+        shown[node.share_of(number)], f"{source} split by SLURM_LOCALID", shared=tasks > number
+    )
 
 
 def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> str:
@@ -245,26 +245,21 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> s
     SLURM_STEP_GPUS has what Slurm shows (live, 22.05 to 26.05). Where the site confines tasks to
     their GPUs, it numbers them differently from the variables, whose numbers then begin at 0.
     """
-    text = node.step.step_gpus
+    text = node.step.step_gpus or ""
     granted = node.step.gpus_on_node
     shown = visible.devices or ()
-    if not node.is_user:
-        return ""
     if granted and not shown and not gpus.devices and not node.options.gives_gpu_counts:
-        state = "shows none" if visible.shown else "is not set"
         return (
-            f"SLURM_GPUS_ON_NODE={granted} and SLURM_STEP_GPUS={text or ''}, but {visible.name} "
-            f"{state}: this task does not know which GPUs are its own. Keep what srun sets, and "
-            "start with srun --gpus-per-node, without --gpu-bind=none"
+            f"SLURM_GPUS_ON_NODE={granted} and SLURM_STEP_GPUS={text}, but {gpus.source}: this "
+            "task does not know which GPUs are its own. Keep what srun sets, and start with srun "
+            "--gpus-per-node, without --gpu-bind=none"
         )
-    # UUIDs cannot be compared with numbers.
-    if not text or not visible.shown or not "".join(shown).isdigit():
-        return ""
     slurms = tuple(text.split(","))
-    part = node.share_of(len(slurms))
-    for devices in (slurms, numbered(slurms)):
-        if shown in (devices, devices[part]):  # or the share, which a script may have chosen
-            return ""
+    part = node.share_of(len(slurms))  # which a script may have chosen
+    fitting = [slurms, slurms[part], numbered(slurms), numbered(slurms)[part]]
+    # UUIDs cannot be compared with numbers.
+    if not text or not visible.shown or shown in fitting or not "".join(shown).isdigit():
+        return ""
     return (
         f"{visible.text}, but Slurm shows this task SLURM_STEP_GPUS={text}: something sets "
         f"{visible.name} after srun, and tasks may share a GPU while others are idle. Remove that "
@@ -272,25 +267,10 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> s
     )
 
 
-def _share(node: NodeGpus, devices: Devices, source: str) -> TaskGpus:
-    """Divides all devices of the node among the tasks that use GPUs."""
-    tasks = len(node.users)
-    number = len(devices)
-    if tasks > number:
-        warn_once(
-            f"{tasks} tasks share the node's {counted(number, 'GPU')}; start fewer "
-            "tasks on each node, unless the GPUs' memory is enough for all of them"
-        )
-    parts = [node._replace(local_rank=user).share_of(number) for user in node.users]
-    part = node.share_of(number)
-    return TaskGpus(devices[part], source, shared=parts.count(part) > 1)
-
-
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    options = node.options
-    per_node = whole_number(options.gpus_per_node)
-    per_task = whole_number(options.gpus_per_task)
-    are_counts = (per_node, per_task) == (options.gpus_per_node, options.gpus_per_task)
+    given = (node.options.gpus_per_node, node.options.gpus_per_task)
+    per_node, per_task = map(whole_number, given)
+    are_counts = (per_node, per_task) == given
     users = len(node.users)
     shown = visible.devices or ()
     granted = node.step.gpus_on_node
@@ -306,7 +286,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         or (is_bound and len(shown) != per_task)
     ):
         raise GpuError(
-            f"gpus_per_node={options.gpus_per_node!r} and gpus_per_task={options.gpus_per_task!r} "
+            f"gpus_per_node={given[0]!r} and gpus_per_task={given[1]!r} "
             f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and "
             f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
             "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "

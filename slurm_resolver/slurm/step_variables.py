@@ -143,7 +143,6 @@ class SlurmStep:
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
     # set by the user, for TensorFlow
     allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH")
-    gpu_allocator = text_variable("TF_GPU_ALLOCATOR")
 
     components: tuple[Component, ...] = ()
     ancestors: Ancestors = Ancestors()

@@ -354,7 +354,7 @@ def test_a_process_uses_one_slice(name: str, caplog: Logged) -> None:
 MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
     "one each": ("0,1", [False, False], {}),
     "two on one": ("0", [True, True], {}),
-    "three on two": ("0,1", [True, True, False], {}),
+    "three on two": ("0,1", [True, True, True], {}),
     "one of two uses it": ("0", [False, False], {"users": [1]}),
     "closest, possibly shared with another task": (
         "0,1",
@@ -363,7 +363,6 @@ MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
     ),
     "two per GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
-    "an allocator that grows": ("0", [False, False], {"gpu_allocator": "cuda_malloc_async"}),
     "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),
 }
 
