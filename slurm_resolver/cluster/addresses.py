@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import re
 import socket
 import time
@@ -121,30 +120,32 @@ def make_addresses(
             )
     host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]
-    # by rank; a loop in Python would take several times as long
-    addresses = list(
-        map(
-            operator.add,
-            map(host_of.__getitem__, layout.node_of),
-            map(port_of.__getitem__, layout.local_rank_of),
-        )
-    )
-    return {job: list(map(addresses.__getitem__, ranks)) for job, ranks in roles.items()}
+    node_of = layout.node_of
+    local_rank_of = layout.local_rank_of
+    return {
+        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
+        for job, ranks in roles.items()
+    }
 
 
 def find_service(
-    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, options: ClusterOptions
+    step: SlurmStep,
+    options: ClusterOptions,
+    hosts: Hosts,
+    port: int,
+    num_tasks: int,
+    first_node: str,
+    place: tuple[str, int],
 ) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
     It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
-    which task that is, as tasks that disagree on the layout have to find each other too.
+    which task that is, as tasks that disagree on the layout have to find each other too. `place` is
+    this task's node, and its local rank there.
 
     Raises:
-        EnvironmentValueError: if a variable is missing.
+        EnvironmentValueError: if SLURM_PROCID is missing.
     """
-    first_node = step.require(SlurmStep.nodes)[0]
-    place = (step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank))
     remedy = ""
     if not step.simulated:
         # The addresses may be Slurm's already.

@@ -37,8 +37,7 @@ class Cluster:
         ports: the ports of the step's tasks; none for an empty cluster.
         hosts: by node, the host to connect to.
         addresses: the addresses of each job, ``addresses[job][index]``.
-        gpu_decision: the GPUs of this task, and the reason; unknown for a step that is only
-            planned.
+        gpu_decision: the GPUs of this task, and the reason.
         options: the arguments of `resolve`; ignored when clusters are compared.
     """
 
@@ -59,16 +58,6 @@ class Cluster:
         """Returns the same number for equal clusters, which have equal steps."""
         return hash(self.step)
 
-    @property
-    def job_id(self) -> str | None:
-        """The id of Slurm's job; None if it is unknown."""
-        return self.step.job_id
-
-    @property
-    def step_id(self) -> str | None:
-        """The id of the step in its job; None if it is unknown."""
-        return self.step.step_id
-
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
         """Every task of the step, ``tasks[rank]``.
@@ -76,23 +65,23 @@ class Cluster:
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
         tasks = [
-            self._task(rank, job, index)
+            self._task(job, index)
             for job, ranks in self.roles.items()
-            for index, rank in enumerate(ranks)
+            for index in range(len(ranks))
         ]
         return tuple(sorted(tasks, key=operator.attrgetter("rank")))
 
     @functools.cached_property
     def task(self) -> Task | None:
-        """The task of this process; None for an empty cluster, or a step that is only planned."""
-        rank = self.step.rank
+        """The task of this process; None for an empty cluster."""
         for job, ranks in self.roles.items():
-            if rank is not None and rank in ranks:
-                return self._task(rank, job, ranks.index(rank))
+            if self.step.rank in ranks:
+                return self._task(job, ranks.index(self.step.rank))
         return None
 
-    def _task(self, rank: int, job: str, index: int) -> Task:
+    def _task(self, job: str, index: int) -> Task:
         """Returns a task."""
+        rank = self.roles[job][index]
         return Task(
             rank=rank,
             node=self.layout.nodes[self.layout.node_of[rank]],
@@ -110,12 +99,15 @@ class Cluster:
             return None
         # Slurm's list of nodes decides which task serves, unless other names replace it.
         nodes = self.step.nodes if self.step.node_name else None
-        step = self.step.replace(
-            node_name=task.node,
-            nodes=nodes or self.layout.nodes,
-            local_rank=task.local_rank,
+        return find_service(
+            self.step,
+            self.options,
+            self.hosts,
+            port=self.ports.service_port,
+            num_tasks=self.num_tasks,
+            first_node=(nodes or self.layout.nodes)[0],
+            place=(task.node, task.local_rank),
         )
-        return find_service(step, self.num_tasks, self.ports.service_port, self.hosts, self.options)
 
     @property
     def num_tasks(self) -> int:
@@ -201,8 +193,8 @@ class Cluster:
                 "gpus_source": self.gpu_decision.source,
             }
         return {
-            "job_id": self.job_id,
-            "step_id": self.step_id,
+            "job_id": self.step.job_id,
+            "step_id": self.step.step_id,
             "distribution": self.layout.distribution or None,
             "layout_source": self.layout.source or None,
             "ports_source": self.ports.source or None,
@@ -212,10 +204,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         """Returns a short text for logs."""
-        return (
-            f"Cluster(step {self.step.name}: {self.num_tasks} tasks, task={self.task!r}, "
-            f"gpus={self.gpus})"
-        )
+        return f"<Cluster of step {self.step.name}: {describe_own_task(self)}>"
 
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: a line per task, of 100 tasks at most."""
@@ -253,14 +242,10 @@ def describe_own_task(cluster: Cluster) -> str:
     if not own:
         return _NO_CLUSTER
     port = _split_address(own.address)[1]
-    text = (
+    return (
         f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}, "
-        f"port {port}"
+        f"port {port}, GPUs {describe_gpus(cluster)}"
     )
-    if cluster.gpus is None:
-        return text
-    noun = "GPU" if len(cluster.gpus) == 1 else "GPUs"
-    return f"{text}, {noun} {describe_gpus(cluster)}" if cluster.gpus else f"{text}, no GPUs"
 
 
 def describe_cluster(
@@ -276,43 +261,41 @@ def describe_cluster(
     """
     if not cluster:
         return _NO_CLUSTER
-    step = cluster.step
     own = cluster.task
-    title = f"job step {step.name}" if step.job_id or own else "planned step"
-    tasks = counted(cluster.num_tasks, "task")
-    nodes = counted(len(cluster.layout.nodes), "node")
-    layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
+    layout = cluster.layout
     rows = [["node", "rank", "local", "task", "GPUs", "address"]]
     node = ""  # of the row before
     # The tasks of each node, one node after another.
-    for rank in sorted(range(cluster.num_tasks), key=cluster.layout.node_of.__getitem__):
-        task = cluster.tasks[rank]
+    for task in sorted(cluster.tasks, key=lambda task: layout.node_of[task.rank]):
         is_near = own is not None and own.node == task.node
         if most_tasks is None or len(rows) <= most_tasks or is_near:
             rows.append(
                 [
                     task.node if task.node != node else "",
-                    str(rank),
+                    str(task.rank),
                     str(task.local_rank),
                     f"{task.job} {task.index}",
-                    gpus[rank] if gpus else "",
+                    gpus[task.rank] if gpus else "",
                     task.address + ("  (this task)" if task == own else ""),
                 ]
             )
             node = task.node
     left_out = cluster.num_tasks + 1 - len(rows)
     if not gpus:
-        for row in rows:
-            del row[4]
+        rows = [[*row[:4], row[5]] for row in rows]
+    title = (
+        f"job step {cluster.step.name}: {counted(cluster.num_tasks, 'task')} on "
+        f"{counted(len(layout.nodes), 'node')}, {layout.distribution} distribution "
+        f"(from {layout.source}), ports from {cluster.ports.source}"
+    )
     lines = [
-        f"{title}: {tasks} on {nodes}, {layout}, ports from {cluster.ports.source}",
+        title,
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
         *aligned(rows, numbers=(1, 2)),
     ]
     if left_out:
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
-    if own:
-        lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
+    lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 
 

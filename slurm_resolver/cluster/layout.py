@@ -272,7 +272,8 @@ def _distribute(
     node_of: list[int] = []
     left = list(enumerate(counts, first))
     while left:
-        for node, count in left:
-            node_of += [node] * min(count, plane_size)
+        node_of += itertools.chain.from_iterable(
+            [node] * min(count, plane_size) for node, count in left
+        )
         left = [(node, count - plane_size) for node, count in left if count > plane_size]
     return node_of

@@ -42,7 +42,15 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     if left_by != name:  # no earlier call in this start of the step has left an answer
         port = choose_ports(step, max(counts), options.port_base).service_port
         hosts = find_hosts(step, nodes, sum(counts), options)
-        service = find_service(step, sum(counts), port, hosts, options)
+        service = find_service(
+            step,
+            options,
+            hosts,
+            port=port,
+            num_tasks=sum(counts),
+            first_node=nodes[0],
+            place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
+        )
         try:
             places = connect(service).gather(
                 "the exchange of the layout",

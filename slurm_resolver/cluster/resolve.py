@@ -9,7 +9,7 @@ from typing import Callable
 from slurm_resolver.cluster.addresses import find_hosts, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import TaskGpus, choose_gpus
+from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import (
@@ -113,7 +113,21 @@ def resolve_step(
         step, layout = layout_of(step, options)
     else:
         layout = find_layout(step, options)
-    return build_cluster(step, layout, job_counts(options.jobs, layout.num_tasks), options)
+    roles = assign_roles(layout, job_counts(options.jobs, layout.num_tasks), options)
+    ports = choose_ports(
+        step, max(layout.local_rank_of) + 1, options.port_base, bool(layout.components)
+    )
+    hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
+    return Cluster(
+        step=step,
+        layout=layout,
+        roles=roles,
+        ports=ports,
+        hosts=hosts,
+        addresses=make_addresses(layout, roles, hosts, ports),
+        gpu_decision=choose_gpus(step, layout, roles, options),
+        options=options,
+    )
 
 
 def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
@@ -141,28 +155,3 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)
     return layout
-
-
-def build_cluster(
-    step: SlurmStep, layout: Layout, counts: JobCounts, options: ClusterOptions
-) -> Cluster:
-    """Returns the cluster for a layout: with roles, ports, addresses, and this task's GPUs."""
-    roles = assign_roles(layout, counts, options)
-    ports = choose_ports(
-        step, max(layout.local_rank_of) + 1, options.port_base, bool(layout.components)
-    )
-    hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
-    addresses = make_addresses(layout, roles, hosts, ports)
-    gpus = TaskGpus()
-    if step.rank is not None:
-        gpus = choose_gpus(step, layout, roles, options)
-    return Cluster(
-        step=step,
-        layout=layout,
-        roles=roles,
-        ports=ports,
-        hosts=hosts,
-        addresses=addresses,
-        gpu_decision=gpus,
-        options=options,
-    )
