@@ -115,14 +115,38 @@ OTHER_JOB = (
 )
 # The command that starts the tasks, and the number of GPUs of each rank.
 CASES = {
-    "two each": ("srun -n2 --gpus-per-task=2", [2, 2]),
-    "one each": ("srun -n2 --gpus-per-task=1", [1, 1]),
-    "a binding": ("srun -n2 --gpus-per-node=4 --gpu-bind=single:1", [1, 1]),
-    "a map": ("srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1", [1, 1]),
-    "shared": ("srun -n2 --gpus-per-node=4", [2, 2]),
-    "shared by three": ("srun -n3 -O --gpus-per-node=4", [2, 1, 1]),
-    "beside another job": (f"{OTHER_JOB} -n2 -O --gpus-per-node=2", [1, 1]),
-    "beside another job, bound": (f"{OTHER_JOB} -n1 --gpus-per-task=2", [2]),
+    "two each": (
+        "srun -n2 --gpus-per-task=2",
+        [2, 2],
+    ),
+    "one each": (
+        "srun -n2 --gpus-per-task=1",
+        [1, 1],
+    ),
+    "a binding": (
+        "srun -n2 --gpus-per-node=4 --gpu-bind=single:1",
+        [1, 1],
+    ),
+    "a map": (
+        "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1",
+        [1, 1],
+    ),
+    "shared": (
+        "srun -n2 --gpus-per-node=4",
+        [2, 2],
+    ),
+    "shared by three": (
+        "srun -n3 -O --gpus-per-node=4",
+        [2, 1, 1],
+    ),
+    "beside another job": (
+        f"{OTHER_JOB} -n2 -O --gpus-per-node=2",
+        [1, 1],
+    ),
+    "beside another job, bound": (
+        f"{OTHER_JOB} -n1 --gpus-per-task=2",
+        [2],
+    ),
 }
 # Each task's numbers start at 0. Nothing shows whether its GPUs differ from its neighbor's.
 UNKNOWN_OWNERS = ["a map"]

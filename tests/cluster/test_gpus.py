@@ -41,7 +41,14 @@ def on_node(
     """Returns the GPUs of a task on a node with this many tasks, of which `users` use GPUs."""
     per_node, per_task = (*explicit, None, None)[:2]
     options = ClusterOptions(gpus_per_node=per_node, gpus_per_task=per_task)
-    return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), options))
+    return gpus_on_node(
+        NodeGpus(
+            step,
+            local_rank,
+            users or range(tasks),
+            options,
+        )
+    )
 
 
 def decide(
@@ -77,11 +84,35 @@ def _no_driver(monkeypatch: Patch) -> None:
         (None, 0, 1, {}, None),
         ("-1", 0, 1, {}, ()),
         ("0,-1,1", 0, 1, {}, ("0",)),  # CUDA stops at the first invalid device
-        ("4,5", 0, 1, {"gpus_on_node": 2}, ("4", "5")),  # the only task of a node
-        ("4,5", 1, 2, {"gpus_on_node": 2}, ("5",)),
-        ("1", 1, 2, {"gpus_on_node": 2}, ("1",)),  # bound by Slurm
+        (
+            "4,5",
+            0,
+            1,
+            {"gpus_on_node": 2},
+            ("4", "5"),
+        ),  # the only task of a node
+        (
+            "4,5",
+            1,
+            2,
+            {"gpus_on_node": 2},
+            ("5",),
+        ),
+        (
+            "1",
+            1,
+            2,
+            {"gpus_on_node": 2},
+            ("1",),
+        ),  # bound by Slurm
         # srun passes on the variables of a batch script, even to nodes without GPUs
-        ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1"}, ()),
+        (
+            "0,1",
+            0,
+            1,
+            {"het_size": 2, "job_gpus": "0,1"},
+            (),
+        ),
         (
             "0,1",
             0,
@@ -93,10 +124,28 @@ def _no_driver(monkeypatch: Patch) -> None:
             },
             ("0", "1"),
         ),
-        ("0,1", 0, 1, {"het_size": 2}, ("0", "1")),  # Slurm manages no GPUs
+        (
+            "0,1",
+            0,
+            1,
+            {"het_size": 2},
+            ("0", "1"),
+        ),  # Slurm manages no GPUs
         # bindings that srun was told are kept
-        ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gpu:mask_gpu:0x3,0xf"}, ("0", "1")),
-        ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gpu:closest"}, ("1",)),
+        (
+            "0,1",
+            1,
+            2,
+            {"gpus_on_node": 2, "tres_bind": "gpu:mask_gpu:0x3,0xf"},
+            ("0", "1"),
+        ),
+        (
+            "0,1",
+            1,
+            2,
+            {"gpus_on_node": 2, "tres_bind": "gpu:closest"},
+            ("1",),
+        ),
     ],
 )
 def test_what_slurm_granted(
@@ -106,7 +155,12 @@ def test_what_slurm_granted(
     more: Fields,
     devices: Devices,
 ) -> None:
-    gpus = decide(visible, local_rank, tasks, **more)
+    gpus = decide(
+        visible,
+        local_rank,
+        tasks,
+        **more,
+    )
     assert gpus.devices == devices
     if devices == ():
         assert gpus.settings.get("CUDA_VISIBLE_DEVICES", visible) in ("", "-1")
@@ -136,7 +190,13 @@ def test_what_slurm_granted(
 def test_a_variable_that_slurm_has_not_set(
     visible: str | None, step_gpus: str | None, told: str, caplog: Logged
 ) -> None:
-    conflict = decide(visible, 1, 4, step_gpus=step_gpus, gpus_on_node=4).conflict
+    conflict = decide(
+        visible,
+        1,
+        4,
+        step_gpus=step_gpus,
+        gpus_on_node=4,
+    ).conflict
     assert bool(conflict) == bool(told)
     assert re.search(told, conflict)
     assert conflict in caplog.text
@@ -145,8 +205,16 @@ def test_a_variable_that_slurm_has_not_set(
 @pytest.mark.parametrize(
     ("visible", "explicit", "devices"),
     [
-        (None, (4, 2), ("2", "3")),
-        (None, (4, None), ("2", "3")),
+        (
+            None,
+            (4, 2),
+            ("2", "3"),
+        ),
+        (
+            None,
+            (4, None),
+            ("2", "3"),
+        ),
         ("4,5", (None, 1), ("5",)),
         ("4,5", (2, 0), ()),
         ("1", (2, 1), ("1",)),  # bound by Slurm
@@ -155,7 +223,15 @@ def test_a_variable_that_slurm_has_not_set(
 def test_explicit_counts_as_tensorflow(
     visible: str | None, explicit: tuple[int, int], devices: Devices
 ) -> None:
-    assert decide(visible, 1, 2, *explicit).devices == devices
+    assert (
+        decide(
+            visible,
+            1,
+            2,
+            *explicit,
+        ).devices
+        == devices
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +245,12 @@ def test_explicit_counts_as_tensorflow(
         ),
         ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES shows 2"),
         ("0,1", (8, 4), 2, "gpus_per_node=8 .* do not fit: SLURM_GPUS_ON_NODE=2"),
-        (None, (-1, None), None, "gpus_per_node=-1"),
+        (
+            None,
+            (-1, None),
+            None,
+            "gpus_per_node=-1",
+        ),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
         ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
         ("0,1,0", (), None, "'0' is not a device, or named twice"),
@@ -182,7 +263,13 @@ def test_bad_input(
     message: str,
 ) -> None:
     with pytest.raises(sr.GpuError, match=message):
-        decide(visible, 0, 2, *explicit, gpus_on_node=on_node)
+        decide(
+            visible,
+            0,
+            2,
+            *explicit,
+            gpus_on_node=on_node,
+        )
 
 
 @given(st.integers(1, 16), st.integers(1, 20), st.data())
@@ -192,7 +279,15 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
     users = sorted(data.draw(st.sets(st.integers(0, tasks - 1), min_size=1), label="users"))
     granted = [f"GPU-{i}" for i in range(number)]
     names = ",".join(granted)
-    parts = [decide(names, i, tasks, users=users).devices for i in range(tasks)]
+    parts = [
+        decide(
+            names,
+            i,
+            tasks,
+            users=users,
+        ).devices
+        for i in range(tasks)
+    ]
     for local_rank, part in enumerate(parts):
         assert (part == ()) == (local_rank not in users)
     taken = [part or () for local_rank, part in enumerate(parts) if local_rank in users]
@@ -222,7 +317,12 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
     environ = {"SLURM_PROCID": "1", **dict.fromkeys(names, "4,5,6,7")}
     for _ in range(3):  # also in a second resolver or a child process
         step = SlurmStep.read(environ)
-        gpus = on_node(step, 1, 2, *explicit)
+        gpus = on_node(
+            step,
+            1,
+            2,
+            *explicit,
+        )
         apply_gpus(gpus, step, environ)
         assert gpus.devices == ("6", "7")
         assert {environ[name] for name in names} == {"6,7"}
@@ -241,7 +341,10 @@ def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
     assert [decide(None, i, 2).devices for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
-    assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {CUDA: "0,1,2,3"})
+    assert (alone.devices, alone.settings) == (
+        ("0", "1", "2", "3"),
+        {CUDA: "0,1,2,3"},
+    )
     # as 22.05 with --gpu-bind=none, if all of the driver's GPUs are granted
     assert decide(None, 1, 2, gpus_on_node=4).devices == ("2", "3")
 
@@ -278,9 +381,17 @@ def test_the_driver_is_asked_through_its_library(
     [
         (["chief", "worker"], None, {"chief", "worker"}),
         (["chief", "worker", "ps"], None, {"worker"}),
-        (["worker", "ps", "evaluator"], None, {"worker", "evaluator"}),
+        (
+            ["worker", "ps", "evaluator"],
+            None,
+            {"worker", "evaluator"},
+        ),
         (["worker"], [], set()),
-        (["worker"], ["evaluator", "worker"], {"evaluator", "worker"}),  # evaluator has no task
+        (
+            ["worker"],
+            ["evaluator", "worker"],
+            {"evaluator", "worker"},
+        ),  # evaluator has no task
     ],
 )
 def test_which_jobs_use_gpus(jobs: Strings, gpu_jobs: Any, users: Any) -> None:
@@ -332,16 +443,39 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
 # whether slices stay unused.
 FOUR = "MIG-a,MIG-b,MIG-c,MIG-d"
 SLICES: dict[str, tuple[str, Fields, list[tuple[str, ...]], bool]] = {
-    "one each": ("MIG-a,MIG-b", {}, [("MIG-a",), ("MIG-b",)], False),
-    "two each": (FOUR, {}, [("MIG-a",), ("MIG-c",)], True),
-    "beside whole GPUs": ("GPU-1,MIG-a,GPU-2", {}, [("GPU-1", "GPU-2")], True),
+    "one each": (
+        "MIG-a,MIG-b",
+        {},
+        [("MIG-a",), ("MIG-b",)],
+        False,
+    ),
+    "two each": (
+        FOUR,
+        {},
+        [("MIG-a",), ("MIG-c",)],
+        True,
+    ),
+    "beside whole GPUs": (
+        "GPU-1,MIG-a,GPU-2",
+        {},
+        [("GPU-1", "GPU-2")],
+        True,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SLICES)
 def test_a_process_uses_one_slice(name: str, caplog: Logged) -> None:
     visible, more, taken, unused = SLICES[name]
-    gpus = [decide(visible, rank, len(taken), **more) for rank in range(len(taken))]
+    gpus = [
+        decide(
+            visible,
+            rank,
+            len(taken),
+            **more,
+        )
+        for rank in range(len(taken))
+    ]
     assert [one.devices for one in gpus] == taken
     assert ("several MIG slices each" in caplog.text) == unused
     for one in gpus:
@@ -355,13 +489,21 @@ MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
     "one each": ("0,1", [False, False], {}),
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, True], {}),
-    "one of two uses it": ("0", [False, False], {"users": [1]}),
+    "one of two uses it": (
+        "0",
+        [False, False],
+        {"users": [1]},
+    ),
     "closest, possibly shared with another task": (
         "0,1",
         [True, True],
         {"tres_bind": "gpu:closest", "gpus_on_node": 4},
     ),
-    "two per GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
+    "two per GPU, bound": (
+        "1",
+        [True, True, True, True],
+        {"tres_bind": "gpu:single:2"},
+    ),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
     "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),
 }
@@ -371,7 +513,12 @@ MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
 def test_tasks_that_share_a_gpu_take_the_memory_that_they_need(name: str, caplog: Logged) -> None:
     visible, shares, more = MEMORY[name]
     for rank, growth in enumerate(shares):
-        gpus = decide(visible, rank, len(shares), **more)
+        gpus = decide(
+            visible,
+            rank,
+            len(shares),
+            **more,
+        )
         environ: Texts = {}
         apply_gpus(gpus, SlurmStep(rank=rank), environ)
         assert environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == ("true" if growth else None), rank

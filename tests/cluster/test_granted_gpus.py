@@ -25,7 +25,10 @@ GPUS: dict[str, tuple[str, Devices]] = {
         "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1 TASK",
         [["0", "1"], ["0", "1"]],
     ),
-    "two tasks a GPU": ("srun -w n8 -n4 --gpus=2 --ntasks-per-gpu=2 TASK", [["0", "0", "1", "1"]]),
+    "two tasks a GPU": (
+        "srun -w n8 -n4 --gpus=2 --ntasks-per-gpu=2 TASK",
+        [["0", "0", "1", "1"]],
+    ),
     "bind map": (
         "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=map_gpu:2,3 TASK",
         [["2", "3"]],
@@ -34,8 +37,14 @@ GPUS: dict[str, tuple[str, Devices]] = {
         "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=closest TASK",
         [["0,1", "2,3"]],
     ),
-    "more tasks than GPUs": ("srun -w n8 -N1 -n4 --gpus=2 TASK", [["0", "0", "1", "1"]]),
-    "none asked for": ("srun -w n8,n9 -N2 -n2 TASK", [[None], [None]]),
+    "more tasks than GPUs": (
+        "srun -w n8 -N1 -n4 --gpus=2 TASK",
+        [["0", "0", "1", "1"]],
+    ),
+    "none asked for": (
+        "srun -w n8,n9 -N2 -n2 TASK",
+        [[None], [None]],
+    ),
     "a step without any": (
         "salloc -w n8 -N1 -n2 --gpus-per-node=4 srun --gpus-per-node=0 TASK",
         [[None, None]],
@@ -46,7 +55,10 @@ GPUS: dict[str, tuple[str, Devices]] = {
     ),
     "parameter servers leave theirs": (
         """srun -wn8,n9 --ntasks-per-node=3 --gpus=8 TASK --jobs '{"chief":1,"ps":2,"worker":3}'""",
-        [["", "", "0,1,2,3"], ["", "0,1", "2,3"]],
+        [
+            ["", "", "0,1,2,3"],
+            ["", "0,1", "2,3"],
+        ],
     ),
 }
 

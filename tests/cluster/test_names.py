@@ -15,13 +15,21 @@ NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 
 # the command that prints a task's hosts file, srun's options, and the hosts of all ranks
 CASES: dict[str, tuple[str, str, Strings]] = {
-    "no names": (NAMELESS, "-m cyclic", ["10.77.0.1", "10.77.0.2", "10.77.0.1", "10.77.0.2"]),
+    "no names": (
+        NAMELESS,
+        "-m cyclic",
+        ["10.77.0.1", "10.77.0.2", "10.77.0.1", "10.77.0.2"],
+    ),
     "a layout that only the tasks know": (
         NAMELESS,
         "-m arbitrary -w n8,n8,n9,n9",
         ["10.77.0.1", "10.77.0.1", "10.77.0.2", "10.77.0.2"],
     ),
-    "all names": ("cat /etc/hosts", "-m cyclic", ["10.77.0.1", "10.77.0.2"] * 2),
+    "all names": (
+        "cat /etc/hosts",
+        "-m cyclic",
+        ["10.77.0.1", "10.77.0.2"] * 2,
+    ),
 }
 
 
@@ -41,7 +49,12 @@ def test_slurm_knows_the_addresses(
 ) -> None:
     names, options, hosts = CASES[case]
     real_slurm.run(
-        step_of(names, options, f"--meet {tmp_path} 4 --node-address slurm", tmp_path),
+        step_of(
+            names,
+            options,
+            f"--meet {tmp_path} 4 --node-address slurm",
+            tmp_path,
+        ),
         env={"TASK_OUTPUT": str(output)},
         cwd=tmp_path,
     )
@@ -81,7 +94,12 @@ ELSEWHERE = {
 @pytest.mark.newest
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, address: str) -> None:
-    step = step_of(ELSEWHERE[address], "-m cyclic", "", tmp_path).replace(TASK, CHECK)
+    step = step_of(
+        ELSEWHERE[address],
+        "-m cyclic",
+        "",
+        tmp_path,
+    ).replace(TASK, CHECK)
     hint = (
         "; if a firewall between the nodes blocks the port, open it"
         "; if Slurm has another address (scontrol show node), pass node_address="

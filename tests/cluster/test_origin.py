@@ -31,7 +31,10 @@ CLEANED = {  # commands that hide the tasks' variables, and the result in each t
     "one of two tasks": (f"srun -n2 {CLEAN} TASK", "Keep the variables SLURM_"),
     "under another program": (f"srun -n2 timeout 60 {CLEAN} TASK", "Keep the variables"),
     "switched off": (f"srun -n2 {CLEAN} SLURM_RESOLVER=off TASK", ALONE),
-    "in a container that hides it": (f"srun -n1 {CONTAINER} {CLEAN} TASK", ALONE),
+    "in a container that hides it": (
+        f"srun -n1 {CONTAINER} {CLEAN} TASK",
+        ALONE,
+    ),
     "in a container that keeps them": (f"srun -n2 {CONTAINER} TASK", RIGHT),
     "a batch script": (f"sbatch -W -n2 --wrap '{CLEAN} TASK'", ALONE),
     "a login node": (f"{CLEAN} TASK", ALONE),
@@ -62,8 +65,14 @@ NESTED = {
     "mpirun of Open MPI": (f"{ALLOCATED} {OPEN_MPI} TASK", "without mpirun"),
     "mpirun of MPICH by srun": (f"{ALLOCATED} mpirun.mpich -np 4 TASK", "without mpirun"),
     "mpirun of MPICH by ssh": (f"{ALLOCATED} {HYDRA} TASK", "without mpirun"),
-    "mpirun, in containers": (f"{ALLOCATED} {OPEN_MPI} {CONTAINER} TASK", "without mpirun"),
-    "mpirun, cleaned": (f"{ALLOCATED} {OPEN_MPI} {CLEAN} TASK", "not by srun"),
+    "mpirun, in containers": (
+        f"{ALLOCATED} {OPEN_MPI} {CONTAINER} TASK",
+        "without mpirun",
+    ),
+    "mpirun, cleaned": (
+        f"{ALLOCATED} {OPEN_MPI} {CLEAN} TASK",
+        "not by srun",
+    ),
     "mpirun on a login node": (f"{HYDRA} -hosts n8:2,n9:2 TASK", "without mpirun"),
     "mpirun in each task": ("srun -n2 mpirun.mpich -launcher fork -np 2 TASK", "without mpirun"),
     "srun below mpirun": ("salloc -n2 mpirun.mpich -launcher fork -np 1 srun -n2 TASK", RIGHT),

@@ -24,20 +24,23 @@ def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> S
 @pytest.mark.parametrize(
     ("step", "tasks", "port_base", "ports", "source"),
     [
-        (step(reserved_ports=(23001, 23002)), 2, 2222, [2222, 2223], "port_base"),
-        (step(), 1, 65535, [65535], "port_base"),
+        (step(reserved_ports=(23001, 23002)), 2, 2222, [2222, 2223], "port_base",),
+        (step(), 1, 65535, [65535], "port_base",),
         (step(reserved_ports=(23001, 23002, 23010)), 2, None, [23001, 23002],
          "SLURM_STEP_RESV_PORTS"),
         (step(reserved_ports=(23001, 23002), is_component=True), 1, None, [12624],
          "SLURM_JOB_ID and SLURM_STEP_ID"),
-        (step(None, None), 3, None, [8888, 8889, 8890], "default"),
+        (step(None, None), 3, None, [8888, 8889, 8890], "default",),
     ],
 )  # fmt: skip
 def test_the_first_source_that_there_is(
     step: SlurmStep, tasks: int, port_base: int | None, ports: Any, source: str
 ) -> None:
     chosen = choose_ports(step, tasks, port_base)
-    assert (list(chosen.by_local_rank), chosen.source) == (ports, source)
+    assert (
+        list(chosen.by_local_rank),
+        chosen.source,
+    ) == (ports, source)
 
 
 def test_the_meeting_has_a_port_of_its_own() -> None:
@@ -77,7 +80,14 @@ def test_a_port_base_that_leaves_a_task_without_a_port(port_base: Any) -> None:
 
 IDS = st.one_of(
     st.integers(0, 2**32).map(str),
-    st.sampled_from(["", "batch", "é", "9" * 40]),
+    st.sampled_from(
+        [
+            "",
+            "batch",
+            "é",
+            "9" * 40,
+        ]
+    ),
 )
 
 
@@ -101,5 +111,9 @@ def test_jobs_and_steps_that_run_together_have_different_ports(tasks: int) -> No
     for job in range(123_400, 123_500):
         for number in range(8):
             for port in choose_ports(step(str(job), str(number)), tasks).by_local_rank:
-                assert port not in taken, (taken[port], job, number)
+                assert port not in taken, (
+                    taken[port],
+                    job,
+                    number,
+                )
                 taken[port] = f"{job}.{number}"

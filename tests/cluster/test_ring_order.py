@@ -28,7 +28,10 @@ def ring(roles: Roles) -> list[int]:
 
 def leaves(nodes: Sequence[int]) -> int:
     """Returns how often the ring leaves the node that it leaves most often."""
-    following = [*nodes[1:], *nodes[:1]]
+    following = [
+        *nodes[1:],
+        *nodes[:1],
+    ]
     return max(Counter(n for n, other in zip(nodes, following) if n != other).values(), default=0)
 
 
@@ -36,13 +39,38 @@ def leaves(nodes: Sequence[int]) -> int:
     ("counts", "distribution", "jobs", "workers"),
     [
         # rank order is already best
-        ([1] * 12, "block", None, "0 1 2 3 4 5 6 7 8 9 10 11"),
+        (
+            [1] * 12,
+            "block",
+            None,
+            "0 1 2 3 4 5 6 7 8 9 10 11",
+        ),
         # the ring goes 0 1 10 11 2 …
-        ([6, 6], "block", None, "0 1 4 5 6 7 8 9 10 11 2 3"),
-        ([2, 2], "cyclic", None, "0 2 1 3"),
-        ([3, 2, 1], "cyclic", None, "0 3 5 1 4 2"),
+        (
+            [6, 6],
+            "block",
+            None,
+            "0 1 4 5 6 7 8 9 10 11 2 3",
+        ),
+        (
+            [2, 2],
+            "cyclic",
+            None,
+            "0 2 1 3",
+        ),
+        (
+            [3, 2, 1],
+            "cyclic",
+            None,
+            "0 3 5 1 4 2",
+        ),
         # the chief comes first, and then its node's workers
-        ([3, 3], "cyclic", {"chief": 1, "worker": 5}, "2 4 1 3 5"),
+        (
+            [3, 3],
+            "cyclic",
+            {"chief": 1, "worker": 5},
+            "2 4 1 3 5",
+        ),
         # neither parameter servers nor the evaluator are in the ring
         (
             [3, 3],
@@ -81,11 +109,27 @@ def test_no_order_is_better_and_rank_order_is_kept_where_none_is(
     first = node_of[:1] if chief else []
     workers = range(len(first), len(node_of))
     places = [node_of[rank] for rank in workers]
-    best = min(leaves([*first, *order]) for order in itertools.permutations(places))
+    best = min(
+        leaves(
+            [
+                *first,
+                *order,
+            ]
+        )
+        for order in itertools.permutations(places)
+    )
     ordered = list(order_by_ring(workers, node_of, [0] if chief else []))
     assert sorted(ordered) == list(workers)
     assert leaves(first + [node_of[rank] for rank in ordered]) == best
-    if leaves([*first, *places]) == best:
+    if (
+        leaves(
+            [
+                *first,
+                *places,
+            ]
+        )
+        == best
+    ):
         assert ordered == list(workers)
     if workers and not chief:
         assert ordered[0] == 0

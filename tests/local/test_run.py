@@ -54,7 +54,14 @@ def test_one_failure_ends_all(script: str, statuses: object, message: str) -> No
     assert done.returncode in statuses  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ],
+)
 def test_a_signal_ends_all_tasks_and_what_they_started(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -79,14 +86,31 @@ def test_a_user_without_a_name_runs_tasks() -> None:
     # Root has no rights there to what belongs to another account.
     if captured([*nameless, sys.executable, "-c", ""]).returncode:
         pytest.skip("this account cannot run Python in a user namespace")
-    done = captured([*nameless, *in_step("-n 2", "sh", "-c", "echo $SLURM_JOB_USER")], 0, env=path)
+    done = captured(
+        [
+            *nameless,
+            *in_step("-n 2", "sh", "-c", "echo $SLURM_JOB_USER"),
+        ],
+        0,
+        env=path,
+    )
     assert sorted(done.stdout.splitlines()) == ["0: 54321", "1: 54321"]
     assert done.stderr == ""
 
 
 def test_a_folder_that_was_removed_is_named(tmp_path: Path) -> None:
     script = 'rmdir "$PWD"; exec "$@"'
-    done = captured(["sh", "-c", script, "-", *in_step("-n 2", "true")], 2, cwd=tmp_path)
+    done = captured(
+        [
+            "sh",
+            "-c",
+            script,
+            "-",
+            *in_step("-n 2", "true"),
+        ],
+        2,
+        cwd=tmp_path,
+    )
     (line,) = done.stderr.splitlines()
     assert "the current folder cannot be found (No such file or directory)" in line
 

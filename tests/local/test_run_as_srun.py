@@ -121,7 +121,15 @@ def test_variables_are_the_real_sruns(real_slurm: SlurmCluster, tmp_path: Path) 
         save = f'env -0 > "{tmp_path}/$0-{number}/$SLURM_PROCID"'
         for who in ("ours", "theirs"):
             (tmp_path / f"{who}-{number}").mkdir()
-        steps.append([*options.split(), "sh", "-c", save, "theirs"])
+        steps.append(
+            [
+                *options.split(),
+                "sh",
+                "-c",
+                save,
+                "theirs",
+            ]
+        )
         captured(in_step(options, "sh", "-c", save, "ours"), status=0)
     run_side_by_side(real_slurm, steps)
     for number, text in enumerate(STEPS):

@@ -27,7 +27,14 @@ with open(DATA / "hostlists.jsonl", encoding="utf-8") as lines:
 
 
 @pytest.mark.parametrize(
-    ("expression", "hosts"), [(case["expr"], case["hosts"]) for case in FROM_SLURM]
+    ("expression", "hosts"),
+    [
+        (
+            case["expr"],
+            case["hosts"],
+        )
+        for case in FROM_SLURM
+    ],
 )
 def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Strings | None) -> None:
     if hosts is None:
@@ -86,13 +93,28 @@ def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "folded"),
     [
-        (["n1", "n2", "n3", "n7"], "n[1-3,7]"),
+        (
+            ["n1", "n2", "n3", "n7"],
+            "n[1-3,7]",
+        ),
         (["n09", "n10"], "n[09-10]"),
-        (["n1", "n01", "n001"], "n[1,01,001]"),
-        (["n3", "n1", "n2"], "n[3,1-2]"),
+        (
+            ["n1", "n01", "n001"],
+            "n[1,01,001]",
+        ),
+        (
+            ["n3", "n1", "n2"],
+            "n[3,1-2]",
+        ),
         (["a1.b", "a2.b"], "a1.b,a2.b"),
-        (["n1", "n1", "m", "m", "n2.b"], "n[1,1],m,m,n2.b"),
-        ([f"n{i}" for i in range(65_537)], "n[0-65535,65536]"),  # Slurm's limit for a range
+        (
+            ["n1", "n1", "m", "m", "n2.b"],
+            "n[1,1],m,m,n2.b",
+        ),
+        (
+            [f"n{i}" for i in range(65_537)],
+            "n[0-65535,65536]",
+        ),  # Slurm's limit for a range
     ],
 )
 def test_compress_folds_neighbours(hosts: Strings, folded: str) -> None:
@@ -102,7 +124,16 @@ def test_compress_folds_neighbours(hosts: Strings, folded: str) -> None:
 
 NAMES = st.builds(
     lambda prefix, number, width: f"{prefix}{str(number).zfill(width)}",
-    st.sampled_from(["n", "node-a", "rack1-", "", "a.b", "é"]),
+    st.sampled_from(
+        [
+            "n",
+            "node-a",
+            "rack1-",
+            "",
+            "a.b",
+            "é",
+        ]
+    ),
     st.integers(0, 120),
     st.integers(1, 4),
 ) | st.text(st.characters(exclude_characters=", \t\n[]", exclude_categories=["Cs"]), min_size=1)

@@ -66,7 +66,13 @@ def test_each_task_names_the_one_that_does_not_answer(
     """The cases run at the same time, because they mostly wait."""
     with ThreadPoolExecutor(len(CASES)) as pool:
         running = {
-            name: pool.submit(run, real_slurm, tmp_path / str(port), case, port)
+            name: pool.submit(
+                run,
+                real_slurm,
+                tmp_path / str(port),
+                case,
+                port,
+            )
             for port, (name, case) in zip(range(24_001, 25_000, 2), CASES.items())
         }
     for name, case in CASES.items():

@@ -43,7 +43,15 @@ def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:
         assert f"cannot listen at port {ports[2]}" in str(caught.value)
         assert "worker 2 (rank 2 on localhost)" in str(caught.value)
 
-    with socket.create_server(("", ports[2])), ThreadPoolExecutor(TASKS) as pool:
+    with (
+        socket.create_server(
+            (
+                "",
+                ports[2],
+            )
+        ),
+        ThreadPoolExecutor(TASKS) as pool,
+    ):
         list(pool.map(wait, range(TASKS)))
 
 
@@ -90,7 +98,17 @@ def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
 
 
 def test_the_tasks_of_a_large_step_together_ask_all_and_each_asks_few() -> None:
-    tasks = [Task(rank, "n9", rank, "worker", rank, "n9:1") for rank in range(5, 1005)]
+    tasks = [
+        Task(
+            rank,
+            "n9",
+            rank,
+            "worker",
+            rank,
+            "n9:1",
+        )
+        for rank in range(5, 1005)
+    ]
     asked = {task.rank: probe.tasks_to_ask(task.rank, tasks) for task in tasks}
     assert {task for few in asked.values() for task in few} == {*tasks}
     assert max(map(len, asked.values())) <= 12

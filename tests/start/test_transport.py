@@ -39,15 +39,36 @@ OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1
 EQUAL = [one._replace(slurms=str(rank)) for rank, one in enumerate(OWN)]
 SHARE = [devices("n1", "3")] * 2
 TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
-    ([devices("n1", "0"), devices("n2", "0")], NCCL),
-    ([devices("n1", "?"), devices("n2", "?")], NCCL),  # one task on each node
+    (
+        [devices("n1", "0"), devices("n2", "0")],
+        NCCL,
+    ),
+    (
+        [devices("n1", "?"), devices("n2", "?")],
+        NCCL,
+    ),  # one task on each node
     (OWN, f"{NCCL} through the host's memory, because worker 0 and worker 1 cannot open each"),
-    ([devices("n1", usable=0)] * 2, "gradients use gRPC: no task computes on a GPU"),
-    ([devices("n1", "0"), devices("n2", "0", usable=0)], f"{SLOW}TensorFlow finds no GPU in wor"),
+    (
+        [devices("n1", usable=0)] * 2,
+        "gradients use gRPC: no task computes on a GPU",
+    ),
+    (
+        [
+            devices("n1", "0"),
+            devices("n2", "0", usable=0),
+        ],
+        f"{SLOW}TensorFlow finds no GPU in wor",
+    ),
     (EQUAL, f"{SLOW}worker 0 and worker 1 see a GPU 0, but SLURM_STEP_GPUS has 0 and 1"),
     (SHARE, f"{SLOW}worker 0 shares GPU 3 with worker 1"),
-    ([devices("n1", "0"), devices("n1", "?")], f"{SLOW}worker 0 and worker 1 may share a GPU"),
-    ([devices("n1", "MIG-1"), devices("n2", "0")], f"{SLOW}worker 0 has a MIG slice"),
+    (
+        [devices("n1", "0"), devices("n1", "?")],
+        f"{SLOW}worker 0 and worker 1 may share a GPU",
+    ),
+    (
+        [devices("n1", "MIG-1"), devices("n2", "0")],
+        f"{SLOW}worker 0 has a MIG slice",
+    ),
 ]
 
 
@@ -66,7 +87,12 @@ TWO = "worker worker"
     ("gpus", "jobs", "status", "told"),
     [
         ([], "", "skipped", "no task has any"),
-        ([devices("n1", "0"), devices("n1", "1")], TWO, "ok", f"{ALONE}; {NCCL}"),
+        (
+            [devices("n1", "0"), devices("n1", "1")],
+            TWO,
+            "ok",
+            f"{ALONE}; {NCCL}",
+        ),
         (SHARE, TWO, "warning", f"{SLOW}rank 0 shares GPU 3 with rank 1: start one task for each"),
         (
             OWN,
@@ -81,9 +107,22 @@ TWO = "worker worker"
 def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: str) -> None:
     result = check_gpus(
         dict(enumerate(gpus)),
-        [Task(rank, "n1", rank, job, 0, f"n1:{rank}") for rank, job in enumerate(jobs.split())],
+        [
+            Task(
+                rank,
+                "n1",
+                rank,
+                job,
+                0,
+                f"n1:{rank}",
+            )
+            for rank, job in enumerate(jobs.split())
+        ],
     )
-    assert (result.status, result.detail[: len(told)]) == (status, told)
+    assert (
+        result.status,
+        result.detail[: len(told)],
+    ) == (status, told)
 
 
 STEP = {**ONE_NODE, "SLURM_GPUS_ON_NODE": "2"}
