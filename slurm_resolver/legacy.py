@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from slurm_resolver.cluster.resolve import resolve
-from slurm_resolver.errors import JobsError, NotInStepError
+from slurm_resolver.errors import NotInStepError
 from slurm_resolver.slurm.variable_types import Environ
-from slurm_resolver.whole_number import whole_number
 
 
 def tf_config_from_slurm(
@@ -25,10 +24,6 @@ def tf_config_from_slurm(
         JobsError: if the step does not have `ps_number` tasks.
         SlurmResolverError: as in `slurm_resolver.resolve`.
     """
-    if whole_number(ps_number) is None:
-        raise JobsError(
-            f"ps_number={ps_number!r}: expected a whole number of parameter servers, 0 or more."
-        )
     cluster = resolve({"ps": ps_number, "worker": -1}, port_base=port_number, environ=environ)
     if not cluster.task:
         raise NotInStepError(

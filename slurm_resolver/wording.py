@@ -23,16 +23,6 @@ def brief(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
-def ranges_of(numbers: Iterable[int]) -> list[str]:
-    """Returns the numbers as ascending ranges.
-
-    >>> ranges_of([4, 1, 2, 3, 9])
-    ['1-4', '9']
-    """
-    ascending = sorted(set(numbers))
-    return fold(map(str, ascending), len(ascending))
-
-
 def fold(numbers: Iterable[str], most: int) -> list[str]:
     """Returns the numbers and ranges that stand for these, in their order, as in a host list.
 

@@ -171,7 +171,7 @@ def test_tf_config_from_slurm() -> None:
         "ps",
         1,
     )
-    with pytest.raises(sr.JobsError, match="ps_number=-1"):
+    with pytest.raises(sr.JobsError, match="'ps': -1"):
         sr.tf_config_from_slurm(-1, environ=environ)
     with pytest.raises(sr.NotInStepError, match="SLURM_RESOLVER=off"):
         sr.tf_config_from_slurm(1, environ={"SLURM_RESOLVER": "off"})
