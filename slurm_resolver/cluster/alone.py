@@ -129,15 +129,14 @@ def is_this_machine(node: str, nodes: Sequence[str]) -> bool:
     if short_name(node) == host:
         return True
     try:
-        found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return host not in map(short_name, nodes)
-    for family, _, _, _, address in found:
         # The kernel binds a socket to this machine's own addresses only.
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.bind(address)
-            return True
-    return False
+        with socket.socket() as sock:
+            sock.bind((node, 0))
+    except (socket.gaierror, TypeError):  # the name does not resolve, or cannot be one
+        return host not in map(short_name, nodes)
+    except OSError:
+        return False
+    return True
 
 
 def short_name(host: str) -> str:
