@@ -274,30 +274,22 @@ RUNNING = {
 @pytest.mark.parametrize(
     ("changed", "told", "requeue"),
     [
-        ({}, None, False),
+        ({}, "", False),
         ({"JobState": "COMPLETING"}, "the job is COMPLETING", False),
-        ({"Restarts": "2"}, "requeued", False),
-        ({"PreemptTime": "2026-01-01T00:00:00"}, "preempting", True),
-        ({"EndTime": "1999-12-31T00:02:00"}, None, False),
+        ({"Restarts": "2"}, "the job has been requeued", False),
+        ({"PreemptTime": "2026-01-01T00:00:00"}, "Slurm is preempting the job", True),
+        ({"EndTime": "1999-12-31T00:02:00"}, "", False),
         ({"EndTime": "1999-12-31T00:00:59"}, "the time limit is 59 s away", True),
     ],
 )
-def test_a_job_that_is_about_to_end(changed: Texts, told: str | None, requeue: bool) -> None:
-    stop = None
+def test_a_job_that_is_about_to_end(changed: Texts, told: str, requeue: bool) -> None:
+    now = time.mktime(time.strptime("1999-12-31", "%Y-%m-%d"))
+    found = ("", False)
     try:
-        stop_if_job_ends(
-            {**RUNNING, **changed},
-            1,
-            60,
-            time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S")),
-        )
-    except NoRestartError as error:
-        stop = error
-    if told is None:
-        assert stop is None
-    else:
-        assert stop is not None
-        assert (told in stop.why, stop.requeue) == (True, requeue)
+        stop_if_job_ends({**RUNNING, **changed}, 1, 60, now)
+    except NoRestartError as stop:
+        found = (stop.why, stop.requeue)
+    assert found == (told, requeue)
 
 
 SRUN = [

@@ -134,25 +134,48 @@ def test_the_step_that_watches_comes_back_with_the_next_start(folder: Path) -> N
     assert len([line for line in read(folder / "srun.calls").splitlines() if "batch" in line]) == 2
 
 
-def test_the_step_is_not_started_again_by_a_node_that_the_job_has_lost(folder: Path) -> None:
-    (folder / "srun.do").write_text(
-        f"{LOOKS}sed -i 's/NodeList=.*/NodeList=n[2-3]/' job; sed -i 1,2d node; exit 3\n"
-    )
-    status, said = supervise(folder, "--requeue")
-    assert (status, len(calls(folder))) == (75, 1)
-    assert said[0].startswith("not started again: the job has lost n1, this node; exit status 75")
+def error(text: str) -> str:
+    """Returns the program of an srun that prints this error."""
+    return f"echo 'srun: error: {text}' >&2; exit 9\n"
 
 
-def test_restarts_are_used_up(folder: Path) -> None:
-    (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "9"))
-    status, said = supervise(folder, "--restarts 1")
-    assert status == 3
+LOST = "sed -i 's/NodeList=.*/NodeList=n[2-3]/' job; sed -i 1,2d node; exit 3\n"
+# The program of srun, options, the exit status, and the beginning of the first message.
+ENDS = {
+    LOST: ("--requeue", 75, "the job has lost n1, this node; exit status 75"),
+    FAILS.replace("COUNT", "9"): ("--restarts 0", 3, "--restarts 0 allows no more"),
+    error("n2: task 1: Exited with exit code 75"): (
+        "",
+        75,
+        "exit status 75: the training was ended by a",
+    ),
+    error("*** STEP 7.0 ON n1 CANCELLED AT 1970"): (
+        "",
+        9,
+        "the step was cancelled, by Slurm or by a user",
+    ),
+    error("Unable to create step for job 7: Memory required by task is"): (
+        "",
+        9,
+        "Slurm refuses srun's op",
+    ),
+    error("Task launch for StepId=7.0 failed on node n2: Unable to satisfy cpu bind request"): (
+        "",
+        1,
+        "Slurm refuses",
+    ),
+}
+
+
+@pytest.mark.parametrize("program", ENDS)
+def test_when_there_is_no_restart(folder: Path, program: str) -> None:
+    options, status, why = ENDS[program]
+    (folder / "srun.do").write_text(LOOKS + program)
+    found, said = supervise(folder, options)
+    assert (found, len(calls(folder))) == (status, 1)
+    assert said[0].startswith(f"not started again: {why}")
     # No step is held; without a step, scancel obeys variables such as SCANCEL_USER.
     assert not (folder / "scancel.calls").exists()
-    assert said[1:] == [
-        "not started again: --restarts 1 allows no more",
-        "first failure: rank 1 on n2, Exited with exit code 3: RuntimeError: no step 2",
-    ]
 
 
 def test_too_few_healthy_nodes(folder: Path) -> None:
@@ -172,36 +195,6 @@ def test_nodes_register_with_a_controller_that_has_just_started(folder: Path) ->
     (folder / "scontrol.do").write_text(SCONTROL.replace("cat node", unknown))
     assert supervise(folder, "") == (0, [])
     assert len(calls(folder, "scontrol")) == 4  # twice the job and its nodes
-
-
-@pytest.mark.parametrize(
-    ("said", "status", "why"),
-    [
-        ("n2: task 1: Exited with exit code 75", 75, "exit status 75: the training was ended by a"),
-        (
-            "*** STEP 7.0 ON n1 CANCELLED AT 1970",
-            9,
-            "the step was cancelled, by Slurm or by a user",
-        ),
-        (
-            "Unable to create step for job 7: Memory required by task is",
-            9,
-            "Slurm refuses srun's op",
-        ),
-        (
-            "Task launch for StepId=7.0 failed on node n2: Unable to satisfy cpu bind request",
-            1,
-            "Slurm refuses",
-        ),
-    ],
-)
-def test_no_restart_after_a_save_a_cancellation_or_a_refusal(
-    folder: Path, said: str, status: int, why: str
-) -> None:
-    (folder / "srun.do").write_text(f"{LOOKS}echo 'srun: error: {said}' >&2; exit 9\n")
-    found, messages = supervise(folder, "")
-    assert found == status
-    assert messages[0].startswith(f"not started again: {why}")
 
 
 def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
