@@ -9,12 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
-import time
 from collections.abc import Sequence
 
-from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import JobRef
 
 _OPTIONS = (
@@ -33,8 +29,22 @@ _KEPT_VARIABLES = (
     "SLURM_JWT",
     "SLURM_CLUSTERS",
 )
+# Every $1 s, it looks whether job $2 still runs on the node of its batch file. Else it writes why
+# the job ends into the job's output, to which that node wrote before, and runs the other words.
+_SCRIPT = """\
+field() { sed -n "s/^ *$1=//p" <<<"$job"; }
+while sleep "$1"; do
+    job=$(scontrol show job "$2") || continue
+    host=$(field BatchHost)
+    nodes=$(scontrol show hostnames "$(field NodeList)") || continue
+    [[ $(field JobState) == RUNNING* && -n $host && $host != "(null)" ]] || continue
+    grep -qxF "$host" <<<"$nodes" && continue
+    told="slurm-resolver supervise: $host, the node of the batch file, has failed: the job is $3"
+    echo "$told" >>"$(field StdOut)"
+    "${@:4}" "$2" && exit
+done
+"""
 _END_SECONDS = 10.0  # for srun to end its step
-_ANSWER_SECONDS = 60.0  # for the controller
 
 
 class Watch:
@@ -47,7 +57,9 @@ class Watch:
 
     def __init__(self, every: float, requeue: bool) -> None:
         self._every = every
-        self._end = ["scontrol", "requeue"] if requeue else ["scancel"]
+        self._end = ["cancelled", "scancel"]
+        if requeue:
+            self._end = ["requeued", "scontrol", "requeue"]
 
     def start(self, job_ref: JobRef, nodes: Sequence[str]) -> None:
         """Starts the step on the last of these nodes, as it may be a spare one, unless it runs."""
@@ -63,9 +75,10 @@ class Watch:
                 "srun",
                 *_OPTIONS,
                 f"--nodelist={nodes[-1]}",
-                sys.executable,
-                "-m",
-                __name__,
+                "bash",
+                "-c",
+                _SCRIPT,
+                "watch",
                 f"{self._every:g}",
                 job_ref,
                 *self._end,
@@ -90,30 +103,3 @@ class Watch:
             words = srun.communicate(timeout=_END_SECONDS)[1].strip()
         srun.kill()
         return words if ended else ""
-
-
-def main(every: float, job_ref: JobRef, *end: str) -> None:
-    """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
-    while True:
-        time.sleep(every)
-        with contextlib.suppress(OSError):  # the controller may answer the next time
-            slurm_job = scontrol.show_job(job_ref, timeout=_ANSWER_SECONDS)
-            host = slurm_job.get("BatchHost", "")
-            is_running = slurm_job.get("JobState") == "RUNNING" and host not in scontrol.UNSET
-            if is_running and host not in expand_hostlist(slurm_job["NodeList"]):
-                _tell(host, slurm_job.get("StdOut", ""), requeued="requeue" in end)
-                scontrol.run_on(job_ref, *end, timeout=_ANSWER_SECONDS)
-                return
-
-
-def _tell(host: str, output: str, requeued: bool) -> None:
-    """Writes why the job ends to its output file, to which the lost node wrote before."""
-    with contextlib.suppress(OSError), open(output, "a") as stream:
-        stream.write(
-            f"slurm-resolver supervise: {host}, the node of the batch file, has failed: "
-            f"the job is {'requeued' if requeued else 'cancelled'}\n"
-        )
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), JobRef(sys.argv[2]), *sys.argv[3:])  # as `Watch` has started it

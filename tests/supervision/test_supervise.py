@@ -13,7 +13,6 @@ from local_run import COMMAND, captured
 from programs_on_path import stand_ins
 from slurm_jobs import read
 
-from slurm_resolver.slurm.scontrol import JobRef
 from slurm_resolver.supervision import batch_host
 
 JOB = """\
@@ -29,7 +28,7 @@ JobId=7 JobName=x
 PROGRAM = """\
 #!/bin/bash
 cd "${0%/*}/.."; name=${0##*/}
-echo "$*" >>$name.calls
+echo "${*//$'\n'/;}" >>$name.calls
 [ ! -e $name.do ] || . ./$name.do
 """
 SCONTROL = """\
@@ -206,23 +205,25 @@ def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "done"),
+    ("done", "end"),
     [
-        (("scontrol", "requeue"), "requeued"),
-        (("scancel",), "cancelled"),
+        ("requeued", "scontrol requeue"),
+        ("cancelled", "scancel"),
     ],
 )
-def test_a_job_that_has_lost_its_batch_file(
-    folder: Path, end: tuple[str, ...], done: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", environment(folder)["PATH"])
-
-    def lose(seconds: float) -> None:
-        (folder / "job").write_text((folder / "job").read_text().replace("n[1-3]", "n[2-3]"))
-
-    monkeypatch.setattr("time.sleep", lose)
-    batch_host.main(1.0, JobRef("7"), *end)
+def test_a_job_that_has_lost_its_batch_file(folder: Path, done: str, end: str) -> None:
+    """It has it when the step first looks, and no longer when it looks again."""
+    lose = "sed -i 's/NodeList=.*/NodeList=n[2-3]/' job"
+    hostnames = "seq -f n%g $([ -e again ] && echo 2 || echo 1) 3; touch again"
+    (folder / "scontrol.do").write_text(
+        SCONTROL.replace("esac", f"*hostnames*) {hostnames}; {lose} ;;\nesac")
+    )
+    words = ["0.1", "7", done, *end.split()]
+    captured(["bash", "-c", batch_host._SCRIPT, "watch", *words], status=0, env=environment(folder))
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1, the node of the batch file, has failed: the job is {done}\n"
     )
-    assert calls(folder, end[0])[-1] == " ".join((*end[1:], "7"))
+    program, *options = end.split()
+    assert calls(folder, program)[-1] == " ".join((*options, "7"))
+    asked = [line for line in calls(folder, "scontrol") if "hostnames" in line]
+    assert asked == ["show hostnames n[1-3]", "show hostnames n[2-3]"]
