@@ -6,7 +6,7 @@ each task has the notes of all tasks, and computes the same results.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from slurm_resolver.cluster.addresses import Task
@@ -111,15 +111,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     """
     if not devices:
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
-    users = Counter(
-        (task.node, name)
-        for rank, task in devices.items()
-        # GPUs without common names are taken to be the task's own.
-        for name in task.gpus or [f"{index} of rank {rank}" for index in range(task.usable)]
-    )
-    shared = sum(number > 1 for number in users.values())
-    how = f"{shared} of them shared by tasks" if shared else "each used by one task"
-    use = f"{len(users)}, {how}"
+    use = f"{counted(len(devices), 'task')} with GPUs"
     training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
         return Result("gpus", OK, use)

@@ -79,7 +79,7 @@ def test_nccl_needs_gpus_of_its_own(tasks: list[TaskDevices], told: str) -> None
     assert sentence.startswith(told)
 
 
-ALONE = "2, each used by one task"
+ALONE = "2 tasks with GPUs"
 TWO = "worker worker"
 
 
@@ -100,7 +100,7 @@ TWO = "worker worker"
             "warning",
             f"{NCCL} through the host's memory, because rank 0 and rank 1 cannot",
         ),
-        (SHARE, "worker evaluator", "ok", "1, 1 of them shared by tasks"),
+        (SHARE, "worker evaluator", "ok", "2 tasks with GPUs"),
         (OWN, "worker evaluator", "ok", ALONE),
     ],
 )
