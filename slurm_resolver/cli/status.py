@@ -191,9 +191,9 @@ def _addresses(
     job_id = slurm_job.get("HetJobId", slurm_job["JobId"])
     steps = []
     for fields in show_steps(slurm_job):
-        number = fields.get("StepId", "").rpartition(".")[2]
-        if number.isdigit() and step_id in ("", number):
-            steps.append((int(number), fields))
+        name = fields.get("StepId", "").rpartition(".")[2]
+        if name.isdigit() and step_id in ("", name):
+            steps.append((int(name), fields))
     # The first node of a heterogeneous step is that of one of its components.
     for number, fields in sorted(steps, key=itemgetter(0), reverse=True):
         step = SlurmStep(

@@ -125,7 +125,7 @@ def _named_task(match: re.Match[str]) -> str | None:
     named = match.groupdict().get("address")
     if named:
         return printable(named)
-    near = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
+    near: list[str] = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
     return near[-1].replace("%5B", "[").replace("%5D", "]") if near else None
 
 
