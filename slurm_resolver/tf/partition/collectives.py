@@ -55,7 +55,6 @@ class Buckets:
 
     def __init__(self) -> None:
         self._parts: list[list[Any]] = []
-        self._lengths: list[list[Any]] = []
         self._bytes: list[int] = []
         self._open: dict[Any, int] = {}  # the vector that is being filled, by type
 
@@ -67,16 +66,11 @@ class Buckets:
             number = len(self._parts)
             self._open[dtype] = number
             self._parts.append([])
-            self._lengths.append([])
             self._bytes.append(0)
-        is_static = tensor.shape.is_fully_defined()
-        shape = tensor.shape if is_static else tf.shape(tensor)
-        length = tensor.shape.num_elements() if is_static else tf.size(tensor)
-        place = Place(number, len(self._parts[number]), shape)
+        position = len(self._parts[number])
         self._parts[number].append(tf.reshape(tensor, [-1]))
-        self._lengths[number].append(length)
-        self._bytes[number] += dtype.size * length if is_static else 0
-        return place
+        self._bytes[number] += dtype.size * (tensor.shape.num_elements() or 0)
+        return Place(number, position, tf.shape(tensor))
 
     def vectors(self) -> list[Any]:
         """Returns the vectors."""
@@ -84,40 +78,29 @@ class Buckets:
 
     def taken(self, sums: Sequence[Any], places: Sequence[Place]) -> list[Any]:
         """Returns tensors from the sums of the vectors."""
-        parts = [
-            tf.split(vector, lengths, num=len(lengths))
-            for vector, lengths in zip(sums, self._lengths)
-        ]
+        parts = []
+        for vector, added in zip(sums, self._parts):
+            lengths = [tf.size(part) for part in added]
+            parts.append(tf.split(vector, lengths, num=len(lengths)))
         return [tf.reshape(parts[place.vector][place.position], place.shape) for place in places]
 
 
-def blocks(tensor: Any, value: Value, count: Any) -> Any:
-    """Returns a tensor in which the rows have an axis of their own: outer, count, inner."""
-    sizes = tf.shape(tensor)
-    middle = [value.outer, count, value.inner]
-    shape = tf.concat([sizes[: value.axis], middle, sizes[value.axis + 1 :]], axis=0)
-    return tf.reshape(tensor, shape)
-
-
-def joined_blocks(tensor: Any, axis: int) -> Any:
-    """Returns a tensor whose three axes from `axis` on are one."""
-    sizes = tf.shape(tensor)
-    middle = tf.reduce_prod(sizes[axis : axis + 3], keepdims=True)
-    shape = tf.concat([sizes[:axis], middle, sizes[axis + 3 :]], axis=0)
-    return tf.reshape(tensor, shape)
+def _own_places(value: Value, rows: OwnRows) -> Any:
+    """Returns the places of a replica's rows along their axis, in all its blocks."""
+    if value.outer == value.inner == 1:
+        return rows.places
+    places = tf.range(value.outer * value.inner * rows.total)
+    blocks = tf.reshape(places, [value.outer, rows.total, value.inner])
+    return tf.reshape(tf.gather(blocks, rows.places, axis=1), [-1])
 
 
 def own_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     """Returns a replica's rows of a whole tensor."""
-    if value.outer == value.inner == 1:
-        return tf.gather(tensor, rows.places, axis=value.axis)
-    places = blocks(tensor, value, rows.total)
-    part = tf.gather(places, rows.places, axis=value.axis + 1)
-    return joined_blocks(part, value.axis)
+    return tf.gather(tensor, _own_places(value, rows), axis=value.axis)
 
 
 def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
-    """Returns what a replica adds to the sum: rows are at their places among zeros, first of all.
+    """Returns what a replica adds to the sum: its rows are at their places among zeros.
 
     Args:
         tensor: its part.
@@ -126,51 +109,34 @@ def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     sent = _sent(tensor)
     if not value.has_rows:
         return sent
-    sent = _first(blocks(sent, value, rows.own), value.axis + 1)
-    shape = tf.concat([[rows.total], tf.shape(sent)[1:]], axis=0)
-    return tf.scatter_nd(rows.places[:, tf.newaxis], sent, shape)
+    padding = np.zeros((sent.shape.rank, 2), np.int32)
+    padding[value.axis, 0] = 1
+    own = _own_places(value, rows)
+    count = value.outer * value.inner * rows.total
+    # The place 0 has the zeros.
+    places = tf.scatter_nd(own[:, tf.newaxis], tf.range(tf.size(own)) + 1, [count])
+    return tf.gather(tf.pad(sent, padding), places, axis=value.axis)
 
 
-def received(tensor: Any, value: Value, dtype: Any) -> Any:
-    """Returns a tensor that has been put together, in its own type and order of axes.
+def received(tensor: Any, dtype: Any) -> Any:
+    """Returns a tensor that has been put together, in its own type.
 
     Args:
         tensor: the sum of what the replicas have sent.
-        value: what their parts were.
     """
-    if value.has_rows:
-        tensor = joined_blocks(_back(tensor, value.axis + 1), value.axis)
     if dtype.is_complex:
         return tf.complex(tensor[..., 0], tensor[..., 1])
     return tf.cast(tensor, dtype)
 
 
-def _first(tensor: Any, axis: int) -> Any:
-    """Returns a tensor with that axis as the first one."""
-    order = [axis, *(one for one in range(tensor.shape.rank) if one != axis)]
-    return tf.transpose(tensor, order)
-
-
-def _back(tensor: Any, axis: int) -> Any:
-    """Returns a tensor with its first axis at that place: the reverse of `_first`."""
-    order = [axis, *(one for one in range(tensor.shape.rank) if one != axis)]
-    return tf.transpose(tensor, np.argsort(order))
-
-
-def _sent_type(dtype: Any) -> Any:
-    """Returns a type that TensorFlow adds on every device.
-
-    On GPUs it adds no bfloat16, and of integers only int64.
-    """
-    if dtype == tf.bool or dtype.is_integer:
-        return tf.int64
-    if dtype.is_complex:
-        return tf.float32 if dtype == tf.complex64 else tf.float64
-    return tf.float64 if dtype == tf.float64 else tf.float32
-
-
 def _sent(tensor: Any) -> Any:
-    """Returns a tensor in the type in which it is sent; complex numbers have one more axis."""
-    if tensor.dtype.is_complex:
+    """Returns a tensor in a type that TensorFlow adds on every device.
+
+    On GPUs it adds no bfloat16, and of integers only int64. Complex numbers have one more axis.
+    """
+    dtype = tensor.dtype
+    if dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
-    return tf.cast(tensor, _sent_type(tensor.dtype))
+    if dtype == tf.bool or dtype.is_integer:
+        return tf.cast(tensor, tf.int64)
+    return tf.cast(tensor, tf.float64 if dtype == tf.float64 else tf.float32)

@@ -185,7 +185,7 @@ class Emission:
             for number, value in zip(numbers, values)
         ]
         sums = yield buckets.vectors()
-        for number, value, total in zip(numbers, values, buckets.taken(sums, places)):
+        for number, total in zip(numbers, buckets.taken(sums, places)):
             traced = self._plan.flat.tensors[number]
-            tensor = received(total, value, traced.dtype)
+            tensor = received(total, traced.dtype)
             self._keep(number, SAME, tensor)
