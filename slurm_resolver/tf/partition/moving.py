@@ -12,12 +12,14 @@ The places of a replica's rows must still be one block of n · inner for each of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from slurm_resolver.tf.partition.operation import Operation, count_at, size_at
-from slurm_resolver.tf.partition.sizes import Pair, is_count
+from slurm_resolver.tf.partition.operation import Operation, size_at
+from slurm_resolver.tf.partition.rules import by_equation, combined, letters
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     COUNTS,
     SAME,
@@ -31,140 +33,106 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    given = op.shape()
-    result = op.result_shape()
-    if None in given[0] or None in result[0]:
-        raise NotByPartError("an unknown size")
-    for axis in range(len(result[0])):
-        found = {
-            _reshaped(
-                value,
-                before,
-                after,
-                axis,
-                count,
-            )
-            for before, after, count in zip(
-                given,
-                result,
-                COUNTS,
-            )
-        }
-        if len(found) == 1 and None not in found:
-            (one,) = found
-            assert one is not None
-            return op.split(
-                one,
-                value,
-                size_at(one),
-            )
-    raise NotByPartError("rows are mixed")
+    shapes = zip(op.shape(), op.result_shape(), COUNTS)
+    found = {_reshaped(value, *one) for one in shapes}
+    result = found.pop()
+    if found or result is None:
+        raise NotByPartError("rows are mixed")
+    return op.split(result, value, size_at(result))
 
 
 def _reshaped(
-    value: Value,
-    before: Any,
-    after: Any,
-    axis: int,
-    count: int,
+    value: Value, before: Sequence[Any], after: Sequence[Any], count: int
 ) -> Value | None:
-    """Returns the rows along an axis of the result; None if they are not along it.
+    """Returns the rows along an axis of the result; None if they are not along one.
 
     Args:
         before: the shape of the input.
         after: the shape of the result.
         count: the number of rows.
     """
+    if None in before or None in after:
+        raise NotByPartError("an unknown size")
+    if 0 in after:
+        return None
     first = int(np.prod(before[: value.axis])) * value.outer
     last = int(np.prod(before[value.axis + 1 :])) * value.inner
-    earlier = int(np.prod(after[:axis]))
-    later = int(np.prod(after[axis + 1 :]))
-    if not earlier or not later or first % earlier or last % later:
-        return None
-    outer = first // earlier
-    inner = last // later
-    return (
-        rows(
-            axis,
-            outer,
-            inner,
-        )
-        if after[axis] == outer * count * inner
-        else None
-    )
+    for axis, size in enumerate(after):
+        outer, mixed = divmod(first, int(np.prod(after[:axis])))
+        inner, others = divmod(last, int(np.prod(after[axis + 1 :])))
+        if not mixed and not others and size == outer * count * inner:
+            return rows(axis, outer, inner)
+    return None
 
 
 def transpose(op: Operation) -> Split:
     """Transpose, by a constant order of the axes."""
-    value = op.of_rows()
-    order = [int(axis) for axis in op.constant(1)]
-    return op.along(value.at(order.index(value.axis)))
+    term = letters(op.rank())
+    result = "".join(term[axis] for axis in op.constant(1))
+    return by_equation(op, f"{term}->{result}")
+
+
+def inserted(op: Operation, axis: int, count: int = 1) -> Split:
+    """ExpandDims, OneHot, and Pack, which add an axis.
+
+    Args:
+        count: of tensors.
+    """
+    rank = op.rank()
+    axis %= rank + 1
+    term = letters(rank)
+    terms = ",".join([term] * count)
+    return by_equation(op, f"{terms}->{term[:axis]}_{term[axis:]}")
+
+
+def pack(op: Operation) -> Split:
+    """Pack: tensors are joined along a new axis."""
+    return inserted(op, op.attribute("axis"), len(op.values))
 
 
 def expand(op: Operation) -> Split:
     """ExpandDims."""
-    value = op.of_rows()
     (axis,) = op.axes(1, op.rank() + 1)
-    return op.along(value.at(value.axis + (axis <= value.axis)))
+    return inserted(op, axis)
 
 
 def squeeze(op: Operation) -> Split:
     """Squeeze of given axes. Without axes, it also removes that of a single row."""
-    value = op.of_rows()
-    axes = [axis % op.rank() for axis in op.attribute("squeeze_dims")]
-    if not axes or value.axis in axes:
+    axes = op.attribute("squeeze_dims")
+    if not axes:
         raise NotByPartError("tf.squeeze without axes")
-    return op.along(value.at(value.axis - sum(axis < value.axis for axis in axes)))
+    return combined(op, axes, removed=True)
 
 
-def broadcast(op: Operation) -> Split:
-    """BroadcastTo: of rows, or of one entry for all rows."""
-    result = op.result_shape()
+def unpack(op: Operation) -> Split:
+    """Unpack: a tensor for each entry of an axis."""
+    return combined(op, [op.attribute("axis")], removed=True)
+
+
+def pad(op: Operation) -> Split:
+    """Pad, but not of the rows."""
+    axes = np.flatnonzero(np.any(op.constant(1), axis=1))
+    return combined(op, axes.tolist())
+
+
+def repeated(op: Operation) -> Split:
+    """BroadcastTo and Fill: of rows, or of one entry for all rows."""
     if op.divided:
-        value = op.of_rows()
-        axis = value.axis + op.result_rank() - op.rank()
-        if not is_count(
-            count_at(result, axis),
-            value.outer,
-            value.inner,
-        ):
-            raise NotByPartError("another size")
-        return op.split(
-            value.at(axis),
-            value,
-            size_at(value, axis),
-        )
-    value = first_rows(result)
+        return by_equation(op, "...,#->...")
+    value = _first_rows(*op.result_shape())
+    if op.kind == "Fill":
+        return op.split(value, size_at(value))
     axis = value.axis - op.result_rank() + op.rank()
-    if axis >= 0 and count_at(op.shape(), axis) != (1, 1):
+    if axis >= 0 and op.size(axis) != (1, 1):
         raise NotByPartError("rows that are not one entry")
-    return op.split(
-        value,
-        SAME,
-        size_at(value),
-    )
+    return op.split(value, SAME, size_at(value))
 
 
-def fill(op: Operation) -> Split:
-    """Fill with one entry for all rows."""
-    value = first_rows(op.result_shape())
-    return op.split(
-        value,
-        size_at(value),
-        SAME,
-    )
-
-
-def first_rows(shapes: Pair) -> Value:
+def _first_rows(*shapes: Sequence[Any]) -> Value:
     """Returns the rows along the first axis whose size is a multiple of N."""
-    for axis in range(len(shapes[0])):
-        sizes = count_at(shapes, axis)
-        outer = sizes[0] // COUNTS[0] if sizes[0] else 0
-        if outer and is_count(
-            sizes,
-            outer,
-            1,
-        ):
+    for axis, sizes in enumerate(zip(*shapes)):
+        outer = (sizes[0] or 0) // COUNTS[0]
+        if outer and is_count(sizes, outer, 1):
             return rows(axis, outer)
     raise NotByPartError("no rows")
 
@@ -172,67 +140,33 @@ def first_rows(shapes: Pair) -> Value:
 def tile(op: Operation) -> Split:
     """Tile, also of the rows one batch after another."""
     value = op.of_rows()
-    multiples = op.sizes.numbers(op.node.inputs[1])
-    if multiples is None:
-        if count_at(op.shape(), value.axis) != count_at(op.result_shape(), value.axis):
-            raise NotByPartError("unknown multiples")
-        return op.along(value)
-    times, others = count_at(multiples, value.axis)
-    if times != others:
+    sizes = op.result_size(value.axis)
+    outer = int(sizes[0]) // (COUNTS[0] * value.inner)
+    if not outer or not is_count(sizes, outer, value.inner):
         raise NotByPartError("N times the rows")
-    return op.along(value._replace(outer=value.outer * int(times)))
-
-
-def pad(op: Operation) -> Split:
-    """Pad, but not of the rows."""
-    value = op.of_rows()
-    if np.any(op.constant(1)[value.axis]):
-        raise NotByPartError("rows are padded")
-    return op.along(value)
+    return op.split(value._replace(outer=outer), value)
 
 
 def concatenate(op: Operation) -> Split:
     """ConcatV2: of tensors with rows each, or of rows one batch after another."""
-    places = range(len(op.values) - 1)
-    value = op.values[op.divided[0]]
-    (axis,) = op.axes(len(op.values) - 1, op.rank())
-    if axis != value.axis:
-        return op.split(value, *[op.beside(place, value) for place in places])
-    parts = [op.values[place] for place in places]
-    if any(not part.has_rows or part.axis != axis or part.inner != value.inner for part in parts):
-        raise NotByPartError("rows beside others")
-    return op.split(value._replace(outer=sum(part.outer for part in parts)), *parts)
+    *parts, _ = op.values
+    (axis,) = op.axes(len(parts), op.rank())
+    value = op.values[op.divided[0]]._replace(outer=1)
+    if value.axis == axis and {part._replace(outer=1) for part in parts} == {value}:
+        return op.split(value._replace(outer=sum(part.outer for part in parts)), *parts)
+    term = letters(op.rank(), [axis])
+    return by_equation(op, ",".join([term] * len(parts)) + f"->{term}")
 
 
-def pack(op: Operation) -> Split:
-    """Pack: tensors are joined along a new axis."""
-    value = op.values[op.divided[0]]
-    axis = op.attribute("axis") % (op.rank() + 1)
-    wants = [op.beside(place, value) for place in range(len(op.values))]
-    return op.split(value.at(value.axis + (axis <= value.axis)), *wants)
-
-
-def unpack(op: Operation) -> Split:
-    """Unpack: a tensor for each entry of an axis."""
-    value = op.of_rows()
-    axis = op.attribute("axis") % op.rank()
-    if axis == value.axis:
-        raise NotByPartError("a tensor for each row")
-    return op.along(value.at(value.axis - (axis < value.axis)))
-
-
-def split(op: Operation, data: int, axes: int) -> Split:
-    """Split and SplitV, also of a batch after another from each other.
-
-    Args:
-        data: the place of the tensor.
-        axes: the place of the axis.
-    """
+def split(op: Operation) -> Split:
+    """Split and SplitV, also of a batch after another from each other."""
+    axes, data = (0, 1) if op.kind == "Split" else (2, 0)
     value = op.of_rows(data)
+    wants = (SAME, value)[1 - data :]
     (axis,) = op.axes(axes, op.rank(data))
     if axis != value.axis:
-        return op.along(value, data)
+        return op.split(value, *wants)
     count = len(op.node.outputs)
     if op.kind != "Split" or value.outer % count:
         raise NotByPartError("some of the rows")
-    return op.along(value._replace(outer=value.outer // count), data)
+    return op.split(value._replace(outer=value.outer // count), *wants)

@@ -24,6 +24,8 @@ from slurm_resolver.tf.partition.values import (
     Want,
 )
 
+_MANY = 1000  # entries, of an axis of unknown size
+
 
 class Operation:
     """An operation, and what is known of its inputs.
@@ -63,9 +65,9 @@ class Operation:
         """Returns the number of axes of an input."""
         return self._rank(self.node.operation.inputs[place])
 
-    def result_rank(self, place: int = 0) -> int:
-        """Returns the number of axes of a result."""
-        return self._rank(self.node.operation.outputs[place])
+    def result_rank(self) -> int:
+        """Returns the number of axes of the first result."""
+        return self._rank(self.node.operation.outputs[0])
 
     @staticmethod
     def _rank(tensor: Any) -> int:
@@ -78,9 +80,17 @@ class Operation:
         """Returns the shape of an input for two sizes of the batch."""
         return self._known(self.sizes.shape(self.node.inputs[place]))
 
-    def result_shape(self, place: int = 0) -> Pair:
-        """Returns the shape of a result for two sizes of the batch."""
-        return self._known(self.sizes.shape(self.node.outputs[place]))
+    def result_shape(self) -> Pair:
+        """Returns the shape of the first result for two sizes of the batch."""
+        return self._known(self.sizes.shape(self.node.outputs[0]))
+
+    def size(self, axis: int, place: int = 0) -> Pair:
+        """Returns the size of an input along an axis for two sizes of the batch."""
+        return self._known(self.sizes.size(self.node.inputs[place], axis))
+
+    def result_size(self, axis: int) -> Pair:
+        """Returns the size of the first result along an axis for two sizes of the batch."""
+        return self._known(self.sizes.size(self.node.outputs[0], axis))
 
     def numbers(self, place: int) -> Pair:
         """Returns an input's numbers for two sizes of the batch."""
@@ -104,11 +114,10 @@ class Operation:
         return [int(axis) % rank for axis in np.ravel(self.constant(place))]
 
     def entries(self, place: int) -> float:
-        """Returns the number of an input's entries for the smaller batch, about."""
-        shapes = self.sizes.shape(self.node.inputs[place])
-        if shapes is None:
-            return 1.0
-        return float(np.prod([size or 1 for size in shapes[0]], dtype=float))
+        """Returns the number of an input's entries, about."""
+        shape = self.node.operation.inputs[place].shape
+        sizes = shape.as_list() if shape.rank else []
+        return float(np.prod([size or _MANY for size in sizes], dtype=float))
 
     @property
     def divided(self) -> list[int]:
@@ -134,11 +143,8 @@ class Operation:
         size = self.sizes.size(self.node.inputs[place], wanted.axis)
         if size == (1, 1):
             return SAME
-        if not is_count(
-            size,
-            wanted.outer,
-            wanted.inner,
-        ):
+        is_alike = self.kind == "AddN"  # which does not repeat entries
+        if not is_alike and not is_count(size, wanted.outer, wanted.inner):
             raise NotByPartError("another size beside the rows")
         return wanted
 
@@ -163,21 +169,6 @@ class Operation:
             make,
         )
 
-    def along(
-        self,
-        result: Value | Sequence[Value],
-        place: int = 0,
-        **sized: Any,
-    ) -> Split:
-        """Returns how it is computed on the rows of one input; the others are SAME."""
-        wants: list[Want] = [SAME] * len(self.node.inputs)
-        wants[place] = self.values[place]
-        return self.split(
-            result,
-            *wants,
-            **sized,
-        )
-
 
 def size_at(value: Value, place: int | None = None) -> Sizes:
     """Returns the want of a vector of sizes, in which the rows' size is this replica's."""
@@ -186,8 +177,3 @@ def size_at(value: Value, place: int | None = None) -> Sizes:
         value.outer,
         value.inner,
     )
-
-
-def count_at(pair: Pair, axis: int) -> tuple[Any, Any]:
-    """Returns the sizes along an axis for both sizes of the batch."""
-    return pair[0][axis], pair[1][axis]

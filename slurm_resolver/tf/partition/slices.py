@@ -6,14 +6,16 @@ takes its own: all limits along the rows are limits of whole batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.operation import Operation, count_at, size_at
-from slurm_resolver.tf.partition.sizes import COUNTS, is_count
+from slurm_resolver.tf.partition.operation import Operation, size_at
+from slurm_resolver.tf.partition.sizes import Pair
 from slurm_resolver.tf.partition.values import (
+    COUNTS,
     SAME,
     NotByPartError,
     Sizes,
@@ -27,113 +29,66 @@ from slurm_resolver.tf.partition.values import (
 def slice_by_size(op: Operation) -> Split:
     """Slice, of whole batches from several ones, or of other axes."""
     value = op.of_rows()
-    begin = count_at(op.numbers(1), value.axis)
-    sizes = count_at(op.result_shape(), value.axis)
-    if sizes[0] is None:
-        raise NotByPartError("an unknown size")
-    first = _whole_batches(begin, value)
-    count = _whole_batches(sizes, value)
-    begins = Sizes(
-        value.axis,
-        first,
-        value.inner,
-    )
-    part = value._replace(outer=count)
-    return op.split(
-        part,
-        value,
-        begins,
-        size_at(part),
-    )
+    begins = [numbers[value.axis] for numbers in op.numbers(1)]
+    first = _whole_batches(begins, value)
+    part = value._replace(outer=_whole_batches(op.result_size(value.axis), value))
+    if not part.outer:
+        raise NotByPartError("no rows")
+    begin = Sizes(value.axis, first, value.inner)
+    return op.split(part, value, begin, size_at(part))
 
 
-def _whole_batches(sizes: tuple[Any, Any], value: Value) -> int:
+def _whole_batches(sizes: Any, value: Value) -> int:
     """Returns how many batches that many places are, for both sizes of the batch."""
     found = set()
     for size, count in zip(sizes, COUNTS):
         batches, rest = divmod(int(size), count * value.inner)
-        if rest:
-            raise NotByPartError("some of the rows")
-        found.add(batches)
-    if len(found) > 1:
+        found.add(None if rest else batches)
+    batches = found.pop()
+    if found or batches is None:
         raise NotByPartError("some of the rows")
-    return found.pop()
+    return batches
 
 
-KEPT = -1
+_KEPT = 32  # the place of an axis that a specification does not mention
 
 
-class Entry(NamedTuple):
-    """An entry of the specification of StridedSlice, or an axis that it does not mention.
+def _entries(op: Operation, rank: int) -> tuple[list[int], list[int]]:
+    """Returns what is known of the axes of a result of StridedSlice.
 
-    Attributes:
-        given: the axis of the input; None for a new axis.
-        result: the axis of the result; None if the entry picks one place.
-        place: in the specification; KEPT for an axis that it does not mention.
-    """
-
-    given: int | None
-    result: int | None
-    place: int
-
-
-def _entries(op: Operation, count: int, rank: int) -> Iterator[Entry]:
-    """Yields the entries of a specification.
+    NumPy has the same rules: it slices an array in which each axis of the input has another stride.
 
     Args:
-        count: how many entries it has.
         rank: the number of axes of the input.
+
+    Returns:
+        For each axis, that of the input, which is -1 for a new axis; and its place in the
+        specification.
     """
     ellipsis, new, picked = (
         op.attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
     )
-    given = result = 0
-    for place in range(count):
+    index: list[Any] = []
+    for place in range(op.shape(1)[0][0]):
         if ellipsis >> place & 1:
-            later = sum(not new >> other & 1 for other in range(place + 1, count))
-            kept = range(given, rank - later)
-            for axis in kept:
-                yield Entry(
-                    axis,
-                    result,
-                    KEPT,
-                )
-                result += 1
-            given += len(kept)
+            index.append(Ellipsis)
         elif new >> place & 1:
-            yield Entry(
-                None,
-                result,
-                place,
-            )
-            result += 1
-        elif picked >> place & 1:
-            yield Entry(
-                given,
-                None,
-                place,
-            )
-            given += 1
+            index.append(None)
         else:
-            yield Entry(
-                given,
-                result,
-                place,
-            )
-            given += 1
-            result += 1
-    for axis in range(given, rank):
-        yield Entry(
-            axis,
-            result,
-            KEPT,
-        )
-        result += 1
+            index.append(0 if picked >> place & 1 else slice(place))
+    array = np.lib.stride_tricks.as_strided(
+        np.zeros(1, np.int8),
+        shape=[_KEPT] * rank,
+        strides=range(1, rank + 1),
+        writeable=False,
+    )
+    part = array[tuple(index)]
+    return [stride - 1 for stride in part.strides], list(part.shape)
 
 
-def _is_all(op: Operation, place: int) -> bool:
-    """Whether an entry of a specification takes all places."""
-    if place == KEPT:
+def _takes_all(op: Operation, place: int) -> bool:
+    """Whether a slice takes all entries of an axis, given its place in the specification."""
+    if place == _KEPT:
         return True
     if int(op.constant(3)[place]) != 1:
         raise NotByPartError("some of the rows")
@@ -141,28 +96,24 @@ def _is_all(op: Operation, place: int) -> bool:
     return bool(masks >> place & 1)
 
 
-def _limits(
-    op: Operation,
-    place: int,
-    size: tuple[Any, Any],
-    first: int,
-) -> tuple[Any, Any]:
-    """Returns where a slice begins and ends, for both sizes of the batch.
+def _limits(op: Operation, place: int, size: Pair, value: Value) -> list[Sizes]:
+    """Returns where a slice begins and ends in a replica; there are whole batches between.
 
     Args:
         place: in the specification.
-        size: of the axis.
-        first: the place of the input that says where slices begin; the next says where they end.
+        size: of the axis, for both sizes of the batch.
+        value: the rows along the axis.
     """
-    begins = [0, 0]
-    ends = list(size)
-    for mask, given, found in (("begin", first, begins), ("end", first + 1, ends)):
-        if op.attribute(f"{mask}_mask") >> place & 1:
-            continue
-        for which, numbers in enumerate(op.numbers(given)):
-            number = int(numbers[place])
-            found[which] = number + size[which] if number < 0 else min(number, size[which])
-    return tuple(begins), tuple(ends)
+    limits = []
+    for which, most in enumerate(size):
+        ends = [
+            None
+            if op.attribute(f"{name}_mask") >> place & 1
+            else int(op.numbers(given)[which][place])
+            for given, name in enumerate(("begin", "end"), start=1)
+        ]
+        limits.append(slice(*ends).indices(int(most))[:2])
+    return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in zip(*limits)]
 
 
 def _orders_only(operation: Any) -> bool:
@@ -184,96 +135,31 @@ def _orders_only(operation: Any) -> bool:
 def strided_slice(op: Operation) -> Split:
     """StridedSlice: Python's slices."""
     value = op.of_rows()
-    count = op.shape(1)[0][0]
-    entry = next(
-        one
-        for one in _entries(
-            op,
-            count,
-            op.rank(),
-        )
-        if one.given == value.axis
-    )
     if _orders_only(op.node.operation):
         return op.split(SAME, value)
-    if entry.result is None:
+    axes, places = _entries(op, op.rank())
+    if value.axis not in axes:
         raise NotByPartError("one of the rows")
-    result = value.at(entry.result)
-    if _is_all(op, entry.place):
-        return op.along(result)
-    begin, end = _limits(
-        op,
-        entry.place,
-        count_at(op.shape(), value.axis),
-        first=1,
-    )
-    first = _whole_batches(begin, value)
-    last = _whole_batches(end, value)
-    if last <= first:
+    axis = axes.index(value.axis)
+    if _takes_all(op, places[axis]):
+        return op.split(value.at(axis), value)
+    begin, end = _limits(op, places[axis], op.size(value.axis), value)
+    if end.outer <= begin.outer:
         raise NotByPartError("no rows")
-    limits = [
-        Sizes(
-            entry.place,
-            outer,
-            value.inner,
-        )
-        for outer in (first, last)
-    ]
-    return op.split(
-        result._replace(outer=last - first),
-        value,
-        *limits,
-    )
+    return op.split(rows(axis, end.outer - begin.outer, value.inner), value, begin, end)
 
 
 def strided_slice_gradient(op: Operation) -> Split:
     """StridedSliceGrad: what was sliced, beside zeros."""
     value = op.of_rows(4)
-    count = op.shape(1)[0][0]
-    rank = op.shape(0)[0][0]
-    entry = next(
-        one
-        for one in _entries(
-            op,
-            count,
-            rank,
-        )
-        if one.result == value.axis
-    )
-    if entry.given is None:
+    axes, places = _entries(op, op.result_rank())
+    axis = axes[value.axis]
+    place = places[value.axis]
+    if axis < 0:
         raise NotByPartError("rows along a new axis")
-    size = count_at(op.result_shape(), entry.given)
-    wants: list[Want] = [SAME, SAME, SAME, SAME, value]
-    outer = value.outer
-    if not _is_all(op, entry.place):
-        begin, _ = _limits(
-            op,
-            entry.place,
-            size,
-            first=1,
-        )
-        first = _whole_batches(begin, value)
-        outer = _whole_batches(size, value)
-        wants[1] = Sizes(
-            entry.place,
-            first,
-            value.inner,
-        )
-        wants[2] = Sizes(
-            entry.place,
-            first + value.outer,
-            value.inner,
-        )
-    if not is_count(
-        size,
-        outer,
-        value.inner,
-    ):
-        raise NotByPartError("another size")
-    result = rows(
-        entry.given,
-        outer,
-        value.inner,
-    )
-    wants[0] = size_at(result)
-    return op.split(result, *wants)
+    size = op.result_size(axis)
+    result = rows(axis, _whole_batches(size, value), value.inner)
+    limits: Sequence[Want] = [SAME, SAME]
+    if not _takes_all(op, place):
+        limits = _limits(op, place, size, value)
+    return op.split(result, size_at(result), *limits, SAME, value)

@@ -27,139 +27,153 @@ BY_ENTRY = """
     Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference
     StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
 """
-BY_ENTRY_OF_FIRST = """
-    AsString Bucketize StaticRegexReplace StringLength StringLower StringStrip
-    StringToHashBucketFast StringToNumber StringUpper
-"""
 REDUCTIONS = "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum"
 PRODUCTS = "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul"
-ALONG_LAST = "FFT IFFT IRFFT LogSoftmax MatrixDiagV3 RFFT Softmax TopKV2"
-OF_MATRICES = """
-    Cholesky FFT2D IFFT2D IRFFT2D LogMatrixDeterminant MatrixBandPart MatrixDeterminant
-    MatrixDiagPartV3 MatrixInverse RFFT2D
-"""
 ALONG_GIVEN = "Cumprod Cumsum CumulativeLogsumexp ReverseV2"
+PADS = "MirrorPad MirrorPadGrad Pad PadV2"
 CHANGES = "TensorScatterAdd TensorScatterSub TensorScatterUpdate"
 
-# The places of the inputs with rows, by operation.
-WINDOWS = {
-    "AdjustContrastv2": (0,),
-    "AdjustHue": (0,),
-    "AdjustSaturation": (0,),
-    "AvgPool": (0,),
-    "AvgPool3D": (0,),
-    "Conv2D": (0,),
-    "Conv2DBackpropFilter": (0, 2),
-    "Conv3D": (0,),
-    "Conv3DBackpropFilterV2": (0, 2),
-    "DepthToSpace": (0,),
-    "DepthwiseConv2dNative": (0,),
-    "DepthwiseConv2dNativeBackpropFilter": (0, 2),
-    "ExtractImagePatches": (0,),
-    "FusedBatchNormV3": (0,),
-    "ImageProjectiveTransformV3": (0, 1),
-    "InTopKV2": (0, 1),
-    "LRN": (0,),
-    "MaxPool": (0,),
-    "MaxPool3D": (0,),
-    "MaxPool3DGrad": (0, 1, 2),
-    "MaxPoolGrad": (0, 1, 2),
-    "MaxPoolGradGrad": (0, 1, 2),
-    "ResizeArea": (0,),
-    "ResizeBicubic": (0,),
-    "ResizeBilinear": (0,),
-    "ResizeBilinearGrad": (0, 1),
-    "ResizeNearestNeighbor": (0,),
-    "SoftmaxCrossEntropyWithLogits": (0, 1),
-    "SpaceToDepth": (0,),
-    "SparseSoftmaxCrossEntropyWithLogits": (0, 1),
-}
-# The place of the input with rows, and of the one that is the shape of the result.
-SIZED_WINDOWS = {
-    "AvgPool3DGrad": (1, 0),
-    "AvgPoolGrad": (1, 0),
-    "Conv2DBackpropInput": (2, 0),
-    "Conv3DBackpropInputV2": (2, 0),
-    "DepthwiseConv2dNativeBackpropInput": (2, 0),
-}
+# The equations of operations, as `rules` describes them.
+EQUATIONS = """
+    AsString                            ...->...
+    Bucketize                           ...->...
+    StaticRegexReplace                  ...->...
+    StringLength                        ...->...
+    StringLower                         ...->...
+    StringStrip                         ...->...
+    StringToHashBucketFast              ...->...
+    StringToNumber                      ...->...
+    StringUpper                         ...->...
+
+    FFT                                 ..._->..._
+    IFFT                                ..._->..._
+    IRFFT                               ..._->..._
+    LogSoftmax                          ..._->..._
+    RFFT                                ..._->..._
+    Softmax                             ..._->..._
+    TopKV2                              ..._->..._
+
+    Cholesky                            ...__->...__
+    FFT2D                               ...__->...__
+    IFFT2D                              ...__->...__
+    IRFFT2D                             ...__->...__
+    LogMatrixDeterminant                ...__->...
+    MatrixBandPart                      ...__->...__
+    MatrixDeterminant                   ...__->...
+    MatrixInverse                       ...__->...__
+    RFFT2D                              ...__->...__
+    AdjustContrastv2                    ...___->...___
+    AdjustHue                           ..._->..._
+    AdjustSaturation                    ..._->..._
+
+    AvgPool                             N*->N*
+    AvgPool3D                           N*->N*
+    AvgPool3DGrad                       #,N*->N*
+    AvgPoolGrad                         #,N*->N*
+    Conv2D                              N*->N*
+    Conv2DBackpropInput                 #,,N*->N*
+    Conv3D                              N*->N*
+    Conv3DBackpropInputV2               #,,N*->N*
+    DepthToSpace                        N*->N*
+    DepthwiseConv2dNative               N*->N*
+    DepthwiseConv2dNativeBackpropInput  #,,N*->N*
+    ExtractImagePatches                 N*->N*
+    ImageProjectiveTransformV3          N*,N*->N*
+    InTopKV2                            N*,N->N
+    LRN                                 N*->N*
+    MaxPool                             N*->N*
+    MaxPool3D                           N*->N*
+    MaxPool3DGrad                       N*,N*,N*->N*
+    MaxPoolGrad                         N*,N*,N*->N*
+    MaxPoolGradGrad                     N*,N*,N*->N*
+    ResizeArea                          N*->N*
+    ResizeBicubic                       N*->N*
+    ResizeBilinear                      N*->N*
+    ResizeBilinearGrad                  N*,N*->N*
+    ResizeNearestNeighbor               N*->N*
+    SoftmaxCrossEntropyWithLogits       N_,N_->N
+    SpaceToDepth                        N*->N*
+    SparseSoftmaxCrossEntropyWithLogits N_,N->N
+"""
+# Those of sums over rows.
+SUMS = """
+    Conv2DBackpropFilter                N*,,N*->
+    Conv3DBackpropFilterV2              N*,,N*->
+    DepthwiseConv2dNativeBackpropFilter N*,,N*->
+    L2Loss                              ...->
+"""
+
+
+def _equations(text: str, *, adds: bool) -> dict[str, Rule]:
+    """Returns the rules of the equations in a text."""
+    words = text.split()
+    return {
+        kind: functools.partial(
+            rules.by_equation,
+            equation=equation,
+            adds=adds,
+        )
+        for kind, equation in zip(words[::2], words[1::2])
+    }
+
 
 TABLE: dict[str, Rule] = {
+    **_equations(EQUATIONS, adds=False),
+    **_equations(SUMS, adds=True),
     **dict.fromkeys(BY_ENTRY.split(), rules.by_entry),
-    **dict.fromkeys(BY_ENTRY_OF_FIRST.split(), lambda op: rules.by_entry_of(op, 0)),
     **dict.fromkeys(REDUCTIONS.split(), rules.reduction),
     **dict.fromkeys(PRODUCTS.split(), rules.matrix_product),
-    **dict.fromkeys(ALONG_LAST.split(), rules.along_last),
-    **dict.fromkeys(OF_MATRICES.split(), functools.partial(rules.along_last, count=2)),
     **dict.fromkeys(ALONG_GIVEN.split(), rules.along_given),
-    **{kind: functools.partial(rules.windows, data=data) for kind, data in WINDOWS.items()},
+    **dict.fromkeys(PADS.split(), moving.pad),
     **{
         kind: functools.partial(
-            rules.windows,
-            data=(data,),
-            sized=sized,
+            indexing.at_places,
+            indices=1,
+            equation="T,P,E->T",
+            adds=kind != "TensorScatterUpdate",
         )
-        for kind, (data, sized) in SIZED_WINDOWS.items()
+        for kind in CHANGES.split()
     },
     "BiasAdd": rules.bias,
-    "BiasAddGrad": rules.bias_gradient,
-    "BroadcastTo": moving.broadcast,
+    "BiasAddGrad": rules.bias,
+    "BroadcastTo": moving.repeated,
     "ConcatV2": moving.concatenate,
     "DenseBincount": rules.counted,
     "Einsum": rules.einsum,
     "ExpandDims": moving.expand,
-    "Fill": moving.fill,
+    "Fill": moving.repeated,
     "GatherNd": functools.partial(
         indexing.at_places,
         indices=1,
-        table=0,
+        equation="T,P->E",
     ),
     "GatherV2": indexing.gather,
-    "L2Loss": rules.sum_of_all,
-    "LookupTableFindV2": lambda op: rules.by_entry_of(op, 1),
-    "MirrorPad": moving.pad,
-    "MirrorPadGrad": moving.pad,
-    "OneHot": rules.one_hot,
+    "OneHot": lambda op: moving.inserted(op, op.attribute("axis")),
     "OnesLike": rules.shape_alone,
+    "LookupTableFindV2": indexing.gather_of_variable,
+    "MatrixDiagPartV3": lambda op: rules.combined(op, [-2, -1]),
+    "MatrixDiagV3": rules.matrix_of_diagonal,
     "Pack": moving.pack,
-    "Pad": moving.pad,
-    "PadV2": moving.pad,
-    "Rank": rules.rank_of,
+    "Rank": rules.shape_alone,
     "Reshape": moving.reshape,
     "ResourceGather": indexing.gather_of_variable,
     "Roll": functools.partial(rules.along_given, place=2),
     "ScatterNd": functools.partial(
         indexing.at_places,
         indices=0,
-        data=1,
-        shape=2,
+        equation="P,E,#->T",
+        adds=True,
     ),
     "Shape": rules.told_sizes,
     "ShapeN": rules.told_sizes,
     "Size": rules.told_sizes,
     "Slice": slices.slice_by_size,
     "SparseTensorDenseMatMul": rules.sparse_product,
-    "Split": functools.partial(
-        moving.split,
-        data=1,
-        axes=0,
-    ),
-    "SplitV": functools.partial(
-        moving.split,
-        data=0,
-        axes=2,
-    ),
+    "Split": moving.split,
+    "SplitV": moving.split,
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
-    **dict.fromkeys(
-        CHANGES.split(),
-        functools.partial(
-            indexing.at_places,
-            indices=1,
-            table=0,
-            data=2,
-        ),
-    ),
     "Tile": moving.tile,
     "Transpose": moving.transpose,
     "Unpack": moving.unpack,

@@ -220,12 +220,13 @@ tf.image.resize(image, [4, 4], "bicubic")
 tf.image.resize(image, [5, 5], "bilinear")
 tf.image.resize(image, [4, 4], "nearest")
 gradient(lambda t: tf.image.resize(t, [5, 5], "bilinear"), image)
-raw.FusedBatchNormV3(x=image, scale=C, offset=C, mean=C, variance=C + 1, is_training=False)[0]
 tf.nn.softmax_cross_entropy_with_logits(y[:, 0], x[:, 0])
 tf.nn.sparse_softmax_cross_entropy_with_logits(index, x[:, 0])
 tf.math.in_top_k(index, x[:, 0], 2)
 tf.nn.bias_add(x, tf.range(6.0))
 gradient_of_bias(x)
+tf.nn.bias_add(images_first(image), [1.0, 2.0, 3.0], "NCHW")
+raw.BiasAddGrad(out_backprop=images_first(image), data_format="NCHW")
 tf.nn.softmax(x)
 tf.nn.log_softmax(x)
 tf.math.top_k(x, 2)[0]
@@ -273,6 +274,7 @@ tf.reshape(x, [tf.shape(x)[0], 2, 12])
 tf.reshape(tf.reshape(x, [-1, 6]), [-1, 4, 6])
 tf.reshape(last(x), [24, -1])
 tf.scatter_nd(index[:, None], x, [4, 4, 6])
+tf.tensor_scatter_nd_add(tf.ones([4, 6]), index[:, None], x[:, 0])
 tf.math.unsorted_segment_sum(x, index, 4)
 x * tf.cast(tf.shape(x)[0], tf.float32)
 x * tf.cast(tf.size(x), tf.float32)
@@ -364,7 +366,6 @@ SHIFT = tf.constant([[1.0, 0.0, 1.5, 0.0, 1.0, -0.5, 0.0, 0.0]])
 
 STRIDES = [1, 1, 1, 1]
 STRIDES_3D = [1, 1, 1, 1, 1]
-C = tf.constant([0.5, 1.0, 2.0])
 
 
 def last(tensor: Any) -> Any:
@@ -404,6 +405,11 @@ def gradient_of(function: Callable[[Any], Any], weights: Any) -> Any:
         tape.watch(weights)
         result = tf.reduce_sum(function(weights))
     return tape.gradient(result, weights)
+
+
+def images_first(images: Any) -> Any:
+    """Returns images whose channels are the second axis."""
+    return tf.transpose(images, [0, 3, 1, 2])
 
 
 def gradient_of_bias(tensor: Any) -> Any:
