@@ -19,7 +19,7 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -82,10 +82,10 @@ class SizesOf:
             return self._shapes[number]
         found = self._quick(number)
         if found is None:
-            shapes = [one.shape for one in self._scratched(number)]
-            if any(shape.rank is None for shape in shapes):
+            first, second = (one.shape for one in self._scratched(number))
+            if None in (first.rank, second.rank):
                 return None
-            found = shapes[0].as_list(), shapes[1].as_list()
+            found = first.as_list(), second.as_list()
         if None not in found[0]:
             self._shapes[number] = found
         return found
@@ -93,41 +93,31 @@ class SizesOf:
     def size(self, number: int, axis: int) -> Pair | None:
         """Returns the size along an axis for both N; None if it is unknown."""
         shapes = self.shape(number)
-        if shapes is None or shapes[0][axis] is None or shapes[1][axis] is None:
+        if shapes is None:
             return None
-        return shapes[0][axis], shapes[1][axis]
+        first, second = (shape[axis] for shape in shapes)
+        return None if None in (first, second) else (first, second)
 
     def numbers(self, number: int) -> Pair | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
         if self._flat.tensors[number].dtype in _OPAQUE:
             return None
-        one, other = self._scratched(number)
-        first = self._flat.scratch.numbers(one)
-        second = self._flat.scratch.numbers(other)
-        if first is None or second is None:
-            return None
-        return first, second
+        first, second = map(self._flat.scratch.numbers, self._scratched(number))
+        return None if first is None or second is None else (first, second)
 
     def _quick(self, number: int) -> Pair | None:
-        """Returns the shape if nothing has to be inferred."""
+        """Returns the shape if nothing but the number of rows is unknown since the tracing."""
         shape = self._flat.tensors[number].shape
         if shape.rank is None:
             return None
-        sizes = shape.as_list()
-        if None not in sizes:
-            return sizes, sizes
         value = self.value_of(number)
-        if value is None or not value.has_rows:
-            return None
-        # Nothing but the number of rows is unknown.
-        if sizes.count(None) > 1 or sizes[value.axis] is not None:
-            return None
         found = []
         for count in COUNTS:
             sizes = shape.as_list()
-            sizes[value.axis] = value.outer * count * value.inner
+            if value is not None and value.has_rows and sizes[value.axis] is None:
+                sizes[value.axis] = value.outer * count * value.inner
             found.append(sizes)
-        return found[0], found[1]
+        return None if None in found[0] else (found[0], found[1])
 
     def _scratched(self, number: int) -> Pair:
         """Returns the tensor for both N in the scratch graph."""
@@ -148,17 +138,16 @@ class SizesOf:
 
     def _is_enough(self, number: int, node: Node) -> bool:
         """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
-        traced = self._flat.tensors[number]
         operation = node.operation
-        if any(one.dtype in _OPAQUE for one in (*operation.inputs, *operation.outputs)):
+        tensors = (*operation.inputs, *operation.outputs)
+        if operation.type in _CALLS or any(one.dtype in _OPAQUE for one in tensors):
             return True
-        if operation.type in _CALLS:
-            return True
-        if self._quick(number) is None or operation.type == "Const":
-            return False
+        traced = self._flat.tensors[number]
         size = traced.shape.num_elements()
-        decides = traced.dtype.is_integer or traced.dtype == tf.bool
-        return not (decides and (size is None or size < _FEW))
+        decides = not traced.dtype.is_floating and (size is None or size < _FEW)
+        if decides or operation.type == "Const":
+            return False
+        return self._quick(number) is not None
 
     def _place(self, number: int, shapes: Pair | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
@@ -172,9 +161,7 @@ class SizesOf:
     def _tell(self, node: Node) -> bool:
         """Makes constants of the sizes that an operation tells; returns whether it could."""
         kind = node.operation.type
-        if kind not in TELLING:
-            return False
-        shapes = [self.shape(one) for one in node.inputs]
+        shapes = [self.shape(one) for one in node.inputs] if kind in TELLING else [None]
         if any(one is None or None in one[0] for one in shapes):
             return False
         for number, pair in zip(node.outputs, shapes):
@@ -196,73 +183,59 @@ class SizesOf:
             return
         for number, pair in zip(node.outputs, zip(first, second)):
             if number not in self._scratch:
-                self._note(
-                    node,
-                    number,
-                    pair,
-                )
+                self._note(node, number, pair)
 
-    def _note(
-        self,
-        node: Node,
-        number: int,
-        pair: Pair,
-    ) -> None:
-        """Notes a result, or its shape alone."""
+    def _note(self, node: Node, number: int, pair: Pair) -> None:
+        """Notes a result, or what is certain of its shape."""
         traced = self._flat.tensors[number]
-        shapes = [one.shape for one in pair]
-        if pair[0] is pair[1]:
-            self._scratch[number] = pair
-            return
-        if node.operation.type in TAKING and any(map(self._is_of_rows, node.inputs[1:])):
-            known = self._certain_part(node, traced, shapes)
-            self._place(number, known)
-            return
-        numbers = [self._numbers_of_input(one) for one in node.inputs]
-        if not is_exact(node.operation, numbers):
-            # Only its shape is certain.
-            is_known = all(shape.rank is not None for shape in shapes)
-            self._place(number, (shapes[0], shapes[1]) if is_known else None)
+        others = [self._scratch[one] for one in node.inputs[1:]]
+        # Whether N says which part is taken.
+        is_part = node.operation.type in TAKING and any(one is not other for one, other in others)
+        if pair[0] is not pair[1] and (is_part or not self._is_exact(node)):
+            shapes = [one.shape for one in pair]
+            certain = self._kept_axes(node) if is_part else range(pair[0].shape.rank or 0)
+            self._place(number, _certain(traced.shape, shapes, certain))
             return
         self._scratch[number] = pair
-        if traced.dtype.is_integer and traced.shape.rank in (0, 1):
-            found = self.numbers(number)
-            if found is not None:
-                self.bind(number, None, found)
+        if pair[0] is not pair[1] and traced.dtype.is_integer and traced.shape.rank in (0, 1):
+            self.bind(number, None, self.numbers(number))
 
-    def _is_of_rows(self, number: int) -> bool:
-        """Whether a tensor is another one for another N."""
-        first, second = self._scratch[number]
-        return first is not second
+    def _is_exact(self, node: Node) -> bool:
+        """Whether a result for both N is so for any N."""
+        numbers = [
+            self.numbers(one) if self._flat.tensors[one].dtype.is_integer else None
+            for one in node.inputs
+        ]
+        return is_exact(node.operation, numbers)
 
-    def _numbers_of_input(self, number: int) -> Pair | None:
-        """Returns an input's numbers, if they are few enough to decide something."""
-        is_integer = self._flat.tensors[number].dtype.is_integer
-        return self.numbers(number) if is_integer else None
-
-    def _certain_part(self, node: Node, traced: Any, shapes: Sequence[Any]) -> Pair | None:
-        """Returns the shape of a part that N says, without sizes that may differ for other N."""
-        if any(shape.rank is None for shape in shapes):
-            return None
-        found: tuple[list[Any], list[Any]] = ([], [])
-        kept = self._kept_axes(node)
-        for axis, static in enumerate(traced.shape):
-            one = shapes[0][axis]
-            other = shapes[1][axis]
-            certain = static is not None or one != other or axis in kept
-            found[0].append(one if certain else None)
-            found[1].append(other if certain else None)
-        return found
-
-    def _kept_axes(self, node: Node) -> set[int]:
+    def _kept_axes(self, node: Node) -> Collection[int]:
         """Returns the axes of a slice whose limits do not depend on N."""
         masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
         if node.operation.type != "StridedSlice" or any(map(node.operation.get_attr, masks)):
-            return set()
-        alike: Any = True
-        for number in node.inputs[1:]:  # where it begins and ends, and its strides
-            pair = self.numbers(number)
-            if pair is None:
-                return set()
-            alike = np.logical_and(alike, np.equal(*pair))
-        return {int(axis) for axis in np.flatnonzero(alike)}
+            return ()
+        pairs = [self.numbers(one) for one in node.inputs[1:]]
+        if None in pairs:
+            return ()
+        alike = [np.equal(*pair) for pair in pairs if pair]
+        axes: list[int] = np.flatnonzero(np.all(alike, axis=0)).tolist()
+        return axes
+
+
+def _certain(traced: Any, shapes: Sequence[Any], axes: Collection[int]) -> Pair | None:
+    """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
+
+    Args:
+        traced: the shape that is known since the tracing.
+        axes: those whose sizes are certain. Along others, equal sizes may be a coincidence.
+    """
+    if any(shape.rank is None for shape in shapes):
+        return None
+    known = traced if traced.rank is not None else [None] * shapes[0].rank
+    kept = [
+        axis in axes or static is not None or one != other
+        for axis, (static, one, other) in enumerate(zip(known, *shapes))
+    ]
+    first, second = (
+        [size if is_kept else None for size, is_kept in zip(shape, kept)] for shape in shapes
+    )
+    return first, second
