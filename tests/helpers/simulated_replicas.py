@@ -62,6 +62,7 @@ class SimulatedReplicas:
     """A step that several replicas take, each with variables of its own.
 
     Attributes:
+        plan: of the step.
         variables: for each replica, its copies of the step's variables, in the order of the
             graph's.
     """
@@ -72,7 +73,7 @@ class SimulatedReplicas:
         plan: Plan,
         replicas: int,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._replicas = replicas
         self.originals = list(traced.graph.variables)
         self.variables = [[tf.Variable(one) for one in self.originals] for _ in range(replicas)]
@@ -108,7 +109,7 @@ class SimulatedReplicas:
         ]
         inputs = [[*part, *captured] for part, captured in zip(parts, self._captured)]
         return write_all(
-            self._plan,
+            self.plan,
             rows,
             inputs,
         )

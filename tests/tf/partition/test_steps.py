@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from folders import HELPERS
 from keras_3 import keras
-from local_run import captured, in_step
 from simulated_replicas import SimulatedReplicas
 from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
 
@@ -29,21 +25,13 @@ def in_turn() -> list[Any]:
         for replicas in (2, 3, 4):
             often = replicas == 3 and not one.nightly
             marks = () if often else pytest.mark.nightly
-            found.append(
-                pytest.param(
-                    name,
-                    replicas,
-                    id=f"{name}-{replicas}",
-                    marks=marks,
-                )
-            )
+            found.append(pytest.param(name, replicas, marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("name", "replicas"), in_turn())
-def test_a_step_of_several_replicas_equals_one_process(name: str, replicas: int) -> None:
-    step, traced, plan, data = planned(CASES[name].program)
-    assert len(plan.levels) <= CASES[name].collectives
+def compare(program: Callable[[], Any], replicas: int) -> SimulatedReplicas:
+    """Asserts that steps of several replicas equal one process."""
+    step, traced, plan, data = planned(program)
     simulated = SimulatedReplicas(
         traced,
         plan,
@@ -55,9 +43,17 @@ def test_a_step_of_several_replicas_equals_one_process(name: str, replicas: int)
         logs = tf.nest.flatten(step(tensors))
         for own in outputs:
             assert_close(own, logs)
-    first = simulated.variables[0]
     for variables in simulated.variables:
         assert_close(variables, simulated.originals)
+    return simulated
+
+
+@pytest.mark.parametrize(("name", "replicas"), in_turn())
+def test_a_step_of_several_replicas_equals_one_process(name: str, replicas: int) -> None:
+    simulated = compare(CASES[name].program, replicas)
+    assert len(simulated.plan.levels) <= CASES[name].collectives
+    first = simulated.variables[0]
+    for variables in simulated.variables:
         for one, other in zip(variables, first):
             np.testing.assert_array_equal(one, other)
 
@@ -77,12 +73,21 @@ class Shifted(keras.layers.BatchNormalization):  # type: ignore[misc]
 class Masked(keras.layers.Wrapper):  # type: ignore[misc]
     def call(self, inputs: Any, training: bool = False) -> Any:
         mask = inputs[..., 0] > 0
-        return tf.identity(self.layer(inputs, training=training, mask=mask))
+        result = self.layer(
+            inputs,
+            training=training,
+            mask=mask,
+        )
+        return tf.identity(result)
 
 
 class InFunction(keras.layers.Wrapper):  # type: ignore[misc]
     def call(self, inputs: Any, training: bool = False) -> Any:
-        return tf.function(self.layer, jit_compile=True)(inputs, training=training)
+        function = tf.function(
+            self.layer,
+            jit_compile=True,
+        )
+        return function(inputs, training=training)
 
 
 def normalizing(make: Callable[[], Any], model: Any = keras.Model) -> Callable[[], Any]:
@@ -90,11 +95,20 @@ def normalizing(make: Callable[[], Any], model: Any = keras.Model) -> Callable[[
 
     def program() -> Any:
         inputs = keras.Input((8, 8, 3))
-        hidden = keras.layers.ReLU()(make()(keras.layers.Conv2D(4, 3)(inputs)))
-        hidden = make()(keras.layers.Conv2D(4, 3, strides=2)(hidden))
+        hidden = keras.layers.Conv2D(4, 3)(inputs)
+        hidden = make()(hidden)
+        hidden = keras.layers.ReLU()(hidden)
+        hidden = keras.layers.Conv2D(4, 3, strides=2)(hidden)
+        hidden = make()(hidden)
         flat = keras.layers.Flatten()(hidden)
         optimizer = keras.optimizers.SGD(0.01)
-        return classifier(inputs, flat, model, optimizer=optimizer), (IMAGES, LABELS)
+        found = classifier(
+            inputs,
+            flat,
+            model,
+            optimizer=optimizer,
+        )
+        return found, (IMAGES, LABELS)
 
     return program
 
@@ -129,10 +143,15 @@ def test_a_replica_normalizes_by_its_own_statistics(make: Any, collectives: int)
     assert len(plan.levels) == collectives
     # Both replicas have the same rows, so that their statistics are those of all rows.
     batch = [np.repeat(one[:6], 2, axis=0) for one in data]
-    simulated = SimulatedReplicas(traced, plan, 2)
+    tensors = tuple(map(tf.constant, batch))
+    simulated = SimulatedReplicas(
+        traced,
+        plan,
+        2,
+    )
     for _ in range(3):
         outputs = simulated(batch)
-        logs = step(tuple(map(tf.constant, batch)))
+        logs = step(tensors)
         assert_close(outputs[1], tf.nest.flatten(logs))
     assert_close(simulated.variables[1], simulated.originals)
 
@@ -149,7 +168,8 @@ class Penalized(keras.Model):  # type: ignore[misc]
             slopes = inner.gradient(outputs, images)
             loss = tf.reduce_mean(tf.square(slopes))
         variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply(gradients, variables)
         return {"loss": loss}
 
 
@@ -158,7 +178,8 @@ class InCondition(keras.layers.Wrapper):  # type: ignore[misc]
         def normalized() -> Any:
             return self.layer(inputs, training=training)
 
-        return tf.cond(tf.reduce_sum(self.layer.gamma.value) > 0, normalized, lambda: inputs)
+        is_positive = tf.reduce_sum(self.layer.gamma.value) > 0
+        return tf.cond(is_positive, normalized, lambda: inputs)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +191,7 @@ class InCondition(keras.layers.Wrapper):  # type: ignore[misc]
 )
 @pytest.mark.usefixtures("own_rows")
 def test_where_a_replica_cannot_its_statistics_are_those_of_all_rows(program: Any) -> None:
-    step, traced, plan, data = planned(program)
-    simulated = SimulatedReplicas(traced, plan, 2)
-    for batch in batches(data):
-        outputs = simulated(batch)
-        logs = step(tuple(map(tf.constant, batch)))
-        assert_close(outputs[1], tf.nest.flatten(logs))
-    assert_close(simulated.variables[1], simulated.originals)
+    compare(program, 2)
 
 
 def test_an_error_names_the_lines_of_the_program() -> None:
@@ -185,17 +200,30 @@ def test_an_error_names_the_lines_of_the_program() -> None:
 
     def step(rows: Any) -> Any:
         layer(rows)
-        return tf.cond(tf.reduce_all(rows < 9.0), lambda: rows, lambda: layer(rows / 0.0))
+        are_small = tf.reduce_all(rows < 9.0)
+        return tf.cond(are_small, lambda: rows, lambda: layer(rows / 0.0))
 
-    traced = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([None]))
-    simulated = SimulatedReplicas(traced, plan_step(traced), 2)
+    function = tf.function(step, autograph=False)
+    traced = function.get_concrete_function(tf.TensorSpec([None]))
+    plan = plan_step(traced)
+    simulated = SimulatedReplicas(
+        traced,
+        plan,
+        2,
+    )
     first = step.__code__.co_firstlineno
-    for rows, line in (([1.0, np.nan], first + 1), ([1.0, 10.0], first + 2)):
+    cases = (
+        ([1.0, np.nan], first + 1),
+        ([1.0, 10.0], first + 3),
+    )
+    for rows, line in cases:
         with pytest.raises(tf.errors.InvalidArgumentError, match="bad row") as caught:
             simulated([np.array(rows, "float32")])
         lines = str(caught.value)
         assert f'{__file__}", line {line}, in' in lines
-        assert lines.index(f"line {line}, in") < lines.index(f"line {first - 2}, in layer")
+        of_step = lines.index(f"line {line}, in")
+        of_layer = lines.index(f"line {first - 2}, in layer")
+        assert of_step < of_layer
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -206,28 +234,3 @@ def assert_close(found: Any, expected: Any) -> None:
             rtol=1e-4,
             atol=5e-5,
         )
-
-
-# Different kinds of collectives: sums, rows that are gathered, and loops.
-IN_PROCESSES = ["dense", "dropout", "batch_normalization", "simclr", "lstm"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("tasks", [2, 3])
-def test_a_step_of_several_processes_equals_one_process(tasks: int) -> None:
-    program = str(HELPERS / "partition_processes.py")
-    command = in_step(
-        f"-n {tasks} --no-label",
-        sys.executable,
-        program,
-        *IN_PROCESSES,
-    )
-    done = captured(
-        command,
-        status=0,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("differs by ")]
-    assert len(lines) == tasks * len(IN_PROCESSES)
-    for line in lines:
-        assert float(line.split()[2]) < 1e-4, line
