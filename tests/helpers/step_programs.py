@@ -26,6 +26,7 @@ CLASSES = 3
 
 layers: Any = keras.layers
 ops: Any = keras.ops
+optimizers: Any = keras.optimizers
 
 Data = tuple[Any, Any]
 Program = Callable[[], tuple[Any, Data]]
@@ -107,12 +108,13 @@ def mlp(*more: Any, model: Any = keras.Model, **given: Any) -> tuple[Any, Data]:
     hidden = layers.Dense(8, "relu")(inputs)
     for layer in more:
         hidden = layer(hidden)
-    return classifier(
+    found = classifier(
         inputs,
         hidden,
         model,
         **given,
-    ), (TABLE, LABELS)
+    )
+    return found, (TABLE, LABELS)
 
 
 def tokens_model(*more: Any) -> tuple[Any, Data]:
@@ -132,11 +134,6 @@ def tokens_model(*more: Any) -> tuple[Any, Data]:
 
 
 @case(collectives=1, nightly=False)
-def dense() -> Any:
-    return mlp()
-
-
-@case(collectives=1, nightly=False)
 def convolutions() -> Any:
     inputs = keras.Input((8, 8, 3))
     hidden = layers.Conv2D(
@@ -145,67 +142,29 @@ def convolutions() -> Any:
         activation="relu",
         padding="same",
     )(inputs)
-    hidden = layers.DepthwiseConv2D(3)(layers.MaxPooling2D()(hidden))
-    hidden = layers.Flatten()(layers.AveragePooling2D(2)(hidden))
+    hidden = layers.MaxPooling2D()(hidden)
+    hidden = layers.DepthwiseConv2D(3)(hidden)
+    hidden = layers.AveragePooling2D(2)(hidden)
+    hidden = layers.Flatten()(hidden)
     return classifier(inputs, hidden), (IMAGES, LABELS)
-
-
-@case(collectives=1, nightly=False)
-def dropout() -> Any:
-    return mlp(layers.Dropout(0.5, seed=1), layers.GaussianNoise(0.1, seed=2))
-
-
-# Three for each layer, and one for the last gradients.
-@case(collectives=4, nightly=False)
-def batch_normalization() -> Any:
-    return mlp(layers.BatchNormalization())
 
 
 @case(collectives=5)
 def synchronized_batch_normalization() -> Any:
     inputs = keras.Input((8, 8, 3))
-    hidden = layers.Conv2D(4, 3)(layers.BatchNormalization(synchronized=True)(inputs))
-    hidden = layers.Flatten()(layers.BatchNormalization(synchronized=True)(hidden))
+    hidden = layers.BatchNormalization(synchronized=True)(inputs)
+    hidden = layers.Conv2D(4, 3)(hidden)
+    hidden = layers.BatchNormalization(synchronized=True)(hidden)
+    hidden = layers.Flatten()(hidden)
     # Adam would enlarge the rounding of the gradient of a bias before the statistics, which is 0.
-    return classifier(inputs, hidden, optimizer=keras.optimizers.SGD(0.1)), (IMAGES, LABELS)
-
-
-@case(collectives=1)
-def accumulated_gradients() -> Any:
-    return mlp(optimizer=keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
-
-
-@case(collectives=1)
-def moving_average_of_weights() -> Any:
-    return mlp(
-        optimizer=keras.optimizers.AdamW(
-            0.01,
-            use_ema=True,
-            weight_decay=0.01,
-        )
-    )
-
-
-@case(collectives=1)
-def clipped_gradients() -> Any:
-    return mlp(optimizer=keras.optimizers.Adam(0.01, global_clipnorm=0.1))
-
-
-@case(collectives=1)
-def regularized() -> Any:
-    layer = layers.Dense(
-        4,
-        kernel_regularizer="l2",
-        activity_regularizer="l1",
-    )
-    return mlp(layer)
+    return classifier(inputs, hidden, optimizer=optimizers.SGD(0.1)), (IMAGES, LABELS)
 
 
 @case(collectives=1)
 def half_precision() -> Any:
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
-        return mlp(optimizer=keras.optimizers.SGD(0.1))
+        return mlp(optimizer=optimizers.SGD(0.1))
     finally:
         keras.mixed_precision.set_global_policy("float32")
 
@@ -223,30 +182,25 @@ class Attention(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def call(self, inputs: Any) -> Any:
-        return layers.add([inputs, self._attention(inputs, inputs)])
+        attended = self._attention(inputs, inputs)
+        return layers.add([inputs, attended])
 
 
 @case(collectives=1)
 def attention() -> Any:
     inputs = keras.Input((5, 2))
-    hidden = layers.LayerNormalization()(Attention()(layers.Dense(8)(inputs)))
-    return classifier(inputs, layers.GlobalAveragePooling1D()(hidden)), (SERIES, LABELS)
-
-
-@case(collectives=1, nightly=False)
-def masked_attention() -> Any:
-    return tokens_model(Attention(dropout=0.2), layers.GlobalAveragePooling1D())
+    hidden = layers.Dense(8)(inputs)
+    hidden = Attention()(hidden)
+    hidden = layers.LayerNormalization()(hidden)
+    hidden = layers.GlobalAveragePooling1D()(hidden)
+    return classifier(inputs, hidden), (SERIES, LABELS)
 
 
 @case(collectives=1, nightly=False)
 def lstm() -> Any:
     inputs = keras.Input((5, 2))
-    return classifier(inputs, layers.LSTM(4)(inputs)), (SERIES, LABELS)
-
-
-@case(collectives=1)
-def masked_gru_both_ways() -> Any:
-    return tokens_model(layers.Bidirectional(layers.GRU(4, dropout=0.1)))
+    hidden = layers.LSTM(4)(inputs)
+    return classifier(inputs, hidden), (SERIES, LABELS)
 
 
 # --- Steps that compare rows ---------------------------------------------------------------------
@@ -257,8 +211,13 @@ class TwoViews(keras.Model):  # type: ignore[misc]
 
     def __init__(self, loss_of: Callable[[Any, Any], Any]) -> None:
         super().__init__()
-        dense = [keras.Input((COLUMNS,)), layers.Dense(8, "tanh"), layers.Dense(4)]
-        self.encoder = keras.Sequential(dense)
+        self.encoder = keras.Sequential(
+            [
+                keras.Input((COLUMNS,)),
+                layers.Dense(8, "tanh"),
+                layers.Dense(4),
+            ]
+        )
         self.loss_of = loss_of
 
     def call(self, inputs: Any) -> Any:
@@ -267,7 +226,9 @@ class TwoViews(keras.Model):  # type: ignore[misc]
     def train_step(self, data: Any) -> Any:
         first, second = data
         with tf.GradientTape() as tape:
-            loss = self.loss_of(self(first, training=True), self(second, training=True))
+            one = self(first, training=True)
+            other = self(second, training=True)
+            loss = self.loss_of(one, other)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
         return {"loss": loss}
@@ -282,38 +243,38 @@ def two_views(loss_of: Callable[[Any, Any], Any]) -> tuple[Any, Data]:
 @case(collectives=3, nightly=False)
 def simclr() -> Any:
     def loss(first: Any, second: Any) -> Any:
-        both = tf.math.l2_normalize(tf.concat([first, second], 0), 1)
+        views = tf.concat([first, second], 0)
+        both = tf.math.l2_normalize(views, 1)
         rows = tf.shape(first)[0]
         alike = tf.matmul(
             both,
             both,
             transpose_b=True,
-        ) / 0.3 - 1e9 * tf.eye(2 * rows)
-        labels = tf.concat([tf.range(rows) + rows, tf.range(rows)], 0)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, alike))
+        )
+        alike /= 0.3
+        alike -= 1e9 * tf.eye(2 * rows)
+        places = tf.range(rows)
+        labels = tf.concat([places + rows, places], 0)
+        return tf.reduce_mean(errors(labels, alike))
 
     return two_views(loss)
 
 
 @case(collectives=4)
 def clip() -> Any:
+    def crossentropy(labels: Any, logits: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(
+            labels,
+            logits,
+            from_logits=True,
+        )
+
     def loss(first: Any, second: Any) -> Any:
         alike = first @ tf.transpose(second)
         labels = ops.arange(ops.shape(first)[0])
-        of = keras.losses.sparse_categorical_crossentropy
-        one = of(
-            labels,
-            alike,
-            from_logits=True,
-        )
-        return ops.mean(
-            one
-            + of(
-                labels,
-                ops.transpose(alike),
-                from_logits=True,
-            )
-        )
+        one = crossentropy(labels, alike)
+        other = crossentropy(labels, ops.transpose(alike))
+        return ops.mean(one + other)
 
     return two_views(loss)
 
@@ -321,19 +282,19 @@ def clip() -> Any:
 @case(collectives=6)
 def barlow_twins() -> Any:
     def normalized(view: Any) -> Any:
-        return (view - tf.reduce_mean(view, 0)) / (tf.math.reduce_std(view, 0) + 1e-3)
+        mean = tf.reduce_mean(view, 0)
+        deviation = tf.math.reduce_std(view, 0)
+        return (view - mean) / (deviation + 1e-3)
 
     def loss(first: Any, second: Any) -> Any:
         rows = tf.cast(tf.shape(first)[0], tf.float32)
-        alike = (
-            tf.matmul(
-                normalized(first),
-                normalized(second),
-                transpose_a=True,
-            )
-            / rows
+        alike = tf.matmul(
+            normalized(first),
+            normalized(second),
+            transpose_a=True,
         )
-        return tf.reduce_sum(tf.square(alike - tf.eye(4)) * (0.1 + tf.eye(4)))
+        errors = tf.square(alike / rows - tf.eye(4))
+        return tf.reduce_sum(errors * (0.1 + tf.eye(4)))
 
     return two_views(loss)
 
@@ -343,7 +304,8 @@ def hardest_triplets() -> Any:
     def loss(first: Any, second: Any) -> Any:
         is_positive = second[:, :1] > 0
         alike = tf.equal(is_positive, tf.transpose(is_positive))
-        distances = tf.reduce_sum(tf.square(first[:, None] - first[None]), -1)
+        differences = first[:, None] - first[None]
+        distances = tf.reduce_sum(tf.square(differences), -1)
         farthest = tf.reduce_max(
             tf.where(
                 alike,
@@ -360,7 +322,8 @@ def hardest_triplets() -> Any:
             ),
             1,
         )
-        return tf.reduce_mean(tf.nn.relu(farthest - tf.minimum(nearest, 9.0) + 0.5))
+        nearest = tf.minimum(nearest, 9.0)
+        return tf.reduce_mean(tf.nn.relu(farthest - nearest + 0.5))
 
     return two_views(loss)
 
@@ -372,6 +335,166 @@ def errors(labels: Any, logits: Any) -> Any:
     labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
+
+def weights(labels: Any) -> Any:
+    return tf.cast(tf.reshape(labels, [-1]) > 0, tf.float32)
+
+
+# --- Steps of one's own --------------------------------------------------------------------------
+
+
+@case(collectives=2, nightly=False)
+def mixup_with_the_reversed_batch() -> Any:
+    class Mixup(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            mixed = []
+            for one in data:
+                other = tf.reverse(one, [0])
+                mixed.append(0.7 * one + 0.3 * other)
+            return super().train_step(tuple(mixed))
+
+    loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True,
+        label_smoothing=0.1,
+    )
+    model, (table, labels) = mlp(
+        model=Mixup,
+        loss=loss,
+    )
+    classes = np.eye(CLASSES, dtype="float32")
+    return model, (table, classes[labels])
+
+
+@case(collectives=1)
+def moving_centres() -> Any:
+    class Centres(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.centres = self.add_weight(
+                shape=(CLASSES, 8),
+                initializer="zeros",
+                trainable=False,
+            )
+
+        def call(self, inputs: Any) -> Any:
+            hidden, labels = inputs
+            labels = ops.reshape(labels, (-1,))
+            own = ops.take(
+                self.centres,
+                labels,
+                0,
+            )
+            distances = ops.sum((hidden - own) ** 2, 1)
+            self.add_loss(0.1 * ops.mean(distances))
+            ones = ops.ones_like(distances)
+            counts = ops.segment_sum(
+                ones,
+                labels,
+                CLASSES,
+            )
+            moved = ops.segment_sum(
+                own - ops.stop_gradient(hidden),
+                labels,
+                CLASSES,
+            )
+            moved = 0.5 * moved / (1 + counts[:, None])
+            self.centres.assign(self.centres - moved)
+            return hidden
+
+    inputs = keras.Input((COLUMNS,))
+    labels = keras.Input((1,), dtype="int32")
+    hidden = layers.Dense(8, "tanh")(inputs)
+    hidden = Centres()([hidden, labels])
+    model = classifier([inputs, labels], hidden)
+    return model, ((TABLE, LABELS[:, None]), LABELS)
+
+
+@case(collectives=1)
+def wgan_gp() -> Any:
+    class Gan(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = keras.Sequential(
+                [
+                    keras.Input((COLUMNS,)),
+                    layers.Dense(6, "tanh"),
+                ]
+            )
+            self.critic = keras.Sequential(
+                [
+                    keras.Input((COLUMNS,)),
+                    layers.Dense(5, "relu"),
+                    layers.Dense(1),
+                ]
+            )
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, inputs: Any) -> Any:
+            return self.critic(self.generator(inputs))
+
+        def train_step(self, data: Any) -> Any:
+            real, _ = data
+            shape = ops.shape(real)
+            noise = keras.random.normal(shape, seed=self.seeds)
+            with tf.GradientTape() as tape:
+                made = self.generator(noise)
+                loss = tf.reduce_mean(self.critic(made) - self.critic(real))
+                with tf.GradientTape() as penalty:
+                    mixed = 0.5 * (real + made)
+                    penalty.watch(mixed)
+                    output = self.critic(mixed)
+                slopes = penalty.gradient(output, mixed)
+                lengths = tf.norm(slopes, axis=1)
+                loss += 10.0 * tf.reduce_mean(tf.square(lengths - 1.0))
+            variables = self.critic.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply(gradients, variables)
+            return {"loss": loss}
+
+    model = Gan()
+    model.compile(keras.optimizers.SGD(0.1))
+    model.optimizer.build(model.critic.trainable_variables)
+    return model, (TABLE, LABELS)
+
+
+@case(collectives=2)
+def function_in_a_step() -> Any:
+    class Nested(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            table, labels = data
+
+            def loss_of(table: Any, labels: Any) -> Any:
+                logits = self(table, training=True)
+                return tf.reduce_mean(errors(labels, logits))
+
+            with tf.GradientTape() as tape:
+                loss = tf.function(loss_of)(table, labels)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return self.compute_metrics(
+                table,
+                labels,
+                self(table),
+            )
+
+    return mlp(model=Nested)
+
+
+# --- Programs of one line ------------------------------------------------------------------------
+
+# Models, and how many collectives a step has at most. Batch normalization takes three for each
+# layer; there is one for the last gradients.
+MODELS = """
+dense: mlp() -> 1
+dropout: mlp(layers.Dropout(0.5, seed=1), layers.GaussianNoise(0.1, seed=2)) -> 1
+batch_normalization: mlp(layers.BatchNormalization()) -> 4
+masked_attention: tokens_model(Attention(dropout=0.2), layers.GlobalAveragePooling1D()) -> 1
+masked_gru_both_ways: tokens_model(layers.Bidirectional(layers.GRU(4, dropout=0.1))) -> 1
+regularized: mlp(layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l1")) -> 1
+clipped_gradients: mlp(optimizer=optimizers.Adam(0.01, global_clipnorm=0.1)) -> 1
+accumulated_gradients: mlp(optimizer=optimizers.Adam(0.01, gradient_accumulation_steps=2)) -> 1
+averaged_weights: mlp(optimizer=optimizers.AdamW(0.01, use_ema=True, weight_decay=0.01)) -> 1
+"""
+OFTEN = ("dense", "dropout", "batch_normalization", "masked_attention")
 
 # A loss of labels y and logits p, and how many collectives a step has at most.
 LOSSES = """
@@ -394,148 +517,28 @@ tf.reduce_mean(p[:, tf.shape(p)[0] % 3])                                        
 """
 
 
-def weights(labels: Any) -> Any:
-    return tf.cast(tf.reshape(labels, [-1]) > 0, tf.float32)
+def note(name: str, text: str, nightly: bool) -> None:
+    """Adds a program of one line.
 
-
-def case_of_loss(line: str) -> None:
-    text, _, collectives = line.partition(" -> ")
-    code = compile(
-        text.strip(),
-        text,
-        "eval",
-    )
-
-    def program() -> Any:
-        def loss(y: Any, p: Any) -> Any:
-            return eval(code, {**globals(), "y": y, "p": p})
-
-        return mlp(
-            loss=loss,
-            metrics=[],
-            optimizer=keras.optimizers.SGD(0.1),
-        )
-
-    CASES[text.strip()] = Case(
-        program,
+    Args:
+        text: an expression, and after it how many collectives a step has at most.
+    """
+    expression, _, collectives = text.partition(" -> ")
+    code = compile(expression.strip(), name, "eval")
+    CASES[name] = Case(
+        lambda: eval(code, globals()),
         int(collectives),
-        nightly="cond" not in text,
+        nightly,
     )
 
 
+for _line in MODELS.strip().split("\n"):
+    _name, _, _text = _line.partition(": ")
+    note(_name, _text, nightly=_name not in OFTEN)
 for _line in LOSSES.strip().split("\n"):
-    case_of_loss(_line)
-
-
-# --- Steps of one's own --------------------------------------------------------------------------
-
-
-@case(collectives=2, nightly=False)
-def mixup_with_the_reversed_batch() -> Any:
-    class Mixup(keras.Model):  # type: ignore[misc]
-        def train_step(self, data: Any) -> Any:
-            mixed = [0.7 * one + 0.3 * tf.reverse(one, [0]) for one in data]
-            return super().train_step(tuple(mixed))
-
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
-    model, (table, labels) = mlp(model=Mixup, loss=loss)
-    return model, (table, np.eye(CLASSES, dtype="float32")[labels])
-
-
-@case(collectives=1)
-def moving_centres() -> Any:
-    class Centres(keras.layers.Layer):  # type: ignore[misc]
-        def build(self, shape: Any) -> None:
-            self.centres = self.add_weight(
-                shape=(CLASSES, 8),
-                initializer="zeros",
-                trainable=False,
-            )
-
-        def call(self, inputs: Any) -> Any:
-            hidden, labels = inputs
-            labels = ops.reshape(labels, (-1,))
-            own = ops.take(
-                self.centres,
-                labels,
-                0,
-            )
-            self.add_loss(0.1 * ops.mean(ops.sum((hidden - own) ** 2, 1)))
-            ones = ops.ones_like(ops.cast(labels, "float32"))
-            counts = ops.segment_sum(
-                ones,
-                labels,
-                CLASSES,
-            )
-            moved = ops.segment_sum(
-                own - ops.stop_gradient(hidden),
-                labels,
-                CLASSES,
-            )
-            self.centres.assign(self.centres - 0.5 * moved / (1 + counts[:, None]))
-            return hidden
-
-    inputs = keras.Input((COLUMNS,))
-    labels = keras.Input((1,), dtype="int32")
-    hidden = Centres()([layers.Dense(8, "tanh")(inputs), labels])
-    return classifier([inputs, labels], hidden), ((TABLE, LABELS[:, None]), LABELS)
-
-
-@case(collectives=1)
-def wgan_gp() -> Any:
-    class Gan(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            first = [keras.Input((COLUMNS,)), layers.Dense(6, "tanh")]
-            self.generator = keras.Sequential(first)
-            second = [keras.Input((COLUMNS,)), layers.Dense(5, "relu"), layers.Dense(1)]
-            self.critic = keras.Sequential(second)
-            self.seeds = keras.random.SeedGenerator(3)
-
-        def call(self, inputs: Any) -> Any:
-            return self.critic(self.generator(inputs))
-
-        def train_step(self, data: Any) -> Any:
-            real, _ = data
-            noise = keras.random.normal((ops.shape(real)[0], 6), seed=self.seeds)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(self.critic(self.generator(noise)) - self.critic(real))
-                with tf.GradientTape() as penalty:
-                    mixed = 0.5 * (real + self.generator(noise))
-                    penalty.watch(mixed)
-                    output = self.critic(mixed)
-                slopes = tf.norm(penalty.gradient(output, mixed), axis=1)
-                loss += 10.0 * tf.reduce_mean(tf.square(slopes - 1.0))
-            variables = self.critic.trainable_variables
-            self.optimizer.apply(tape.gradient(loss, variables), variables)
-            return {"loss": loss}
-
-    model = Gan()
-    model.compile(keras.optimizers.SGD(0.1))
-    model.optimizer.build(model.critic.trainable_variables)
-    return model, (TABLE, LABELS)
-
-
-@case(collectives=2)
-def function_in_a_step() -> Any:
-    class Nested(keras.Model):  # type: ignore[misc]
-        def train_step(self, data: Any) -> Any:
-            table, labels = data
-
-            def loss_of(table: Any, labels: Any) -> Any:
-                return tf.reduce_mean(errors(labels, self(table, training=True)))
-
-            with tf.GradientTape() as tape:
-                loss = tf.function(loss_of)(table, labels)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return self.compute_metrics(
-                table,
-                labels,
-                self(table),
-            )
-
-    return mlp(model=Nested)
+    _loss, _, _count = _line.partition(" -> ")
+    _text = f"mlp(loss=lambda y, p: {_loss}, metrics=[], optimizer=optimizers.SGD(0.1)) -> {_count}"
+    note(_loss.strip(), _text, nightly="cond" not in _loss)
 
 
 def traced_step(model: Any, data: Data) -> tuple[Any, Any]:
@@ -544,17 +547,25 @@ def traced_step(model: Any, data: Data) -> tuple[Any, Any]:
         lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), data
     )
     for _ in range(2):
-        step = tf.function(model.train_step, autograph=False)
+        step = tf.function(
+            model.train_step,
+            autograph=False,
+        )
         traced = step.get_concrete_function(specs)
     return step, traced
 
 
 def batches(data: Data) -> list[Data]:
     """Returns the batches of the data, of which the last one is smaller."""
-    limits = ((0, ROWS), (ROWS, 2 * ROWS), (2 * ROWS, 3 * ROWS - 2))
+    limits = (
+        slice(0, ROWS),
+        slice(ROWS, 2 * ROWS),
+        slice(2 * ROWS, 3 * ROWS - 2),
+    )
     found = []
-    for begin, end in limits:
-        found.append(tf.nest.map_structure(operator.itemgetter(slice(begin, end)), data))
+    for part in limits:
+        take = operator.itemgetter(part)
+        found.append(tf.nest.map_structure(take, data))
     return found
 
 
