@@ -43,11 +43,12 @@ def _whole_batches(sizes: Any, value: Value) -> int:
     found = set()
     for size, count in zip(sizes, COUNTS):
         batches, rest = divmod(int(size), count * value.inner)
-        found.add(None if rest else batches)
-    batches = found.pop()
-    if found or batches is None:
+        if rest:
+            raise NotByPartError("some of the rows")
+        found.add(batches)
+    if len(found) > 1:
         raise NotByPartError("some of the rows")
-    return batches
+    return found.pop()
 
 
 _KEPT = 32  # the place of an axis that a specification does not mention
