@@ -121,7 +121,7 @@ repeated: three_times(lambda rows: tf.tanh(model.second(rows)), a)
 repeated_with_mean: three_times(lambda rows: rows - 0.5 * tf.reduce_mean(rows, axis=0), a)
 clipped_gradient: with_gradient(lambda upstream: tf.clip_by_norm(upstream, 0.01), a)
 reversed_gradient: with_gradient(lambda upstream: -0.5 * upstream, a)
-recomputed: tf.recompute_grad(lambda rows: tf.tanh(rows) * 2.0)(a)
+recomputed: tf.recompute_grad(lambda rows: tf.tanh(rows))(a) * 2.0
 from_centre: a - model.centre
 """)
 
