@@ -63,11 +63,11 @@ def main() -> None:
         "with one bucket",
     ]
     gradients = f"{args.layers * args.units**2 * 4 / 1e6:.0f} MB of gradients"
-    text = [
+    parts = [
         f"Two workers, {gradients} in {args.layers} layers, medians of {args.rounds} rounds:",
         report.table(headings, rows_of_table),
     ]
-    report.publish("overlap", "\n\n".join(text), write=args.write)
+    report.publish("overlap", "\n\n".join(parts), write=args.write)
 
 
 if __name__ == "__main__":

@@ -514,6 +514,9 @@ tf.reduce_mean(errors(y, p + tf.random.stateless_normal(tf.shape(p), [1, 2])))  
 tf.nn.compute_average_loss(errors(y, p))                                                    -> 1
 tf.reduce_sum(tf.concat([p, 2 * p], 0)[3 : 3 + tf.shape(p)[0]])                             -> 2
 tf.reduce_mean(p[:, tf.shape(p)[0] % 3])                                                    -> 1
+tf.reduce_mean(tf.square(p[: tf.shape(p)[0] // 2 * 2]))                                    -> 2
+tf.reduce_mean(tf.reshape(p[: tf.shape(p)[0] // 4 * 4], [-1, 2 * p.shape[1]]) ** 2)        -> 2
+tf.reduce_mean(tf.square(p - tf.repeat(p[::3], 3, axis=0)[: tf.shape(p)[0]]))              -> 2
 """
 
 

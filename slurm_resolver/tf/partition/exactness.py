@@ -26,6 +26,8 @@ _DIVISIONS = names("Div FloorDiv RealDiv TruncateDiv")
 TELLING = names("Shape ShapeN Size")
 # These take a part: if N says which one, no shape of the samples is certain.
 TAKING = names("GatherV2 Slice StridedSlice")
+# These divide sizes, and fail if something remains.
+DIVIDING = names("BatchToSpaceND Reshape SpaceToBatchND Split SplitV")
 
 
 def is_exact(operation: Any, numbers: Sequence[Any]) -> bool:

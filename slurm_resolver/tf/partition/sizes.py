@@ -25,7 +25,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.exactness import TAKING, TELLING, is_exact
+from slurm_resolver.tf.partition.exactness import DIVIDING, TAKING, TELLING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.values import COUNTS, Value
 
@@ -191,14 +191,39 @@ class SizesOf:
         others = [self._scratch[one] for one in node.inputs[1:]]
         # Whether N says which part is taken.
         is_part = node.operation.type in TAKING and any(one is not other for one, other in others)
-        if pair[0] is not pair[1] and (is_part or not self._is_exact(node)):
-            shapes = [one.shape for one in pair]
+        shapes = [one.shape for one in pair]
+        fractions = self._fractions(node, shapes)
+        if pair[0] is not pair[1] and (is_part or fractions or not self._is_exact(node)):
             certain = self._kept_axes(node) if is_part else range(pair[0].shape.rank or 0)
-            self._place(number, _certain(traced.shape, shapes, certain))
+            self._place(number, _certain(traced.shape, shapes, certain, fractions))
             return
         self._scratch[number] = pair
         if pair[0] is not pair[1] and traced.dtype.is_integer and traced.shape.rank in (0, 1):
             self.bind(number, None, self.numbers(number))
+
+    def _fractions(self, node: Node, shapes: Sequence[Any]) -> Collection[int]:
+        """Returns the axes of a result that have a part of the rows, such as every second one.
+
+        Half of an odd N is rounded, which the samples do not show. An operation that divides an
+        axis without a remainder fails in one process for other N.
+        """
+        if node.operation.type in DIVIDING or None in [shape.rank for shape in shapes]:
+            return ()
+        found = []
+        for axis, (one, other) in enumerate(zip(*shapes)):
+            if (
+                one != other
+                and None not in (one, other)
+                and (other - one) % (COUNTS[1] - COUNTS[0])
+            ):
+                found.append(axis)
+        given = [size for number in node.inputs if found for size in self._sizes_of(number)]
+        return [axis for axis in found if (shapes[0][axis], shapes[1][axis]) not in given]
+
+    def _sizes_of(self, number: int) -> Sequence[Pair]:
+        """Returns the sizes of a tensor for both N, by axis."""
+        first, second = (one.shape for one in self._scratch[number])
+        return [] if None in (first.rank, second.rank) else list(zip(first, second))
 
     def _is_exact(self, node: Node) -> bool:
         """Whether a result for both N is so for any N."""
@@ -221,18 +246,24 @@ class SizesOf:
         return axes
 
 
-def _certain(traced: Any, shapes: Sequence[Any], axes: Collection[int]) -> Pair | None:
+def _certain(
+    traced: Any,
+    shapes: Sequence[Any],
+    axes: Collection[int],
+    fractions: Collection[int],
+) -> Pair | None:
     """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
 
     Args:
         traced: the shape that is known since the tracing.
         axes: those whose sizes are certain. Along others, equal sizes may be a coincidence.
+        fractions: those whose sizes are not certain, although they are not equal.
     """
     if any(shape.rank is None for shape in shapes):
         return None
     known = traced if traced.rank is not None else [None] * shapes[0].rank
     kept = [
-        axis in axes or static is not None or one != other
+        static is not None or (axis not in fractions and (axis in axes or one != other))
         for axis, (static, one, other) in enumerate(zip(known, *shapes))
     ]
     first, second = (

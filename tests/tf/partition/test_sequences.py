@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 import tensorflow as tf
-from kinds import Action
 
 from slurm_resolver.tf.partition.sequences import in_sequence
 
 ROWS = tf.TensorSpec([None, 3], tf.float32)
-DRAWN: dict[str, Action] = {
+DRAWN: dict[str, Callable[..., Any]] = {
     "normal": lambda x, **seed: tf.random.normal(tf.shape(x), **seed),
     "float64": lambda x, **seed: tf.random.normal(tf.shape(x), dtype=tf.float64, **seed),
     "float16": lambda x, **seed: tf.random.uniform(tf.shape(x), dtype=tf.float16, **seed),
