@@ -61,7 +61,11 @@ def gather(op: Operation) -> Split:
     """GatherV2: entries of a table by row, or the same entries of each row."""
     (axis,) = op.axes(2, op.rank())
     if op.values[0] == rows(axis) and _are_all_rows(op):
-        return op.split(rows(axis), rows(axis), make=_first_input)
+        return op.split(
+            rows(axis),
+            rows(axis),
+            make=_first_input,
+        )
     together = op.attribute("batch_dims")
     if together < 0:
         together += op.rank(1)
@@ -86,10 +90,18 @@ def gather_of_variable(op: Operation) -> Split:
 def segment_sum(op: Operation) -> Split:
     """UnsortedSegmentSum: entries are added in segments."""
     if op.values[0] == rows() and _are_all_rows(op) and op.result_size(0) == COUNTS:
-        return op.split(rows(), rows(), make=_first_input)
+        return op.split(
+            rows(),
+            rows(),
+            make=_first_input,
+        )
     lead = op.rank(1)
     data = letters(op.rank())
-    return by_equation(op, f"{data},{data[:lead]}->_{data[lead:]}", adds=True)
+    return by_equation(
+        op,
+        f"{data},{data[:lead]}->_{data[lead:]}",
+        adds=True,
+    )
 
 
 def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False) -> Split:
@@ -112,7 +124,11 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
         table = places + table[1:]
     terms = {"T": table, "P": f"{places}_", "E": places + entry}
     written = "".join(terms.get(one, one) for one in equation)
-    found = by_equation(op, written, adds=adds)
+    found = by_equation(
+        op,
+        written,
+        adds=adds,
+    )
     if SUM in found.results and equation.startswith("T"):
         return found._replace(wants=(SUM, *found.wants[1:]))
     if is_own and rows() in found.results:

@@ -33,12 +33,20 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    shapes = zip(op.shape(), op.result_shape(), COUNTS)
+    shapes = zip(
+        op.shape(),
+        op.result_shape(),
+        COUNTS,
+    )
     found = {_reshaped(value, *one) for one in shapes}
     result = found.pop()
     if found or result is None:
         raise NotByPartError("rows are mixed")
-    return op.split(result, value, size_at(result))
+    return op.split(
+        result,
+        value,
+        size_at(result),
+    )
 
 
 def _reshaped(
@@ -61,7 +69,11 @@ def _reshaped(
         outer, mixed = divmod(first, int(np.prod(after[:axis])))
         inner, others = divmod(last, int(np.prod(after[axis + 1 :])))
         if not mixed and not others and size == outer * count * inner:
-            return rows(axis, outer, inner)
+            return rows(
+                axis,
+                outer,
+                inner,
+            )
     return None
 
 
@@ -87,7 +99,11 @@ def inserted(op: Operation, axis: int, count: int = 1) -> Split:
 
 def pack(op: Operation) -> Split:
     """Pack: tensors are joined along a new axis."""
-    return inserted(op, op.attribute("axis"), len(op.values))
+    return inserted(
+        op,
+        op.attribute("axis"),
+        len(op.values),
+    )
 
 
 def expand(op: Operation) -> Split:
@@ -101,12 +117,20 @@ def squeeze(op: Operation) -> Split:
     axes = op.attribute("squeeze_dims")
     if not axes:
         raise NotByPartError("tf.squeeze without axes")
-    return combined(op, axes, removed=True)
+    return combined(
+        op,
+        axes,
+        removed=True,
+    )
 
 
 def unpack(op: Operation) -> Split:
     """Unpack: a tensor for each entry of an axis."""
-    return combined(op, [op.attribute("axis")], removed=True)
+    return combined(
+        op,
+        [op.attribute("axis")],
+        removed=True,
+    )
 
 
 def pad(op: Operation) -> Split:
@@ -125,14 +149,22 @@ def repeated(op: Operation) -> Split:
     axis = value.axis - op.result_rank() + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):
         raise NotByPartError("rows that are not one entry")
-    return op.split(value, SAME, size_at(value))
+    return op.split(
+        value,
+        SAME,
+        size_at(value),
+    )
 
 
 def _first_rows(*shapes: Sequence[Any]) -> Value:
     """Returns the rows along the first axis whose size is a multiple of N."""
     for axis, sizes in enumerate(zip(*shapes)):
         outer = (sizes[0] or 0) // COUNTS[0]
-        if outer and is_count(sizes, outer, 1):
+        if outer and is_count(
+            sizes,
+            outer,
+            1,
+        ):
             return rows(axis, outer)
     raise NotByPartError("no rows")
 
@@ -142,7 +174,11 @@ def tile(op: Operation) -> Split:
     value = op.of_rows()
     sizes = op.result_size(value.axis)
     outer = int(sizes[0]) // (COUNTS[0] * value.inner)
-    if not outer or not is_count(sizes, outer, value.inner):
+    if not outer or not is_count(
+        sizes,
+        outer,
+        value.inner,
+    ):
         raise NotByPartError("N times the rows")
     return op.split(value._replace(outer=outer), value)
 

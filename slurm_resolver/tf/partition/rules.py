@@ -70,7 +70,11 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
         return op.split(SUM, *wants)
     value = value.at(axis)
     if "#" in terms:
-        if not is_count(op.result_size(axis), value.outer, value.inner):
+        if not is_count(
+            op.result_size(axis),
+            value.outer,
+            value.inner,
+        ):
             raise NotByPartError("another size")
         wants[terms.index("#")] = size_at(value)
     return op.split(value, *wants)
@@ -82,7 +86,13 @@ def _terms(op: Operation, equation: str) -> list[str]:
     tensors = (*op.node.operation.inputs[: len(terms)], op.node.operation.outputs[0])
     found = []
     for term, tensor in zip((*terms, result), tensors):
-        others = len(re.sub(r"[.*]", "", term))
+        others = len(
+            re.sub(
+                r"[.*]",
+                "",
+                term,
+            )
+        )
         if others < len(term):
             if tensor.shape.rank is None:
                 raise NotByPartError("an unknown rank")
@@ -129,10 +139,21 @@ def told_sizes(op: Operation) -> Split:
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         dtype = node.operation.outputs[0].dtype
-        sizes = [emission.whole_shape(part, value, dtype) for part, value in zip(inputs, op.raw)]
+        sizes = [
+            emission.whole_shape(
+                part,
+                value,
+                dtype,
+            )
+            for part, value in zip(inputs, op.raw)
+        ]
         return [tf.reduce_prod(one) for one in sizes] if op.kind == "Size" else sizes
 
-    return Split((SAME,) * len(op.node.outputs), op.raw, make)
+    return Split(
+        (SAME,) * len(op.node.outputs),
+        op.raw,
+        make,
+    )
 
 
 def reduction(op: Operation) -> Split:
@@ -143,7 +164,11 @@ def reduction(op: Operation) -> Split:
     if not op.attribute("keep_dims"):
         result = result.replace("_", "")
     is_mean = op.kind == "Mean" and op.node.operation.outputs[0].dtype.is_floating
-    found = by_equation(op, f"{letters(rank)}->{result}", adds=is_mean or op.kind == "Sum")
+    found = by_equation(
+        op,
+        f"{letters(rank)}->{result}",
+        adds=is_mean or op.kind == "Sum",
+    )
     return found._replace(make=_part_of_mean) if is_mean and SUM in found.results else found
 
 
@@ -158,12 +183,20 @@ def matrix_product(op: Operation) -> Split:
     other = op.attribute("transpose_b") or op.attribute("adj_y")
     first = "YX" if transposed else "XY"
     second = "ZY" if other else "YZ"
-    return by_equation(op, f"...{first},...{second}->...XZ", adds=True)
+    return by_equation(
+        op,
+        f"...{first},...{second}->...XZ",
+        adds=True,
+    )
 
 
 def einsum(op: Operation) -> Split:
     """Einsum."""
-    return by_equation(op, op.attribute("equation").decode(), adds=True)
+    return by_equation(
+        op,
+        op.attribute("equation").decode(),
+        adds=True,
+    )
 
 
 def sparse_product(op: Operation) -> Split:
@@ -177,7 +210,11 @@ def bias(op: Operation) -> Split:
     channels_last = op.attribute("data_format") != b"NCHW"
     data = "...C" if channels_last else "NC" + letters(op.rank() - 2)
     if op.kind == "BiasAddGrad":
-        return by_equation(op, f"{data}->C", adds=True)
+        return by_equation(
+            op,
+            f"{data}->C",
+            adds=True,
+        )
     return by_equation(op, f"{data},C->{data}")
 
 
@@ -192,7 +229,11 @@ def counted(op: Operation) -> Split:
     weights = "" if op.node.operation.inputs[2].shape == [0] else data
     result = data if op.rank() == 2 else "_"
     adds = not op.attribute("binary_output")
-    return by_equation(op, f"{data},,{weights}->{result}", adds=adds)
+    return by_equation(
+        op,
+        f"{data},,{weights}->{result}",
+        adds=adds,
+    )
 
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------
@@ -217,7 +258,11 @@ def linear(op: Operation) -> Split | None:
         return None
     sums = [place for place, value in enumerate(op.raw) if value == SUM]
     places = range(len(op.raw))
-    addends = _addends(op.kind, places, sums)
+    addends = _addends(
+        op.kind,
+        places,
+        sums,
+    )
     may_enlarge = op.kind in _PRODUCTS | _GRADIENTS | _QUOTIENTS
     if not addends.issuperset(sums) or (may_enlarge and _enlarges(op, sums[0])):
         return None

@@ -167,7 +167,11 @@ class SizesOf:
         for number, pair in zip(node.outputs, shapes):
             assert pair is not None
             sizes = (np.prod(pair[0]), np.prod(pair[1])) if kind == "Size" else pair
-            self.bind(number, None, sizes)
+            self.bind(
+                number,
+                None,
+                sizes,
+            )
         return True
 
     def _copy(self, node: Node) -> None:
@@ -183,7 +187,11 @@ class SizesOf:
             return
         for number, pair in zip(node.outputs, zip(first, second)):
             if number not in self._scratch:
-                self._note(node, number, pair)
+                self._note(
+                    node,
+                    number,
+                    pair,
+                )
 
     def _note(self, node: Node, number: int, pair: Pair) -> None:
         """Notes a result, or what is certain of its shape."""
@@ -195,11 +203,23 @@ class SizesOf:
         fractions = self._fractions(node, shapes)
         if pair[0] is not pair[1] and (is_part or fractions or not self._is_exact(node)):
             certain = self._kept_axes(node) if is_part else range(pair[0].shape.rank or 0)
-            self._place(number, _certain(traced.shape, shapes, certain, fractions))
+            self._place(
+                number,
+                _certain(
+                    traced.shape,
+                    shapes,
+                    certain,
+                    fractions,
+                ),
+            )
             return
         self._scratch[number] = pair
         if pair[0] is not pair[1] and traced.dtype.is_integer and traced.shape.rank in (0, 1):
-            self.bind(number, None, self.numbers(number))
+            self.bind(
+                number,
+                None,
+                self.numbers(number),
+            )
 
     def _fractions(self, node: Node, shapes: Sequence[Any]) -> Collection[int]:
         """Returns the axes of a result that have a part of the rows, such as every second one.

@@ -12,11 +12,30 @@ from slurm_resolver.tf.partition.sequences import in_sequence
 ROWS = tf.TensorSpec([None, 3], tf.float32)
 DRAWN: dict[str, Callable[..., Any]] = {
     "normal": lambda x, **seed: tf.random.normal(tf.shape(x), **seed),
-    "float64": lambda x, **seed: tf.random.normal(tf.shape(x), dtype=tf.float64, **seed),
-    "float16": lambda x, **seed: tf.random.uniform(tf.shape(x), dtype=tf.float16, **seed),
-    "uniform": lambda x, **seed: tf.random.uniform(tf.shape(x), -1, 2, **seed),
+    "float64": lambda x, **seed: tf.random.normal(
+        tf.shape(x),
+        dtype=tf.float64,
+        **seed,
+    ),
+    "float16": lambda x, **seed: tf.random.uniform(
+        tf.shape(x),
+        dtype=tf.float16,
+        **seed,
+    ),
+    "uniform": lambda x, **seed: tf.random.uniform(
+        tf.shape(x),
+        -1,
+        2,
+        **seed,
+    ),
     "scalar": lambda x, **seed: tf.random.uniform([], **seed),
-    "integers": lambda x, **seed: tf.random.uniform([5], 3, 1_000, tf.int32, **seed),
+    "integers": lambda x, **seed: tf.random.uniform(
+        [5],
+        3,
+        1_000,
+        tf.int32,
+        **seed,
+    ),
     "truncated": lambda x, **seed: tf.random.truncated_normal(tf.shape(x), **seed),
     "shuffled": lambda x, **seed: tf.random.shuffle(x, **seed),
 }
@@ -40,7 +59,11 @@ def test_a_step_goes_on_in_the_sequence_of_one_process(name: str, seed: int | No
 
     @tf.function(autograph=False, input_signature=[ROWS, tf.TensorSpec([], tf.bool)])  # type: ignore[untyped-decorator]
     def copies(x: Any, is_first: Any) -> Any:
-        return tf.cond(is_first, lambda: step(x), lambda: step(x))
+        return tf.cond(
+            is_first,
+            lambda: step(x),
+            lambda: step(x),
+        )
 
     for rows in (4, 1, 0, 6, 17):
         x = tf.reshape(tf.range(3.0 * rows), [rows, 3])
@@ -52,7 +75,11 @@ def test_a_loop_draws_in_each_round() -> None:
         def add(count: Any, total: Any) -> Any:
             return count + 1, total + tf.random.normal(tf.shape(x))
 
-        return tf.while_loop(lambda count, _: count < 3, add, (0, x))[1]
+        return tf.while_loop(
+            lambda count, _: count < 3,
+            add,
+            (0, x),
+        )[1]
 
     def traced() -> Any:
         tf.random.set_seed(5)

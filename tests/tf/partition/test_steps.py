@@ -25,7 +25,13 @@ def in_turn() -> list[Any]:
         for replicas in (2, 3, 4):
             often = replicas == 3 and not one.nightly
             marks = () if often else pytest.mark.nightly
-            found.append(pytest.param(name, replicas, marks=marks))
+            found.append(
+                pytest.param(
+                    name,
+                    replicas,
+                    marks=marks,
+                )
+            )
     return found
 
 
@@ -98,7 +104,11 @@ def normalizing(make: Callable[[], Any], model: Any = keras.Model) -> Callable[[
         hidden = keras.layers.Conv2D(4, 3)(inputs)
         hidden = make()(hidden)
         hidden = keras.layers.ReLU()(hidden)
-        hidden = keras.layers.Conv2D(4, 3, strides=2)(hidden)
+        hidden = keras.layers.Conv2D(
+            4,
+            3,
+            strides=2,
+        )(hidden)
         hidden = make()(hidden)
         flat = keras.layers.Flatten()(hidden)
         optimizer = keras.optimizers.SGD(0.01)
@@ -121,7 +131,11 @@ def own_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lambda layer, original, *given: moments_of_own_rows(original, layer, *given),
         private_names.MOMENTS.get(),
     )
-    monkeypatch.setattr(kind, private_names.MOMENTS.name, moments)
+    monkeypatch.setattr(
+        kind,
+        private_names.MOMENTS.name,
+        moments,
+    )
     with as_one_process():
         yield
 
@@ -142,7 +156,14 @@ def test_a_replica_normalizes_by_its_own_statistics(make: Any, collectives: int)
     step, traced, plan, data = planned(normalizing(make))
     assert len(plan.levels) == collectives
     # Both replicas have the same rows, so that their statistics are those of all rows.
-    batch = [np.repeat(one[:6], 2, axis=0) for one in data]
+    batch = [
+        np.repeat(
+            one[:6],
+            2,
+            axis=0,
+        )
+        for one in data
+    ]
     tensors = tuple(map(tf.constant, batch))
     simulated = SimulatedReplicas(
         traced,
@@ -179,7 +200,11 @@ class InCondition(keras.layers.Wrapper):  # type: ignore[misc]
             return self.layer(inputs, training=training)
 
         is_positive = tf.reduce_sum(self.layer.gamma.value) > 0
-        return tf.cond(is_positive, normalized, lambda: inputs)
+        return tf.cond(
+            is_positive,
+            normalized,
+            lambda: inputs,
+        )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +226,11 @@ def test_an_error_names_the_lines_of_the_program() -> None:
     def step(rows: Any) -> Any:
         layer(rows)
         are_small = tf.reduce_all(rows < 9.0)
-        return tf.cond(are_small, lambda: rows, lambda: layer(rows / 0.0))
+        return tf.cond(
+            are_small,
+            lambda: rows,
+            lambda: layer(rows / 0.0),
+        )
 
     function = tf.function(step, autograph=False)
     traced = function.get_concrete_function(tf.TensorSpec([None]))
