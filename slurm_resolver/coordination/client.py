@@ -204,8 +204,7 @@ class Client:
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with suppress(OSError):
-                    with suppress(RefusedError):
-                        open_connection(self.address, self._process)[0].socket.close()
+                    open_connection(self.address, self._process)[0].socket.close()
                     return
                 if monotonic() > until:
                     raise RendezvousError(
@@ -242,7 +241,10 @@ class Client:
             self._changed.notify_all()
 
     def _attend(self, connection: Connection, answer: Message) -> None:
-        """Passes on what the service says."""
+        """Passes on what the service says, unless it refuses this process."""
+        if "refused" in answer:
+            self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
+            return
         detect_dead_peers(connection.socket, max(1.0, answer["grace"] / 2))
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"

@@ -36,7 +36,7 @@ from time import monotonic
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
-from slurm_resolver.coordination.secret import REMEDY, RefusedError, Secret
+from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.silence import Silence, describe, why_lost
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.training_with_servers import ServedTraining
@@ -60,9 +60,10 @@ RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _SEND_BYTES = 1 << 20
 _TICK_SECONDS = 0.25
 _PINGS = 6  # in the grace
-# Open in this process, beyond the connections of all tasks.
-_LEAST_SPARE_FILES = 96
-_SPARE_FILES = 608  # with those of strangers, which the handshake ends after 5 s
+# Connections of strangers, beyond those of missing tasks. The handshake ends them after 5 s, and
+# those that were ended at once would come back at once.
+_STRANGERS = 512
+_SPARE_FILES = 96  # open in this process, beyond all connections
 # For each turn of the loop, so that admitted tasks are served in a crowd; the kernel keeps more.
 _ACCEPTED = 32
 _BACKLOG = 4096
@@ -95,7 +96,9 @@ class Service:
         self.address = address
         # why it cannot serve: the secret cannot be obtained, or too few files may be open
         self._problem = ""
-        self._inform_until = math.inf  # until when it tells the others
+        # the ranks that know that, and until when it waits for the others
+        self._informed: set[object] = set()
+        self._inform_until = math.inf
         try:
             self._secret = Secret()
             _allow_connections(address)
@@ -122,6 +125,8 @@ class Service:
         self._departed: list[int] = []
         # what tasks tell all others, by topic and rank
         self._told: dict[tuple[str, int], Message] = {}
+        # the connections of who has not proved the secret; the oldest come first
+        self._strangers: dict[StreamWriter, None] = {}
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
@@ -169,18 +174,23 @@ class Service:
 
     def _has_to_tell(self) -> bool:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""
-        if self._problem:
-            return monotonic() < self._inform_until
-        return self._training.has_to_tell()
+        if not self._problem:
+            return self._training.has_to_tell()
+        return len(self._informed) < self.address.num_tasks and monotonic() < self._inform_until
 
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
+        self._strangers[writer] = None
+        missing = max(0, self.address.num_tasks - len(self._links))
+        if len(self._strangers) > missing + _STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
         try:
             process = await asyncio.wait_for(self._shake(reader, writer), HANDSHAKE_SECONDS)
+            self._strangers.pop(writer, None)
             if process.role != "observer":
                 await self._attend(process, reader, writer)
-        except RefusedError as error:
-            writer.write(encode({"refused": str(error)}))
         # a stranger, a task that will connect again, or the end of this process
         except (
             OSError,
@@ -191,15 +201,20 @@ class Service:
         ):
             pass
         finally:
+            self._strangers.pop(writer, None)
             writer.close()
 
     async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Process:
         """Returns the process that connects, once it has proved the secret.
 
-        Raises RefusedError, or OSError if it is a stranger or may try again.
+        Raises OSError if it is refused.
         """
         if self._problem:
-            writer.write(encode({"identity": self.address.identity, "problem": self._problem}))
+            greeting = {"identity": self.address.identity, "problem": self._problem}
+            writer.write(encode({"protocol": PROTOCOL, **greeting}))
+            hello = decode(await reader.readuntil())
+            if hello.get("role") != "observer":
+                self._informed.add(str(hello.get("rank")))
             raise ConnectionRefusedError
         challenge = secrets.token_hex(16)
         key = self._secret.key
@@ -224,8 +239,8 @@ class Service:
         if not is_proof(proof, key, "task", challenge, hello):
             if process.role != "observer":
                 self._rounds.unproven.add(process.rank)
-            raise RefusedError(f"it has another secret. {REMEDY}")
-        self._refuse_rival(process)
+            writer.write(encode({"unproven": True}))
+            raise ConnectionRefusedError
         answer = {
             "proof": prove(key, "service", challenge, hello),
             "grace": self.address.grace,
@@ -235,19 +250,23 @@ class Service:
             silent = self._silence.silent_for(self.address.grace / 2)
             names = [*map(self._monitor.describe, silent)]
             answer.update(self._monitor.status(), silent=names)
+        refusal = self._find_rival(process)
+        if refusal:
+            writer.write(encode({**answer, "refused": refusal}))
+            raise ConnectionRefusedError
         writer.write(encode(answer))
         return process
 
-    def _refuse_rival(self, process: Process) -> None:
-        """Raises RefusedError if another process represents the task of this one.
+    def _find_rival(self, process: Process) -> str:
+        """Returns why a process cannot represent its task beside another one; '' if it can.
 
         Raises OSError if it may be a stranger, or needs the next service.
         """
         link = self._links.get(process[:2])
         if link and link.process.number == process.number:  # it returns
-            return
+            return ""
         if link and link.writer:
-            raise RefusedError(
+            return (
                 f"rank {process.rank} is represented by process {link.process.pid}, which still "
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
@@ -255,6 +274,7 @@ class Service:
         has_program = (process.rank, "program") in self._links
         if self._is_closing or (is_task and has_program and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
+        return ""
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         """Passes on what a process sends, and notes why its connection ends."""
@@ -356,10 +376,9 @@ class Service:
 
 def _allow_connections(address: ServiceAddress) -> None:
     """Raises this process's limit on open files, or RendezvousError if it stays too low."""
-    needed = address.num_tasks + _LEAST_SPARE_FILES
+    needed = address.num_tasks + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
-    wanted = max(soft, address.num_tasks + _SPARE_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed + _STRANGERS), hard), hard))
     if hard < needed:
         raise RendezvousError(
             f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one "

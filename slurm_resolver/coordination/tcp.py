@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+
+# by host and port: the address that has answered
+_reached: dict[tuple[str, int], list[str]] = {}
 
 
 def listen_at(port: int, backlog: int | None = None) -> socket.socket:
@@ -23,30 +25,30 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     )
 
 
-@functools.cache  # but no errors: a task that reconnects has little time
-def _look_up(host: str, port: int) -> list[str]:
-    """Returns the addresses of a host."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
-
-
 def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -> socket.socket:
     """Connects as `socket.create_connection`, but if wanted to the first address of a name only.
 
-    `seconds` are those of an attempt; the look-up of the name comes before, and may take longer.
-    The error has the address that was tried first.
+    `seconds` are those of an attempt; the look-up of the name comes before, and may take longer. It
+    is not repeated after a success, as a task that reconnects has little time. The error has the
+    address that was tried first.
     """
     host = host.strip("[]")
     try:
-        addresses = _look_up(host, port)
+        addresses = _reached.get((host, port)) or [
+            str(address[0])
+            for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ]
     except OSError as error:
         raise type(error)(f"{error} at {host}") from None
     errors = []
     for address in addresses[:1] if only_first else addresses:
         try:
-            return socket.create_connection((address, port), seconds)
+            connection = socket.create_connection((address, port), seconds)
         except OSError as error:
             errors.append(type(error)(f"{error} at {address}"))
+        else:
+            _reached[host, port] = [address]
+            return connection
     raise errors[0]
 
 

@@ -6,10 +6,10 @@ A connection begins with a mutual handshake, in which the secret itself is never
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
     service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
-             and what an observer asks for; or {"refused": "why"}, such as to another secret
+             and {"refused": "why"}, or what an observer asks for
 
-A service that cannot start greets with {"identity": I, "problem": "why"}. The answer to a task of
-another step is {"other": true}.
+A service that cannot start greets with {"protocol": 1, "identity": I, "problem": "why"}, and the
+task answers with its rank and role. It answers {"unproven": true} to another secret.
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -21,7 +21,7 @@ a message is. A task sends:
 | told, value | something for all tasks, also for those that connect later |
 | training, leader, cluster, serves | its part in a training with servers: `training_with_servers` |
 | … seconds | the leader and the servers have to come in this time |
-| progress, limit | what the worker does: `progress` |
+| progress, task, limit | what the worker does: `progress` |
 | pong | its answer to a ping: `silence` |
 | goodbye | it leaves; with the reason if it has failed, else '' |
 
@@ -55,7 +55,7 @@ from time import monotonic
 from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.secret import RefusedError, accept_offer
+from slurm_resolver.coordination.secret import REMEDY, RefusedError, accept_offer
 from slurm_resolver.coordination.tcp import connect_to
 
 Message = dict[str, Any]
@@ -200,7 +200,8 @@ def _shake(
     connection = Connection(sock)
     try:
         greeting = connection.receive(until)
-        if greeting.get("identity") == address.identity:
+        if "problem" in greeting and greeting.get("identity") == address.identity:
+            connection.send(process._asdict())
             raise RefusedError(f"{address.name} cannot start: {greeting['problem']}")
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
@@ -221,8 +222,8 @@ def _shake(
             raise ConnectionError(
                 "a service answers there, but it belongs to another step, or another start"
             )
-        if "refused" in answer:
-            raise RefusedError(f"{address.name} refuses this process: {answer['refused']}.")
+        if "unproven" in answer:
+            raise RefusedError(f"{address.name} and this task have different secrets. {REMEDY}.")
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
             raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
