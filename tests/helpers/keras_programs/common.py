@@ -23,6 +23,9 @@ DIFFERS_BY_DESIGN: Texts = {}
 # How much the other programs may differ, if not by the usual 1e-4.
 TOLERANCES: dict[str, float] = {}
 
+# Keras 3.16 weights the loss of each output by the rows of a batch, if their number is a constant.
+_KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
+WEIGHTED_BY_ROWS = "weights the losses of outputs by rows" if _KERAS >= (3, 16) else None
 ROWS = 120
 COLUMNS = 6
 

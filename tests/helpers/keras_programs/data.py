@@ -17,6 +17,7 @@ from keras_programs.common import (
     BINARY,
     COLUMNS,
     WEIGHT,
+    WEIGHTED_BY_ROWS,
     Outcome,
     X,
     Y,
@@ -210,7 +211,7 @@ def _joined(strategy: Any, sparse: bool) -> Any:
     )
 
 
-@registered("data")
+@registered("data", differs=WEIGHTED_BY_ROWS)
 def dict_inputs(strategy: Any) -> Outcome:
     columns = (
         {

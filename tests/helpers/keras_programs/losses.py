@@ -20,6 +20,7 @@ from keras_programs.common import (
     PADDED,
     TOKENS,
     WEIGHT,
+    WEIGHTED_BY_ROWS,
     Outcome,
     X,
     Y,
@@ -212,7 +213,7 @@ def added_mean(strategy: Any) -> Outcome:
     }
 
 
-@program("loss")
+@program("loss", differs=WEIGHTED_BY_ROWS)
 def two_outputs(strategy: Any) -> Outcome:
     """The loss of one output is a mean, and the loss of the other has a value for each row."""
 
