@@ -517,6 +517,7 @@ tf.reduce_mean(p[:, tf.shape(p)[0] % 3])                                        
 tf.reduce_mean(tf.square(p[: tf.shape(p)[0] // 2 * 2]))                                    -> 2
 tf.reduce_mean(tf.reshape(p[: tf.shape(p)[0] // 4 * 4], [-1, 2 * p.shape[1]]) ** 2)        -> 2
 tf.reduce_mean(tf.square(p - tf.repeat(p[::3], 3, axis=0)[: tf.shape(p)[0]]))              -> 2
+tf.reduce_sum(tf.RaggedTensor.from_tensor(tf.nn.relu(p), padding=0).values)                -> 3
 """
 
 

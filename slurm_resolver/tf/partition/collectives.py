@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.values import Value
@@ -109,8 +108,8 @@ def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     sent = _sent(tensor)
     if not value.has_rows:
         return sent
-    padding = np.zeros((sent.shape.rank, 2), np.int32)
-    padding[value.axis, 0] = 1
+    rank = tf.rank(sent) if sent.shape.rank is None else sent.shape.rank
+    padding = tf.one_hot(value.axis, rank, dtype=tf.int32)[:, tf.newaxis] * [1, 0]
     own = _own_places(value, rows)
     count = value.outer * value.inner * rows.total
     # The place 0 has the zeros.
