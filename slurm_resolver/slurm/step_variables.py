@@ -108,7 +108,9 @@ class SlurmStep:
     job_num_nodes = text_variable("SLURM_JOB_NUM_NODES")
     cpus_per_task = count_variable("SLURM_CPUS_PER_TASK")
     cpus_on_node = count_variable("SLURM_CPUS_ON_NODE")
-    # how often the job has been started again
+    open_mode = text_variable("SLURM_OPEN_MODE")
+    # the job's end (Slurm 22.05 does not set it), and its next start
+    job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1)  # since 1970
     restart_count = number_variable("SLURM_RESTART_COUNT", 0, 2**31 - 1)
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
