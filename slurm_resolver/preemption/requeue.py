@@ -25,7 +25,9 @@ happens if its batch file ends then (live on 22.05, 24.11 and 26.05, and from sl
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+import math
+import time
+from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.exit_status import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
@@ -35,9 +37,10 @@ from slurm_resolver.whole_number import whole_number
 
 _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months have two digits
 
-# For each of at most four commands: scontrol would wait 60 s for each answer of a busy controller,
-# but Slurm's KillWait is 30 s by default.
-_ANSWER_SECONDS = 5.0
+# For all commands together: scontrol would wait 60 s for each answer of a busy controller. Slurm's
+# KillWait is 30 s by default, and a signal before the time limit may leave less.
+_MOST_SECONDS = 20.0
+_LEAST_SECONDS = 2.0
 # How long tasks wait for Slurm to end them, with the job or with the batch file.
 _JOB_END_SECONDS = 60.0
 _BATCH_END_SECONDS = 5.0
@@ -91,13 +94,20 @@ def requeue_job(
     """
     restarts = step.restart_count or 0
     job_label = step.job_label
+    # All commands together may take a quarter of the time until the job's end.
+    quarter = ((step.job_end_time or math.inf) - time.time()) / 4
+    until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
+
+    def seconds_left() -> float:
+        return until - time.monotonic()
+
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
         if job_label and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
-                job_ref, _ = scontrol.own_job(step, _ANSWER_SECONDS)
-                scontrol.forbid_requeue(job_ref, _ANSWER_SECONDS)
+                job_ref, _ = scontrol.own_job(step, seconds_left())
+                scontrol.forbid_requeue(job_ref, seconds_left())
         return ExitPlan(
             MAX_RESTARTS_STATUS,
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached "
@@ -113,13 +123,13 @@ def requeue_job(
         if requeue == "scontrol":
             others = 0 if announced else (step.num_tasks or 1) - saved
             try:
-                return _plan_by_state(step, others)
+                return _plan_by_state(step, others, seconds_left)
             except (OSError, KeyError, ValueError) as error:  # of Slurm, or of what it prints
                 asks = f"not requeued ({error}); {asks}"
     return ExitPlan(REQUEUE_STATUS, asks)
 
 
-def _plan_by_state(step: SlurmStep, others: int) -> ExitPlan:
+def _plan_by_state(step: SlurmStep, others: int, seconds_left: Callable[[], float]) -> ExitPlan:
     """Requeues a job, unless its state forbids it.
 
     `others` is how many tasks of a step that received SIGTERM alone did not save.
@@ -127,7 +137,7 @@ def _plan_by_state(step: SlurmStep, others: int) -> ExitPlan:
     Raises:
         OSError: if Slurm does not answer, or refuses.
     """
-    ref, slurm_job = scontrol.own_job(step, _ANSWER_SECONDS)
+    ref, slurm_job = scontrol.own_job(step, seconds_left())
     restarts = step.restart_count or 0
     is_running = slurm_job["JobState"] in scontrol.RUNNING_STATES
     is_preempted = scontrol.is_preempted(slurm_job)
@@ -143,19 +153,19 @@ def _plan_by_state(step: SlurmStep, others: int) -> ExitPlan:
             "one of which may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
             "--signal=USR1@120)",
         )
-    if is_preempted and _slurm_requeues(slurm_job):
+    if is_preempted and _slurm_requeues(slurm_job, seconds_left):
         # Ends the shell of the batch file; the status does not ask it for another requeue.
-        scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=_ANSWER_SECONDS)
+        scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
         message = f"job {ref} is preempted, and Slurm requeues it, restart {restarts + 1}"
         return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
-    scontrol.run_on(ref, "scontrol", "requeue", timeout=_ANSWER_SECONDS)
+    scontrol.run_on(ref, "scontrol", "requeue", timeout=seconds_left())
     message = f"job {ref} requeued, restart {restarts + 1}"
     return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
 
 
-def _slurm_requeues(slurm_job: scontrol.Fields) -> bool:
+def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
     """Whether Slurm itself requeues this job (`show_job`), which it preempts."""
-    config = scontrol.show_config(_ANSWER_SECONDS)
+    config = scontrol.show_config(seconds_left())
     may_be_requeued = (slurm_job.get("Requeue"), slurm_job.get("BatchFlag")) == ("1", "1")
     # the controller's version; the commands may be those of another one
     if not may_be_requeued or config.get("SLURM_VERSION", "") < _FIRST_THAT_REQUEUES:
@@ -163,7 +173,7 @@ def _slurm_requeues(slurm_job: scontrol.Fields) -> bool:
     what = ["partition", slurm_job.get("Partition", "")]
     if config.get("PreemptType") == "preempt/qos":
         what = ["assoc_mgr", f"qos={slurm_job.get('QOS', '')}", "flags=qos"]
-    mode = scontrol.show_preempt_mode(*what, timeout=_ANSWER_SECONDS)
+    mode = scontrol.show_preempt_mode(*what, timeout=seconds_left())
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")
     return "REQUEUE" in mode.split(",")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -196,6 +197,45 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
     assert read(scontrol / "calls").splitlines() == list(case.calls)
     waits = not case.refuses and any("requeue" in call or "TERM" in call for call in case.calls)
     assert bool(plan.wait) == waits
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds", "max_restarts", "status", "told"),
+    [
+        (None, 20, 100, 75, "did not answer within"),
+        (40, 10, 100, 75, "did not answer within"),
+        (-5, 2, 100, 75, "did not answer within"),
+        (-5, 2, 2, 1, "has reached max_restarts=2"),
+    ],
+)
+def test_all_commands_together_take_no_longer_than_they_may(
+    monkeypatch: Patch,
+    left: int | None,
+    seconds: int,
+    max_restarts: int,
+    status: int,
+    told: str,
+) -> None:
+    now = [1000.0]
+
+    def command(program: str, *arguments: str, timeout: float) -> str:
+        shows = arguments[0] == "show"
+        now[0] += max(0.0, 0.75 * timeout if shows else timeout)
+        if shows:
+            return RUNNING
+        raise OSError(f"{program} did not answer within {timeout:g} s")
+
+    monkeypatch.setattr("shutil.which", lambda program: program)
+    monkeypatch.setattr("slurm_resolver.slurm.scontrol._run", command)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    plan = requeue_job(
+        step(**{} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}),
+        "scontrol",
+        max_restarts,
+    )
+    assert (plan.status, plan.wait) == (status, 0)
+    assert told in plan.message
+    assert now[0] - 1000 == pytest.approx(seconds, abs=0.5)
 
 
 @pytest.mark.parametrize(
