@@ -115,8 +115,7 @@ def test_it_runs_the_preflight_and_then_the_program(
         line for line in errors if not re.match(r"srun: (Job \d+ step creation|Step created)", line)
     ]
     assert sorted(errors) == [f"{rank}: warning" for rank in range(4)]  # no TensorFlow notes
-    assert re.search(r"^0: check: \d+ ok", output, re.M)
-    assert " failed " not in output
+    assert re.search(r"^0: check: \d+ ok(, \d skipped)? \(", output, re.M)  # no warnings
     found = configs(output)
     assert sorted(found) == [0, 1, 2, 3]
     cluster = found[0]["cluster"]
@@ -128,18 +127,6 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert {host.partition(":")[0] for host in cluster["ps"]} == {"n9", "n10"}
     assert all(config["cluster"] == cluster for config in found.values())
     assert output.index("check: ") < output.index("cluster")
-
-
-@pytest.mark.parametrize("options", ["--tasks-per-node 2", "--requeue", "--signal USR1@60"])
-def test_what_slurm_says_of_a_batch_job(
-    real_slurm: SlurmCluster, tmp_path: Path, options: str, capsys: Captured
-) -> None:
-    """A generated batch file leads to no unnecessary warnings."""
-    pytest.importorskip("tensorflow")
-    text = printed_batch_file(f"--nodes 2 {options}", "true", capsys)
-    output = submitted(real_slurm, tmp_path, text)
-    (line,) = [line for line in output.splitlines() if line.startswith("0: ")]
-    assert re.fullmatch(r"0: check: 1[01] ok(, 1 skipped)? .*", line), output
 
 
 def guide_of_heterogeneous_jobs() -> tuple[str, str]:

@@ -64,7 +64,7 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     said = [start.stderr for start in starts]
     folder = resumed / "checkpoints"
     assert "resumes" not in said[0]
-    assert "because of SIGTERM: exit status 75: start the program again" in said[1]
+    assert "because of SIGTERM: exit status 75 asks to start the program again" in said[1]
     assert said[3].count(f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2") == 1
     assert f"nothing is left to train: {folder}/ckpt-4 was saved after epoch 8" in said[4]
 
