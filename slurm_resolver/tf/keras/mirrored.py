@@ -29,6 +29,7 @@ from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.one_process import update_once
 from slurm_resolver.tf.keras.patches import prepare
+from slurm_resolver.tf.keras.replicas import BYTES_PER_BUCKET
 from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
@@ -134,7 +135,13 @@ class MultiWorkerMirroredStrategy(
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
-        self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
+        given_bytes = getattr(communication_options, "bytes_per_pack", 0)
+        self.sharing = Sharing(
+            first_replica=self.workers.index * local,
+            local_replicas=local,
+            replicas=self.num_replicas_in_sync,
+            bytes_per_bucket=given_bytes or BYTES_PER_BUCKET,
+        )
         self.of_several = len(self.workers.names) > 1
         self.verified_steps = 0  # that are compared with one process
         if self.of_several:

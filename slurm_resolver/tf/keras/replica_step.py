@@ -65,7 +65,7 @@ def compute_step(
         NotWrittenError: if the plan could not be written.
     """
     replica = replica_number()
-    add = _adding(comparison, batch, replica)
+    add = _adding(comparison, batch, replica, sharing.bytes_per_bucket)
     try:
         if whole:
             add([])  # compares the workers
@@ -86,19 +86,19 @@ def compute_step(
 
 def compare_step(comparison: Comparison, batch: Any) -> None:
     """Compares the workers in a step that they compute without a collective."""
-    _adding(comparison, batch, replica_number())([])
+    _adding(comparison, batch, replica_number(), 0)([])
 
 
-def _adding(comparison: Comparison, batch: Any, replica: int) -> AddUp:
-    """Returns a function that adds up vectors, and compares the workers in its first call."""
+def _adding(comparison: Comparison, batch: Any, replica: int, bytes_per_bucket: int) -> AddUp:
+    """Returns a function that adds up tensors, and compares the workers in its first call."""
     compared = [comparison.row(replica, batch)]
 
-    def add(vectors: Sequence[Any]) -> list[Any]:
-        sums = add_up([*vectors, *compared])
-        for table in sums[len(vectors) :]:
+    def add(tensors: Sequence[Any]) -> list[Any]:
+        sums = add_up([*tensors, *compared], bytes_per_bucket)
+        for table in sums[len(tensors) :]:
             comparison.check(table)
         compared.clear()
-        return sums[: len(vectors)]
+        return sums[: len(tensors)]
 
     return add
 

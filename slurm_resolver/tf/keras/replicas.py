@@ -10,8 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.collectives import BYTES_PER_BUCKET
 from slurm_resolver.tf.private_names import Method
+
+BYTES_PER_BUCKET = 25 * 2**20
 
 
 def is_in_replica() -> bool:
@@ -41,23 +42,29 @@ def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
         return function(tf.nest.map_structure(first, batch))
 
 
-def add_up(values: Sequence[Any]) -> list[Any]:
+def add_up(values: Sequence[Any], bytes_per_bucket: int = BYTES_PER_BUCKET) -> list[Any]:
     """Returns the sums over all replicas.
 
-    One collective for each type takes all values but full buckets, which go as soon as they are
-    computed.
+    A collective takes the values of a type, in their order, until they fill a bucket. So a full
+    bucket is sent while the next one is still computed.
     """
-    together: dict[Any, dict[int, Any]] = {}
+    buckets: list[dict[int, Any]] = []
+    filled: dict[Any, int] = {}  # the bytes in the last bucket of a type
+    last: dict[Any, dict[int, Any]] = {}
     for place, value in enumerate(values):
         # TensorFlow needs tensors that are made on this replica's device.
         sent = tf.identity(_as_sent(value))
-        size = sent.dtype.size * (sent.shape.num_elements() or 0)
-        group = place if size >= BYTES_PER_BUCKET else sent.dtype
-        together.setdefault(group, {})[place] = sent
+        dtype = sent.dtype
+        if filled.get(dtype, bytes_per_bucket) >= bytes_per_bucket:
+            last[dtype] = {}
+            filled[dtype] = 0
+            buckets.append(last[dtype])
+        last[dtype][place] = sent
+        filled[dtype] += dtype.size * (sent.shape.num_elements() or 0)
     sums: dict[int, Any] = {}
     context = tf.distribute.get_replica_context()
-    for parts in together.values():
-        sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+    for bucket in buckets:
+        sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, bucket)
     return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
 
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import Origin, find_origins
+from slurm_resolver.tf.keras.replicas import BYTES_PER_BUCKET
 
 # TensorFlow's global seed for operations with a seed, if the program sets no global seed.
 NO_SEED = 87654321
@@ -47,11 +48,19 @@ class Share(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """How batches are split: this worker's first replica, its replicas, and all replicas."""
+    """How batches are split, and gradients are sent.
+
+    Attributes:
+        first_replica: the number of this worker's first replica.
+        local_replicas: how many this worker has.
+        replicas: how many all workers have.
+        bytes_per_bucket: after which a bucket of gradients is sent.
+    """
 
     first_replica: int
     local_replicas: int
     replicas: int
+    bytes_per_bucket: int = BYTES_PER_BUCKET
 
 
 def share(batch: Any, origins: Sequence[Origin] | None = None) -> Share:

@@ -6,14 +6,11 @@ the order of the whole batch, however many rows each replica has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.values import Value
-
-BYTES_PER_BUCKET = 25 * 2**20
 
 
 class OwnRows(NamedTuple):
@@ -30,58 +27,6 @@ class OwnRows(NamedTuple):
     places: Any
     own: Any
     replica: int
-
-
-class Place(NamedTuple):
-    """Where a tensor is among the vectors that are summed.
-
-    Attributes:
-        vector: the number of its vector.
-        position: in the vector.
-        shape: of the tensor in the sum.
-    """
-
-    vector: int
-    position: int
-    shape: Any
-
-
-class Buckets:
-    """Vectors that are summed, each of one type: when one is full, the next one begins.
-
-    A full vector can be sent while others are still computed.
-    """
-
-    def __init__(self) -> None:
-        self._parts: list[list[Any]] = []
-        self._bytes: list[int] = []
-        self._open: dict[Any, int] = {}  # the vector that is being filled, by type
-
-    def add(self, tensor: Any) -> Place:
-        """Adds a tensor to a vector."""
-        dtype = tensor.dtype
-        number = self._open.get(dtype)
-        if number is None or self._bytes[number] >= BYTES_PER_BUCKET:
-            number = len(self._parts)
-            self._open[dtype] = number
-            self._parts.append([])
-            self._bytes.append(0)
-        position = len(self._parts[number])
-        self._parts[number].append(tf.reshape(tensor, [-1]))
-        self._bytes[number] += dtype.size * (tensor.shape.num_elements() or 0)
-        return Place(number, position, tf.shape(tensor))
-
-    def vectors(self) -> list[Any]:
-        """Returns the vectors."""
-        return [tf.concat(parts, axis=0) for parts in self._parts]
-
-    def taken(self, sums: Sequence[Any], places: Sequence[Place]) -> list[Any]:
-        """Returns tensors from the sums of the vectors."""
-        parts = []
-        for vector, added in zip(sums, self._parts):
-            lengths = [tf.size(part) for part in added]
-            parts.append(tf.split(vector, lengths, num=len(lengths)))
-        return [tf.reshape(parts[place.vector][place.position], place.shape) for place in places]
 
 
 def _own_places(value: Value, rows: OwnRows) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import (
-    Buckets,
     OwnRows,
     own_part,
     received,
@@ -39,7 +38,7 @@ class Emission:
         plan: of a graph.
         rows: that the replica has.
         inputs: tensors for the graph's inputs; parts of those that have rows.
-        add_up: returns the sums of vectors over all replicas, in conditions and loops.
+        add_up: returns the sums of tensors over all replicas, in conditions and loops.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Emission:
         """Writes the graph.
 
         Yields:
-            Vectors, and takes their sums over all replicas.
+            Tensors, and takes their sums over all replicas.
 
         Returns:
             The outputs.
@@ -83,10 +82,10 @@ class Emission:
         """Writes the graph with its collectives, and returns the outputs."""
         written = self.run()
         try:
-            vectors = next(written)
+            tensors = next(written)
             while True:
                 assert add_up, "a plan with collectives in conditions or loops"
-                vectors = written.send(add_up(vectors))
+                tensors = written.send(add_up(tensors))
         except StopIteration as end:
             outputs: list[Any] = end.value
             return outputs
@@ -176,16 +175,14 @@ class Emission:
 
     def _put_together(self, numbers: Sequence[int]) -> Generator[list[Any], list[Any], None]:
         """Puts tensors together, at once."""
-        buckets = Buckets()
         values = [
             value if value.has_rows else SUM for value in map(self._values.__getitem__, numbers)
         ]
-        places = [
-            buckets.add(sent_part(self.get(number, value), value, self.rows))
+        totals = yield [
+            sent_part(self.get(number, value), value, self.rows)
             for number, value in zip(numbers, values)
         ]
-        sums = yield buckets.vectors()
-        for number, total in zip(numbers, buckets.taken(sums, places)):
+        for number, total in zip(numbers, totals):
             traced = self._plan.flat.tensors[number]
             tensor = received(total, traced.dtype)
             self._keep(number, SAME, tensor)

@@ -109,7 +109,7 @@ def write_step(
         plan: of the step.
         own: the rows that the replica has.
         inputs: its rows of the arguments, and what the step captures.
-        add_up: returns the sums of vectors over all replicas.
+        add_up: returns the sums of tensors over all replicas.
         add_up_inside: the same in conditions and loops; see `sends_inside`.
     """
     written = Emission(
