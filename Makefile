@@ -155,7 +155,7 @@ matrix: $(VENV)/tools
 $(SESSIONS:%=nox-%): nox-%:
 	$(RUN) nox --session $*
 
-BENCHMARKS = resolution hostlists startup meeting meeting_live first_step keras_fit scaling collectives parameter_servers
+BENCHMARKS = resolution hostlists startup meeting meeting_live first_step keras_fit scaling collectives overlap parameter_servers
 
 bench: $(VENV)/installed
 	$(PIP) install $(EDITABLE) '.[bench]'
