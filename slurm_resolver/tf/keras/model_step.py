@@ -124,7 +124,7 @@ class ModelStep:
         variables = traced.variables
         is_compiled = any(map(_is_compiled, traced.graph.get_operations()))
         is_alone = self._strategy.sharing.replicas == 1
-        if _has(traced.graph, is_sequence) and not (is_compiled and is_alone):
+        if not is_alone and _has(traced.graph, is_sequence):
             with contextlib.suppress(Exception):  # each place then has a sequence of its own
                 traced, variables = in_sequence(traced, spec)
         plan = None
