@@ -36,6 +36,7 @@ STEPS = {
 
 # What ParameterServerStrategy refuses.
 REFUSED = {
+    "guide_unbuilt_running_eagerly",
     "model_frozen_outside",
     "optimizer_accumulated",
     "optimizer_ema_overwritten",
@@ -55,6 +56,20 @@ LATE = {
     "metric_own_vector",
     "metric_weighted_own_vector",
     "callback_reading_metrics",
+}
+# Keras weights the loss of each output by the rows of a batch if their number is a constant, as in
+# the batches that the coordinator passes on.
+WEIGHTED_BY_ROWS = {
+    "data_dict_inputs",
+    "data_sparse_inputs",
+    "loss_two_outputs",
+}
+# The coordinator traces steps in threads, where Keras has another generator of random numbers, and
+# TensorFlow begins other sequences.
+DRAWING = {
+    "step_random_without_seed",
+    "step_random_of_global_seed",
+    "step_random_of_global_seed_three_per_execution",
 }
 # Three workers run only the programs whose results depend on how rows are shared.
 THREE = [
@@ -168,7 +183,8 @@ def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     """A single worker computes the steps in order, with whole batches."""
     step(real_slurm, "-w n8,n9,n10 -N3 -n3", tmp_path, "--ps", *selected(["*"]))
     (chief,) = outcomes(tmp_path, ["chief"])
-    chief.pop("loop_with_metrics", None)  # a coordinator must schedule it
+    for name in {"loop_with_metrics", *DRAWING}:  # a coordinator must schedule the loop
+        chief.pop(name, None)
     errors = {name for name, came in chief.items() if "error" in came}
     assert errors == chief.keys() & REFUSED
     assert all(re.match("(Fit|Keras)Error: ", chief.pop(name)["error"]) for name in errors)
@@ -176,4 +192,4 @@ def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     for name in LATE & chief.keys():
         for what in {"batches", "read"} & expected[name].keys():
             chief[name][what] = expected[name][what]
-    assert different(chief, expected).keys() <= BUILT_BEFORE
+    assert different(chief, expected).keys() <= BUILT_BEFORE | WEIGHTED_BY_ROWS
