@@ -28,11 +28,11 @@ WHAT = {
 
 def main() -> None:
     """Measures the parts of a step and the step in turn, and publishes the results."""
-    parser = report.make_parser(__doc__, counts=[1000, 100], of="Mbit/s of the links", rounds=3)
+    parser = report.make_parser(__doc__, counts=[1000], of="Mbit/s of the links", rounds=3)
     parser.add_argument("--layers", type=int, default=8, help="dense layers [%(default)s]")
     parser.add_argument("--units", type=int, default=2048, help="of each layer [%(default)s]")
     text = "rows of each worker in a step, for each rate of the links"
-    parser.add_argument("--rows", type=int, nargs="+", default=[200, 2000], help=text)
+    parser.add_argument("--rows", type=int, nargs="+", default=[550], help=text)
     args = parser.parse_args()
     rows_of_table = []
     with start_hosts(WORKERS * len(WHAT)) as hosts:
