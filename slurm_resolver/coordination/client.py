@@ -257,12 +257,11 @@ class Client:
                 self._send(message)
             self._changed.notify_all()
         silence = Silence(self.address)
-        service = ""  # how it names itself
+        service = answer["service"]  # how it names itself
         while True:
             silence.await_answer(self._service_rank)
             if silence.find():
-                who = service or self.name_of(self._service_rank)
-                warn("%s", describe([who], self.address))
+                warn("%s", describe([service], self.address))
             if silence.silent_for(self.address.silence) and not self._loss:
                 self._lose_service(why_lost(self.address))
             if not connection.has_message(monotonic() + TICK_SECONDS):

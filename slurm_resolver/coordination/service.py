@@ -245,6 +245,7 @@ class Service:
             "proof": prove(key, "service", challenge, hello),
             "grace": self.address.grace,
             "rank": self.address.rank,
+            "service": self._monitor.describe(self._own),
         }
         if process.role == "observer":
             silent = self._silence.silent_for(self.address.grace / 2)
