@@ -31,14 +31,14 @@ def main() -> None:
     parser = report.make_parser(__doc__, counts=[1000], of="Mbit/s of the links", rounds=3)
     parser.add_argument("--layers", type=int, default=8, help="dense layers [%(default)s]")
     parser.add_argument("--units", type=int, default=2048, help="of each layer [%(default)s]")
-    text = "rows of each worker in a step, for each rate of the links"
-    parser.add_argument("--rows", type=int, nargs="+", default=[550], help=text)
+    text = "rows of each worker in a step [%(default)s]"
+    parser.add_argument("--rows", type=int, default=550, help=text)
     args = parser.parse_args()
     rows_of_table = []
     with start_hosts(WORKERS * len(WHAT)) as hosts:
-        for mbit, rows in zip(args.counts, args.rows):
+        for mbit in args.counts:
             print(f"{mbit} Mbit/s …", flush=True)
-            sizes = {"layers": args.layers, "units": args.units, "rows": rows}
+            sizes = {"layers": args.layers, "units": args.units, "rows": args.rows}
             variants = {
                 what: {"what": what, "bytes_per_pack": bucket, **sizes}
                 for what, bucket in WHAT.items()

@@ -8,15 +8,15 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.log import debug, tell_once
+from slurm_resolver.log import debug, tell_once, warn_once
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
-from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.sharing import TENSORS, type_of
 from slurm_resolver.tf.partition.effects import is_drawn
 from slurm_resolver.tf.partition.inlining import CALLS
+from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.plan import Plan
 from slurm_resolver.tf.partition.sequences import in_sequence, is_sequence
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
@@ -125,8 +125,15 @@ class ModelStep:
         is_compiled = any(map(_is_compiled, traced.graph.get_operations()))
         is_alone = self._strategy.sharing.replicas == 1
         if not is_alone and _has(traced.graph, is_sequence):
-            with contextlib.suppress(Exception):  # each place then has a sequence of its own
+            try:
                 traced, variables = in_sequence(traced, spec)
+            except Exception as error:
+                debug("the random operations of a step cannot be written again", error)
+                warn_once(
+                    "after a batch with fewer rows than replicas, the step draws other random "
+                    f"numbers than in one process ({error}): draw them with a "
+                    "keras.random.SeedGenerator"
+                )
         plan = None
         if reason is None and not is_alone:
             try:

@@ -170,8 +170,6 @@ def _told_where_data_ends() -> Iterator[None]:
 class ScheduledFunction:
     """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
-    _is_written = False  # for batches of any number of rows
-
     def __init__(self, model: Any, kind: str) -> None:
         patch_metrics()
         self._model = model
@@ -179,7 +177,7 @@ class ScheduledFunction:
         self._strategy = model.distribute_strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._step = getattr(model, f"{kind}_step")
-        self._on_batch = compiled(self._run)
+        self._on_batch = compiled(self._run_on_batch)
         self._on_iterator = compiled(lambda iterator: self._run(next(iterator)))
         self._under_way: list[Any] = []
         self._logs: dict[str, Any] = {}
@@ -208,12 +206,7 @@ class ScheduledFunction:
         return self._logs
 
     def _schedule(self, function: Any, data: Any) -> Any:
-        data = without_optionals(data)
-        if function is self._on_batch and not self._is_written:
-            # Without the number of rows, as from a graph's dataset: Keras weights logs by it.
-            function.get_concrete_function(tf.nest.map_structure(type_of_any_rows, data))
-            self._is_written = True
-        return self._coordinator.schedule(function, (data,))
+        return self._coordinator.schedule(function, (without_optionals(data),))
 
     @_told_where_data_ends()
     def join(self) -> None:
@@ -241,5 +234,21 @@ class ScheduledFunction:
             return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
+    def _run_on_batch(self, batch: Any) -> Any:
+        # Without the number of rows, as from a graph's dataset: Keras weights logs by it.
+        return self._run(tf.nest.map_structure(_of_any_rows, batch))
+
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
+
+
+def _of_any_rows(value: Any) -> Any:
+    """Returns a tensor in a graph without the number of its rows."""
+    spec = type_of_any_rows(value)
+    unknown = tf.compat.v1.placeholder_with_default
+    if isinstance(spec, tf.SparseTensorSpec):
+        sizes = unknown(value.dense_shape, value.dense_shape.shape)
+        found = tf.SparseTensor(value.indices, value.values, sizes)
+        found.set_shape(spec.shape)
+        return found
+    return unknown(value, spec.shape) if isinstance(spec, tf.TensorSpec) else value

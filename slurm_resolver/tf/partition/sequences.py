@@ -1,10 +1,9 @@
 """Random operations with a seed draw one sequence, wherever a step is written.
 
 The kernel of such an operation keeps how far it has come in the sequence of its seed. A step is
-written several times: for parts and for whole batches, for the first step of a call and for the
-others. Each of them would begin the sequence again, which one process draws once. So a variable
-keeps the position, and an operation without a state draws the same numbers from there on: those of
-TensorFlow's `GuardedPhiloxRandom`.
+written twice, for parts of batches and for whole ones, and each copy would begin the sequence
+again. One process draws it once. So a variable keeps the position, and an operation without a state
+draws from there on what TensorFlow's `GuardedPhiloxRandom` draws.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import Emission
 from slurm_resolver.tf.partition.inlining import Node
+from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_whole
 
 # The operations without a state that draw the same numbers.
@@ -47,7 +47,7 @@ class InSequence(Emission):
         if not is_sequence(node.operation):
             return super().create(node, inputs)
         if node.position is None:
-            node.position = _new_position()
+            node.position = call_outside(_new_position)
         with tf.device("/cpu:0"):
             if node.operation.type == _SHUFFLE:
                 return [_shuffled(node, *inputs)]
@@ -86,10 +86,12 @@ def in_sequence(traced: Any, spec: Any) -> tuple[Any, Sequence[tf.Variable]]:
 
 
 def _new_position() -> tf.Variable:
-    """Returns a variable for a position, which is made outside of the graph being built."""
-    graph = tf.Graph()
-    with graph.as_default(), tf.__internal__.eager_context.eager_mode():
-        return tf.Variable(0, trainable=False, dtype=tf.int64, name="position")
+    return tf.Variable(
+        0,
+        trainable=False,
+        dtype=tf.int64,
+        name="position",
+    )
 
 
 def _drawn(node: Node, shape: Any, *limits: Any) -> Any:

@@ -213,12 +213,6 @@ add_each("step", _run, RUNS)
 
 
 @program("step")
-def random_of_global_seed_three_per_execution(strategy: Any) -> Outcome:
-    model = build(strategy, OfGlobalSeed, steps_per_execution=3)
-    return fitted(model, data(rows=41))
-
-
-@program("step")
 def of_functions_that_run_eagerly(strategy: Any) -> Outcome:
     tf.config.run_functions_eagerly(True)
     try:

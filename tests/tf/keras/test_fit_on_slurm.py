@@ -57,19 +57,11 @@ LATE = {
     "metric_weighted_own_vector",
     "callback_reading_metrics",
 }
-# Keras weights the loss of each output by the rows of a batch if their number is a constant, as in
-# the batches that the coordinator passes on.
-WEIGHTED_BY_ROWS = {
-    "data_dict_inputs",
-    "data_sparse_inputs",
-    "loss_two_outputs",
-}
 # The coordinator traces steps in threads, where Keras has another generator of random numbers, and
 # TensorFlow begins other sequences.
 DRAWING = {
     "step_random_without_seed",
     "step_random_of_global_seed",
-    "step_random_of_global_seed_three_per_execution",
 }
 # Three workers run only the programs whose results depend on how rows are shared.
 THREE = [
@@ -192,4 +184,4 @@ def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     for name in LATE & chief.keys():
         for what in {"batches", "read"} & expected[name].keys():
             chief[name][what] = expected[name][what]
-    assert different(chief, expected).keys() <= BUILT_BEFORE | WEIGHTED_BY_ROWS
+    assert different(chief, expected).keys() <= BUILT_BEFORE

@@ -41,6 +41,18 @@ DRAWN: dict[str, Callable[..., Any]] = {
 }
 
 
+def with_a_copy(draw: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """Returns a step, and one that keeps its only position in a variable, and the variable."""
+
+    def traced() -> Any:
+        tf.random.set_seed(5)
+        return tf.function(draw, autograph=False).get_concrete_function(ROWS)
+
+    step, variables = in_sequence(traced(), ROWS)
+    assert len(variables) == 1
+    return traced(), step, variables
+
+
 @pytest.mark.parametrize("seed", [None, 7, -3, 2**31])
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_step_goes_on_in_the_sequence_of_one_process(name: str, seed: int | None) -> None:
@@ -49,13 +61,7 @@ def test_a_step_goes_on_in_the_sequence_of_one_process(name: str, seed: int | No
     def draw(x: Any) -> Any:
         return DRAWN[name](x, seed=seed)
 
-    def traced() -> Any:
-        tf.random.set_seed(5)
-        return tf.function(draw, autograph=False).get_concrete_function(ROWS)
-
-    alone = traced()
-    step, variables = in_sequence(traced(), ROWS)
-    assert len(variables) == 1
+    alone, step, _variables = with_a_copy(draw)
 
     @tf.function(autograph=False, input_signature=[ROWS, tf.TensorSpec([], tf.bool)])  # type: ignore[untyped-decorator]
     def copies(x: Any, is_first: Any) -> Any:
@@ -81,13 +87,7 @@ def test_a_loop_draws_in_each_round() -> None:
             (0, x),
         )[1]
 
-    def traced() -> Any:
-        tf.random.set_seed(5)
-        return tf.function(draw, autograph=False).get_concrete_function(ROWS)
-
-    alone = traced()
-    step, variables = in_sequence(traced(), ROWS)
-    assert len(variables) == 1
+    alone, step, _variables = with_a_copy(draw)
     for rows in (2, 5):
         x = tf.zeros([rows, 3])
         assert tf.reduce_all(step(x) == alone(x))

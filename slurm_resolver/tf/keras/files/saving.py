@@ -23,9 +23,9 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import SavingError
 from slurm_resolver.tf.keras.files.callback_files import writing_together
-from slurm_resolver.tf.keras.outside_graph import call_outside
 from slurm_resolver.tf.keras.strategy_registry import are_several
 from slurm_resolver.tf.keras.weight_comparison import digest_of
+from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
