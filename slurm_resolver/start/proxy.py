@@ -11,18 +11,32 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.errors import AddressError
 
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _DIRECT = "no_grpc_proxy"
+# Linux starts no program with a longer variable (MAX_ARG_STRLEN).
+_LONGEST = 128 * 1024
 
 
 def connect_directly(cluster: Cluster, environ: MutableMapping[str, str]) -> None:
     """Lets gRPC connect to the tasks without a proxy; everything else keeps using it.
 
-    Call it before TensorFlow connects.
+    Without a proxy it changes nothing. Call it before TensorFlow connects.
+
+    Raises:
+        AddressError: if the names of the nodes are together too long for a variable.
     """
-    if not cluster:
+    proxy = next(filter(environ.get, _PROXIES), None)
+    if not cluster or not proxy:
         return
     given = environ.get(_DIRECT, environ.get("no_proxy", ""))
     entries = [entry.strip() for entry in given.split(",")]
     hosts = [host.strip("[]") for host in cluster.hosts.values()]
-    environ[_DIRECT] = ",".join(dict.fromkeys(filter(None, [*entries, *hosts])))
+    value = ",".join(dict.fromkeys(filter(None, [*entries, *hosts])))
+    if len(f"{_DIRECT}={value}") >= _LONGEST:
+        raise AddressError(
+            f"{proxy}={environ[proxy]}: TensorFlow would connect to the tasks through this proxy, "
+            f"and {_DIRECT} has no room for all {len(hosts):,} hosts. Unset {proxy} in the job."
+        )
+    environ[_DIRECT] = value

@@ -52,7 +52,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
       (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
       TF_FORCE_GPU_ALLOW_GROWTH. Create the resolver before TensorFlow looks at the devices.
-    - It adds the tasks' hosts to no_grpc_proxy, because gRPC would use a proxy for them.
+    - If a proxy is set, it adds the tasks' hosts to no_grpc_proxy: gRPC would use it for them.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
     - In a step, it makes tf.config.experimental_connect_to_cluster raise a JobsError where that
       would wait without end.
