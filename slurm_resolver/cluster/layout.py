@@ -272,8 +272,6 @@ def _distribute(
     node_of: list[int] = []
     left = list(enumerate(counts, first))
     while left:
-        node_of += itertools.chain.from_iterable(
-            [node] * min(count, plane_size) for node, count in left
-        )
+        node_of += [node for node, count in left for _ in range(min(count, plane_size))]
         left = [(node, count - plane_size) for node, count in left if count > plane_size]
     return node_of

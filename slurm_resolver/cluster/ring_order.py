@@ -14,6 +14,7 @@ each node.
 from __future__ import annotations
 
 import bisect
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -35,15 +36,18 @@ def order_by_ring(
     # The ring visits the names of the tasks in their order as text: 0, 1, 10, 11, 2, …
     indices = _in_text_order(len(workers))
     ring = [node_of[rank] for rank in chief]
-    nodes = list(map(node_of.__getitem__, workers))
-    ring += map(nodes.__getitem__, indices)
-    following = ring[1:] + ring[:1]  # the ring is closed
-    leaves = sum(map(operator.ne, ring, following))
+    nodes = [node_of[rank] for rank in workers]
+    ring += [nodes[index] for index in indices]
+    leaves = sum(map(operator.ne, ring, itertools.islice(ring, 1, None)))
+    leaves += ring[-1] != ring[0]  # the ring is closed
     if leaves <= len(set(ring)):
         return workers
-    by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    start = bisect.bisect_left(sorted(nodes), ring[0])
     by_index = list(workers)
+    by_node = by_index[:]
+    ascending = sorted(nodes)
+    if nodes != ascending:  # in block placement they are, and sorting by keys takes long
+        by_node.sort(key=node_of.__getitem__)  # stable: the ranks of a node ascend
+    start = bisect.bisect_left(ascending, ring[0])
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
