@@ -190,6 +190,11 @@ FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 
 # The graph of a step is planned, with the functions that it calls.
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
+GRAPH_OF_DEFINITION = Name(
+    "tensorflow.python.framework.function_def_to_graph:function_def_to_graph_def("
+    "fdef, input_shapes)",
+    OPTIONAL,
+)
 EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")
 MOMENTS = Name("keras:layers.BatchNormalization._moments(self, inputs, mask)")
 # Without these, an error of a step does not say which line of the program has made the operation.

@@ -133,6 +133,21 @@ def tokens_model(*more: Any) -> tuple[Any, Data]:
 # --- Keras' own steps ----------------------------------------------------------------------------
 
 
+@case(2, nightly=False)
+def speech() -> tuple[Any, Data]:
+    """CTC, whose loops are functions as TensorFlow 1 made them; rows of one or two letters."""
+    model = keras.Sequential(
+        [
+            keras.Input((5, 2)),
+            layers.GRU(4, return_sequences=True),
+            layers.Dense(4),
+        ]
+    )
+    model.compile(optimizers.SGD(0.1), keras.losses.CTC())
+    letters = np.stack([LABELS + 1, LABELS[::-1]], axis=1)
+    return model, (SERIES, letters)
+
+
 @case(collectives=1, nightly=False)
 def convolutions() -> Any:
     inputs = keras.Input((8, 8, 3))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import types
 from collections.abc import Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.partition.scratch import Scratch
@@ -110,8 +113,8 @@ class Flat:
             if operation.type == "IdentityN":
                 results = given
                 made[operation] = after + [self.makers[one] for one in given if one in self.makers]
-            elif operation.type in CALLS and OF_OWN_ROWS not in operation.get_attr("f").name:
-                function = function_graph(operation, operation.get_attr("f").name)
+            elif _called_function(operation):
+                function = function_graph(operation, _called_function(operation))
                 inner = _by_tensor(function.inputs, given)
                 made[operation] = self._add(function, inner, after)
                 results = tuple(inner[tensor.ref()] for tensor in function.outputs)
@@ -146,13 +149,61 @@ def _by_tensor(tensors: Sequence[Any], numbers: Sequence[int]) -> dict[Any, int]
     return {tensor.ref(): number for tensor, number in zip(tensors, numbers)}
 
 
+def _called_function(operation: Any) -> str:
+    """Returns the name of the function that an operation only calls; "" for other operations."""
+    if operation.type in CALLS:
+        name: str = operation.get_attr("f").name
+        return "" if OF_OWN_ROWS in name else name
+    # In TensorFlow 1's graphs, the type of a call is the name of the function.
+    is_known = hasattr(tf.raw_ops, operation.type) or not _find_function(operation, operation.type)
+    return "" if is_known else operation.type
+
+
 def function_graph(operation: Any, name: str) -> Any:
     """Returns the graph of a function that an operation calls."""
+    function = _find_function(operation, name)
+    if hasattr(function, "graph"):
+        return function.graph
+    if function is None:
+        raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
+    # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, which have a definition alone.
+    return _imported(function.definition, operation)
+
+
+def _imported(definition: Any, operation: Any) -> Any:
+    """Returns the graph of a function, given its definition and an operation that calls it."""
+    definition = type(definition).FromString(definition.SerializeToString())
+    definition.arg_attr.clear()  # it says that the shapes of the arguments are unknown
+    signature = definition.signature
+    given = operation.inputs[-len(signature.input_arg) :]
+    with operation.graph.as_default():
+        content, names = private_names.GRAPH_OF_DEFINITION.find()(
+            definition,
+            input_shapes=[tensor.shape for tensor in given],
+        )
+    content.library.CopyFrom(operation.graph.as_graph_def().library)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(content, name="")
+    tensors = [
+        [graph.get_tensor_by_name(names[name]) for name in all_names]
+        for all_names in (
+            [argument.name for argument in signature.input_arg],
+            [definition.ret[argument.name] for argument in signature.output_arg],
+        )
+    ]
+    return types.SimpleNamespace(
+        inputs=tensors[0],
+        outputs=tensors[1],
+        get_operations=graph.get_operations,
+    )
+
+
+def _find_function(operation: Any, name: str) -> Any:
+    """Returns a function that the graph of an operation has; None without it."""
     graph = operation.graph
-    while graph is not None:
+    function = None
+    while function is None and graph is not None:
         function = private_names.FUNCTION_OF_GRAPH.of(graph)(name)
-        if hasattr(function, "graph"):
-            return function.graph
         graph = getattr(graph, "outer_graph", None)
-    # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, whose graphs are unknown.
-    raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
+    return function

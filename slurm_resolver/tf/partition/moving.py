@@ -140,11 +140,11 @@ def pad(op: Operation) -> Split:
 
 
 def repeated(op: Operation) -> Split:
-    """BroadcastTo and Fill: of rows, or of one entry for all rows."""
+    """BroadcastTo, Empty and Fill: of rows, or of one entry for all rows."""
     if op.divided:
         return by_equation(op, "...,#->...")
     value = _first_rows(*op.result_shape())
-    if op.kind == "Fill":
+    if op.kind in ("Empty", "Fill"):
         return op.split(value, size_at(value))
     axis = value.axis - op.result_rank() + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):

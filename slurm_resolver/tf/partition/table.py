@@ -141,6 +141,7 @@ TABLE: dict[str, Rule] = {
     "DenseBincount": rules.counted,
     "Einsum": rules.einsum,
     "ExpandDims": moving.expand,
+    "Empty": moving.repeated,
     "Fill": moving.repeated,
     "GatherNd": functools.partial(
         indexing.at_places,
