@@ -60,13 +60,13 @@ def _begins_with_row(op: Operation, place: int) -> bool:
 def gather(op: Operation) -> Split:
     """GatherV2: entries of a table by row, or the same entries of each row."""
     (axis,) = op.axes(2, op.rank())
-    if op.values[0] == rows(axis) and _are_all_rows(op):
+    together = op.attribute("batch_dims")
+    if op.values[0] == rows(axis) and not together and _are_all_rows(op):
         return op.split(
             rows(axis),
             rows(axis),
             make=_first_input,
         )
-    together = op.attribute("batch_dims")
     if together < 0:
         together += op.rank(1)
     table = letters(op.rank(), [axis])

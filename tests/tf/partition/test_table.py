@@ -431,6 +431,37 @@ def test_each_other_operation_is_computed_by_part() -> None:
     assert set(TABLE) - set(BY_ENTRY.split()) - types(plan) == set()
 
 
+# --- What is not by row -------------------------------------------------------------------------
+
+# What may look as if each row were computed by itself, or as if a size were that of all rows.
+NOT_BY_ROW = """
+tf.gather(tf.transpose(similarities(x)), tf.range(tf.shape(x)[0]), batch_dims=1)
+"""
+
+
+def similarities(tensor: Any) -> Any:
+    """Returns the products of each row and each row."""
+    return tf.matmul(tensor[:, 0], tensor[:, 1], transpose_b=True)
+
+
+def check_results(expressions: Mapping[str, Expression], names: Iterable[str]) -> None:
+    """Asserts that each expression equals one process, by part or not."""
+    names = sorted(names)
+    traced = trace(expressions, names)
+    replicas = SimulatedReplicas(traced, plan_step(traced), REPLICAS)
+    for rows in ROWS:
+        given = batch(rows)
+        expected = traced({name: tf.constant(given[name]) for name in names})
+        for outputs in replicas([given[name] for name in names]):
+            for name, one, other in zip(expressions, outputs, expected):
+                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=f"{name} of {rows} rows")
+
+
+def test_what_is_not_by_row_equals_one_process() -> None:
+    lines = NOT_BY_ROW.split("\n")[1:-1]
+    check_results({line: expression_of(line) for line in lines}, batch(1))
+
+
 # --- Loops over rows -----------------------------------------------------------------------------
 
 # A round of these uses more than its own row, or its number; `o` is the list of the results.
@@ -463,11 +494,4 @@ def round_of(text: str) -> Expression:
 
 def test_a_loop_over_rows_that_uses_other_rows_equals_one_process() -> None:
     lines = ROUNDS.split("\n")[1:-1]
-    traced = trace({line: round_of(line) for line in lines}, ["x"])
-    replicas = SimulatedReplicas(traced, plan_step(traced), REPLICAS)
-    for rows in ROWS:
-        x = batch(rows)["x"]
-        expected = traced({"x": tf.constant(x)})
-        for outputs in replicas([x]):
-            for line, one, other in zip(lines, outputs, expected):
-                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=line)
+    check_results({line: round_of(line) for line in lines}, ["x"])
