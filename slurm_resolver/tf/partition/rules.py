@@ -250,13 +250,17 @@ _QUOTIENTS = names("Div DivNoNan RealDiv")
 
 
 def linear(op: Operation) -> Split | None:
-    """Returns how an operation of SUMs is computed on the addends; None if it is not linear."""
+    """Returns how an operation of SUMs is computed on the addends; None if it is not linear.
+
+    A sum of integers may wrap around, which the addends do not.
+    """
     outputs = op.node.operation.outputs
     if op.divided or any(value.is_list for value in op.raw) or not outputs:
         return None
-    if not (outputs[0].dtype.is_floating or outputs[0].dtype.is_complex):
-        return None
     sums = [place for place, value in enumerate(op.raw) if value == SUM]
+    dtypes = (outputs[0].dtype, *map(op.dtype, sums))
+    if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
+        return None
     places = range(len(op.raw))
     addends = _addends(
         op.kind,

@@ -436,6 +436,7 @@ def test_each_other_operation_is_computed_by_part() -> None:
 # What may look as if each row were computed by itself, or as if a size were that of all rows.
 NOT_BY_ROW = """
 tf.gather(tf.transpose(similarities(x)), tf.range(tf.shape(x)[0]), batch_dims=1)
+tf.cast(tf.reduce_sum(tf.cast(whole * 30, tf.uint8)), F)
 """
 
 
