@@ -68,6 +68,14 @@ _CHANGING = (*_ADDING, _POP, _PUSH, "Identity", "TensorListSetItem")
 _SUMS = ({_BY_ROW}, {SUM, OWN})
 
 
+def _origin_in(function: Flat, number: int) -> int:
+    """Returns the tensor of which another one is a copy."""
+    node = function.makers.get(number)
+    if node is None or node.operation.type != "Identity":
+        return number
+    return _origin_in(function, node.inputs[0])
+
+
 class RowLoop:
     """A loop whose rounds are those of the rows.
 
@@ -93,10 +101,7 @@ class RowLoop:
 
     def _origin(self, number: int) -> int:
         """Returns the tensor of which another one is a copy."""
-        node = self._body.makers.get(number)
-        if node is None or node.operation.type != "Identity":
-            return number
-        return self._origin(node.inputs[0])
+        return _origin_in(self._body, number)
 
     def _counts(self, place: int) -> bool:
         """Whether a variable counts the rounds, from 0."""
@@ -114,6 +119,9 @@ class RowLoop:
         kinds = {node.operation.type for node in test.nodes}
         is_known = "Less" in kinds and kinds <= {"Identity", "Less", "LogicalAnd"}
         for node in test.nodes:
+            if node.operation.type == "LogicalAnd":  # and not a variable that ends the loop
+                ends = {_origin_in(test, number) for number in node.inputs}
+                is_known &= places.keys().isdisjoint(ends)
             if node.operation.type == "Less":
                 counter, end = (places.get(number, -1) for number in node.inputs)
                 is_known &= counter in self._counters and end in self._kept

@@ -437,7 +437,20 @@ def test_each_other_operation_is_computed_by_part() -> None:
 NOT_BY_ROW = """
 tf.gather(tf.transpose(similarities(x)), tf.range(tf.shape(x)[0]), batch_dims=1)
 tf.cast(tf.reduce_sum(tf.cast(whole * 30, tf.uint8)), F)
+total_of_rows(x, tf.reduce_max(x) > 100)
 """
+
+
+def total_of_rows(rows: Any, is_wanted: Any) -> Any:
+    """Returns the sum of all rows, or 0."""
+    n = tf.shape(rows)[0]
+    list_of_rows = tf.TensorArray(F, n).unstack(rows)
+
+    def again(i: Any, is_wanted: Any, total: Any) -> Any:
+        return i + 1, is_wanted, total + list_of_rows.read(i)
+
+    state = (0, is_wanted, tf.zeros_like(rows[0]))
+    return tf.while_loop(lambda i, goes_on, _: (i < n) & goes_on, again, state)[2]
 
 
 def similarities(tensor: Any) -> Any:
