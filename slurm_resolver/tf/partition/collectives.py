@@ -57,9 +57,10 @@ def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     padding = tf.one_hot(value.axis, rank, dtype=tf.int32)[:, tf.newaxis] * [1, 0]
     own = _own_places(value, rows)
     count = value.outer * value.inner * rows.total
-    # The place 0 has the zeros.
+    # The place 0 has the zeros. They are negative, because -0.0 + 0.0 is 0.0.
     places = tf.scatter_nd(own[:, tf.newaxis], tf.range(tf.size(own)) + 1, [count])
-    return tf.gather(tf.pad(sent, padding), places, axis=value.axis)
+    zero = tf.constant(-0.0 if sent.dtype.is_floating else 0, sent.dtype)
+    return tf.gather(tf.pad(sent, padding, constant_values=zero), places, axis=value.axis)
 
 
 def received(tensor: Any, dtype: Any) -> Any:
