@@ -55,12 +55,24 @@ def is_exact(operation: Any, numbers: Sequence[Any]) -> bool:
 
 
 def _is_certain_choice(first: Any, second: Any) -> bool:
-    """Whether a maximum or minimum is of equal sizes, or of a size and at most 1."""
+    """Whether a maximum or minimum is of equal sizes, or of a multiple of N and at most 1.
+
+    N - 16 is no multiple: the maximum of that and 0 depends on N.
+    """
     if first is None or second is None:
         return False
     if all(np.array_equal(one, other) for one, other in zip(first, second)):
         return True
-    return any(np.array_equal(*pair) and np.all(pair[0] <= 1) for pair in (first, second))
+    return any(
+        np.array_equal(*pair) and np.all(pair[0] <= 1) and _are_multiples(*other)
+        for pair, other in ((first, second), (second, first))
+    )
+
+
+def _are_multiples(first: Any, second: Any) -> bool:
+    """Whether each number is the same for any N, or a multiple of N and positive."""
+    are_multiples = np.equal(first * COUNTS[1], second * COUNTS[0]) & np.greater(first, 0)
+    return bool(np.all(are_multiples | np.equal(first, second)))
 
 
 def _is_exact_division(dividends: Any, divisors: Any) -> bool:
