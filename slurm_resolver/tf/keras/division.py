@@ -23,6 +23,7 @@ import itertools
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.log import tell_once
@@ -38,9 +39,9 @@ from slurm_resolver.tf.keras.sharing import (
     undivided_shares,
     without,
 )
-from slurm_resolver.tf.partition.plan import Compute
+from slurm_resolver.tf.partition.plan import Compute, Plan
 from slurm_resolver.tf.partition.step import plan_graph
-from slurm_resolver.tf.partition.values import SAME, PlanError, names, rows
+from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.progress import reporter
 
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
@@ -60,6 +61,8 @@ _HARMLESS = names(
     ReadVariableOp ResourceGather StatefulPartitionedCall VarHandleOp While
     """
 )
+# Operations that tell the number of rows, or may do so in the functions that they call.
+_TELLING = names("Case If Shape ShapeN Size StatelessCase StatelessIf StatelessWhile While")
 
 
 class UndividedError(Exception):
@@ -246,7 +249,32 @@ def _check_rows(dataset: tf.data.Dataset) -> None:
     wanted = [rows()] * len(graph.outputs)
     is_by_row = False
     with contextlib.suppress(PlanError):
-        steps = plan_graph(graph, values, wanted).steps
-        is_by_row = all(isinstance(step, Compute) and step.reason is None for step in steps)
+        plan = plan_graph(graph, values, wanted)
+        is_by_row = all(isinstance(step, Compute) and step.reason is None for step in plan.steps)
+        is_by_row = is_by_row and not _uses_number_of_rows(plan)
     if not is_by_row:
         raise UndividedError("a map after batch(n) may not treat each row by itself")
+
+
+def _uses_number_of_rows(plan: Plan) -> bool:
+    """Whether the function of a plan has other results if it gets a part of the rows as a batch.
+
+    It may reshape its own rows, but compute nothing else of their number.
+    """
+    told: set[int] = set()  # what depends on the number of rows
+    for step in plan.steps:
+        assert isinstance(step, Compute)
+        node = step.node
+        pairs = zip(node.inputs, step.split.wants)
+        is_told = any(number in told and not isinstance(want, Sizes) for number, want in pairs)
+        if is_told and any(result != SAME for result in step.split.results):
+            return True
+        if is_told or node.operation.type in _TELLING:
+            told.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))
+    return not told.isdisjoint(plan.flat.outputs)
+
+
+def _depends_on_rows(plan: Plan, number: int) -> bool:
+    """Whether a tensor may have other numbers for another number of rows."""
+    numbers = plan.sizes.numbers(number)
+    return numbers is None or not np.array_equal(*numbers)

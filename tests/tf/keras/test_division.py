@@ -36,6 +36,7 @@ ROWS.filter(lambda x: x > 1).map(double).batch(2).prefetch(1)
 ROWS.map(double, num_parallel_calls=2, deterministic=False).batch(5, drop_remainder=True)
 ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
 ROWS.map(double).batch(4).map(lambda x: tf.one_hot(x, 30)).map(named).take(2)
+ROWS.map(double).batch(4).map(lambda x: tf.reshape(x, [tf.shape(x)[0], 1]))
 ROWS.map(double).batch(4).repeat(2).skip(1)
 tf.data.Dataset.zip((ROWS, ROWS.map(double))).map(lambda a, b: (a, {"b": b})).batch(4)
 ROWS.map(lambda x: tf.numpy_function(np.square, [x], tf.int64)).batch(4)
@@ -56,6 +57,8 @@ ROWS.map(double).cache().batch(4)                             | no map directly 
 ROWS.map(double).padded_batch(4)                              | do not come from batch(n)
 ROWS.map(double).batch(4).map(lambda x: x - tf.reduce_max(x)) | each row by itself
 ROWS.map(double).batch(4).map(lambda x: x[:2])                | each row by itself
+ROWS.map(double).batch(4).map(lambda x: x // len_of(x))       | each row by itself
+ROWS.map(double).batch(4).map(lambda x: tf.range(len_of(x)))  | each row by itself
 ROWS.map(lambda x: tf.random.uniform([], seed=1)).batch(4)    | has a seed (RandomUniform)
 ROWS.map(lambda x: DRAWN.uniform([])).batch(4)                | has a seed (RngReadAndSkip)
 ROWS.map(tf.range).map(tf.reduce_sum).batch(2).unbatch()      | do not come from batch(n)
@@ -68,6 +71,10 @@ OPTIONS.deterministic = True
 
 def double(x: Any) -> Any:
     return 2 * x
+
+
+def len_of(x: Any) -> Any:
+    return tf.shape(x, tf.int64)[0]
 
 
 def named(x: Any) -> Any:
