@@ -36,6 +36,7 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
+    takes_several,
     undivided_shares,
     without,
 )
@@ -135,7 +136,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     origins = find_origins(source)
 
     def own_rows(*block: Any) -> tf.data.Dataset:
-        elements = block if isinstance(source.element_spec, tuple) else block[0]
+        elements = block if takes_several(source) else block[0]
         count = count_rows(elements)
         number = tf.range(count) - sharing.first_replica
         own = number % sharing.replicas < sharing.local_replicas
@@ -207,7 +208,7 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
     It raises UndividedError if the result depends on earlier elements.
     """
     function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(like))
-    unpacks = isinstance(_input_of(like).element_spec, tuple)
+    unpacks = takes_several(_input_of(like))
 
     def mapped(about: Any, element: Any) -> Any:
         # Each worker draws other random numbers; seeds that remain are the program's.

@@ -111,7 +111,7 @@ def undivided_shares(dataset: tf.data.Dataset, generated: bool) -> tf.data.Datas
     """
     if generated:
         dataset = without(dataset, [private_names.PREFETCHED])
-    single = not isinstance(dataset.element_spec, tuple)
+    single = not takes_several(dataset)
     origins = find_origins(dataset)
 
     def shared(*elements: Any) -> Share:
@@ -124,6 +124,14 @@ def undivided_shares(dataset: tf.data.Dataset, generated: bool) -> tf.data.Datas
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
     return shares
+
+
+def takes_several(dataset: tf.data.Dataset) -> bool:
+    """Whether the function of a map takes an argument for each part of an element.
+
+    It takes a named tuple as one argument.
+    """
+    return type(dataset.element_spec) is tuple
 
 
 def is_one_of(thing: Any, kinds: Iterable[private_names.Name]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,6 +38,8 @@ ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
 ROWS.map(double).batch(4).map(lambda x: tf.one_hot(x, 30)).map(named).take(2)
 ROWS.map(double).batch(4).map(lambda x: tf.reshape(x, [tf.shape(x)[0], 1]))
 ROWS.map(double).batch(4).repeat(2).skip(1)
+ROWS.map(lambda x: Pair(x, -x)).map(lambda pair: Pair(*pair[::-1])).batch(4)
+tf.data.Dataset.from_tensor_slices(Pair([1, 2, 3], [4, 5, 6])).map(lambda p: p.second).batch(2)
 tf.data.Dataset.zip((ROWS, ROWS.map(double))).map(lambda a, b: (a, {"b": b})).batch(4)
 ROWS.map(lambda x: tf.numpy_function(np.square, [x], tf.int64)).batch(4)
 ROWS.map(lambda x: tf.RaggedTensor.from_tensor([[x, x]])[:, : x % 2]).batch(4)
@@ -67,6 +69,11 @@ ROWS.map(tf.range).batch(2).unbatch().map(tf.size).batch(2)   | no fixed shape
 
 OPTIONS = tf.data.Options()
 OPTIONS.deterministic = True
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
 
 
 def double(x: Any) -> Any:
