@@ -33,6 +33,7 @@ Read the modules in this order::
     inlining       the operations of a graph, and of the functions that it calls
     sizes          shapes and numbers of sizes, as symbols of the number of rows: scratch infers
                    them, and exactness says of which this is certain
+                   slice_limits says it of slices
     operation      an operation as a rule sees it
     table          which rule an operation has; rules, moving, indexing, slices and lists have
                    them

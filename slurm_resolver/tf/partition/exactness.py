@@ -71,7 +71,10 @@ def _is_certain_choice(first: Any, second: Any) -> bool:
 
 def _are_multiples(first: Any, second: Any) -> bool:
     """Whether each number is the same for any N, or a multiple of N and positive."""
-    are_multiples = np.equal(first * COUNTS[1], second * COUNTS[0]) & np.greater(first, 0)
+    ratio = [
+        np.multiply(one, count, dtype=np.int64) for one, count in zip((first, second), COUNTS[::-1])
+    ]
+    are_multiples = np.equal(*ratio) & np.greater(first, 0)
     return bool(np.all(are_multiples | np.equal(first, second)))
 
 

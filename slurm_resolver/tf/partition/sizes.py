@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.exactness import DIVIDING, TAKING, TELLING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
+from slurm_resolver.tf.partition.slice_limits import axes_of_slice, has_certain_size
 from slurm_resolver.tf.partition.values import COUNTS, Value
 
 Pair = tuple[Any, Any]  # for each of these N
@@ -200,9 +201,11 @@ class SizesOf:
         # Whether N says which part is taken.
         is_part = node.operation.type in TAKING and any(one is not other for one, other in others)
         shapes = [one.shape for one in pair]
-        fractions = self._fractions(node, shapes)
+        fractions = {*self._fractions(node, shapes), *self._moved_axes(node, pair)}
         if pair[0] is not pair[1] and (is_part or fractions or not self._is_exact(node)):
-            certain = self._kept_axes(node) if is_part else range(pair[0].shape.rank or 0)
+            certain: Collection[int] = ()
+            if not is_part or node.operation.type == "StridedSlice":
+                certain = range(pair[0].shape.rank or 0)
             self._place(
                 number,
                 _certain(
@@ -253,17 +256,28 @@ class SizesOf:
         ]
         return is_exact(node.operation, numbers)
 
-    def _kept_axes(self, node: Node) -> Collection[int]:
-        """Returns the axes of a slice whose limits do not depend on N."""
-        masks = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
-        if node.operation.type != "StridedSlice" or any(map(node.operation.get_attr, masks)):
+    def _moved_axes(self, node: Node, pair: Pair) -> Collection[int]:
+        """Returns the axes of a slice whose limits may be beyond it for some N."""
+        operation = node.operation
+        if operation.type != "StridedSlice" or pair[0] is pair[1]:
             return ()
-        pairs = [self.numbers(one) for one in node.inputs[1:]]
-        if None in pairs:
-            return ()
-        alike = [np.equal(*pair) for pair in pairs if pair]
-        axes: list[int] = np.flatnonzero(np.all(alike, axis=0)).tolist()
-        return axes
+        given = self._sizes_of(node.inputs[0])
+        count = operation.inputs[1].shape.num_elements()
+        if not given or count is None:
+            return range(pair[0].shape.rank or 0)
+        limits = [self.numbers(one) for one in node.inputs[1:3]]
+        axes, places = axes_of_slice(operation, count, len(given))
+        return [
+            result
+            for result, (axis, place) in enumerate(zip(axes, places))
+            if axis >= 0
+            and not has_certain_size(
+                operation,
+                place,
+                limits,
+                given[axis],
+            )
+        ]
 
 
 def _certain(
@@ -277,7 +291,7 @@ def _certain(
     Args:
         traced: the shape that is known since the tracing.
         axes: those whose sizes are certain. Along others, equal sizes may be a coincidence.
-        fractions: those whose sizes are not certain, although they are not equal.
+        fractions: those whose sizes are not certain, also if they are not equal.
     """
     if any(shape.rank is None for shape in shapes):
         return None

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation, size_at
 from slurm_resolver.tf.partition.sizes import Pair
+from slurm_resolver.tf.partition.slice_limits import (
+    KEPT,
+    axes_of_slice,
+    certain_limits,
+    is_whole,
+)
 from slurm_resolver.tf.partition.values import (
     COUNTS,
     SAME,
@@ -51,50 +56,11 @@ def _whole_batches(sizes: Any, value: Value) -> int:
     return found.pop()
 
 
-_KEPT = 32  # the place of an axis that a specification does not mention
-
-
-def _entries(op: Operation, rank: int) -> tuple[list[int], list[int]]:
-    """Returns what is known of the axes of a result of StridedSlice.
-
-    NumPy has the same rules: it slices an array in which each axis of the input has another stride.
-
-    Args:
-        rank: the number of axes of the input.
-
-    Returns:
-        For each axis, that of the input, which is -1 for a new axis; and its place in the
-        specification.
-    """
-    ellipsis, new, picked = (
-        op.attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
-    )
-    index: list[Any] = []
-    for place in range(op.shape(1)[0][0]):
-        if ellipsis >> place & 1:
-            index.append(Ellipsis)
-        elif new >> place & 1:
-            index.append(None)
-        else:
-            index.append(0 if picked >> place & 1 else slice(place))
-    array = np.lib.stride_tricks.as_strided(
-        np.zeros(1, np.int8),
-        shape=[_KEPT] * rank,
-        strides=range(1, rank + 1),
-        writeable=False,
-    )
-    part = array[tuple(index)]
-    return [stride - 1 for stride in part.strides], list(part.shape)
-
-
 def _takes_all(op: Operation, place: int) -> bool:
     """Whether a slice takes all entries of an axis, given its place in the specification."""
-    if place == _KEPT:
-        return True
-    if int(op.constant(3)[place]) != 1:
+    if place != KEPT and int(op.constant(3)[place]) != 1:
         raise NotByPartError("some of the rows")
-    masks = op.attribute("begin_mask") & op.attribute("end_mask")
-    return bool(masks >> place & 1)
+    return is_whole(op.node.operation, place)
 
 
 def _limits(op: Operation, place: int, size: Pair, value: Value) -> list[Sizes]:
@@ -105,16 +71,11 @@ def _limits(op: Operation, place: int, size: Pair, value: Value) -> list[Sizes]:
         size: of the axis, for both sizes of the batch.
         value: the rows along the axis.
     """
-    limits = []
-    for which, most in enumerate(size):
-        ends = [
-            None
-            if op.attribute(f"{name}_mask") >> place & 1
-            else int(op.numbers(given)[which][place])
-            for given, name in enumerate(("begin", "end"), start=1)
-        ]
-        limits.append(slice(*ends).indices(int(most))[:2])
-    return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in zip(*limits)]
+    numbers = [op.numbers(given) for given in (1, 2)]
+    limits = certain_limits(op.node.operation, place, numbers, size)
+    if limits is None:
+        raise NotByPartError("some of the rows")
+    return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in limits]
 
 
 def _orders_only(operation: Any) -> bool:
@@ -138,7 +99,7 @@ def strided_slice(op: Operation) -> Split:
     value = op.of_rows()
     if _orders_only(op.node.operation):
         return op.split(SAME, value)
-    axes, places = _entries(op, op.rank())
+    axes, places = axes_of_slice(op.node.operation, op.shape(1)[0][0], op.rank())
     if value.axis not in axes:
         raise NotByPartError("one of the rows")
     axis = axes.index(value.axis)
@@ -153,7 +114,7 @@ def strided_slice(op: Operation) -> Split:
 def strided_slice_gradient(op: Operation) -> Split:
     """StridedSliceGrad: what was sliced, beside zeros."""
     value = op.of_rows(4)
-    axes, places = _entries(op, op.result_rank())
+    axes, places = axes_of_slice(op.node.operation, op.shape(1)[0][0], op.result_rank())
     axis = axes[value.axis]
     place = places[value.axis]
     if axis < 0:

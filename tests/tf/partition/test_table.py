@@ -440,6 +440,10 @@ tf.cast(tf.reduce_sum(tf.cast(whole * 30, tf.uint8)), F)
 total_of_rows(x, tf.reduce_max(x) > 100)
 1 / tf.reverse(-tf.nn.relu(x), [0])
 tf.reduce_sum(tf.exp(tf.pad(x, [[0, tf.maximum(8 - tf.shape(x)[0], 0)], [0, 0], [0, 0]])))
+tf.reduce_sum(tf.exp(tf.pad(x, [[0, 8 - tf.shape(x[:8])[0]], [0, 0], [0, 0]])))
+tf.reduce_sum(tf.exp(tf.pad(x, [[0, 8 - tf.size(tf.range(tf.shape(x)[0])[:8])], [0, 0], [0, 0]])))
+tf.reduce_sum(tf.exp(x[: 2 * tf.shape(x)[0] - 4]))
+tf.reduce_sum(tf.exp(tf.concat([x, y], 0)[3 * tf.shape(x)[0] - 8 :]))
 tf.reduce_sum(tf.exp(tf.pad(x, [[0, -tf.minimum(tf.shape(x)[0] - 8, 0)], [0, 0], [0, 0]])))
 """
 

@@ -1,0 +1,102 @@
+"""Which axes a StridedSlice has, and where it begins and ends along them.
+
+TensorFlow moves a limit that is beyond an axis, such as the end of `x[:100]` if there are 8 rows.
+So a limit that depends on N, or is of an axis that does, is known only if it is within the axis for
+any N. Sizes are linear in N: it is tested for 2 rows, and for both samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from slurm_resolver.tf.partition.values import COUNTS
+
+KEPT = 32  # the place of an axis that a specification does not mention
+_FEWEST = 2  # rows, of as many replicas
+
+
+def axes_of_slice(operation: Any, count: int, rank: int) -> tuple[list[int], list[int]]:
+    """Returns what is known of the axes of a result.
+
+    NumPy has the same rules: it slices an array in which each axis of the input has another stride.
+
+    Args:
+        operation: a StridedSlice, or its gradient.
+        count: the number of places in its specification.
+        rank: the number of axes of the input.
+
+    Returns:
+        For each axis, that of the input, which is -1 for a new axis; and its place in the
+        specification.
+    """
+    ellipsis, new, picked = (
+        operation.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
+    )
+    index: list[Any] = []
+    for place in range(count):
+        if ellipsis >> place & 1:
+            index.append(Ellipsis)
+        elif new >> place & 1:
+            index.append(None)
+        else:
+            index.append(0 if picked >> place & 1 else slice(place))
+    array = np.lib.stride_tricks.as_strided(
+        np.zeros(1, np.int8),
+        shape=[KEPT] * rank,
+        strides=range(1, rank + 1),
+        writeable=False,
+    )
+    part = array[tuple(index)]
+    return [stride - 1 for stride in part.strides], list(part.shape)
+
+
+def is_whole(operation: Any, place: int) -> bool:
+    """Whether a slice has no limits along an axis, given its place in the specification."""
+    masks = operation.get_attr("begin_mask") & operation.get_attr("end_mask")
+    return place == KEPT or bool(masks >> place & 1)
+
+
+def has_certain_size(operation: Any, place: int, numbers: Sequence[Any], sizes: Any) -> bool:
+    """Whether the size of a slice along an axis is known for any N; see `certain_limits`."""
+    if is_whole(operation, place):
+        return True
+    if None in numbers or None in sizes:
+        return False
+    pairs = [sizes, *[[one[place] for one in pair] for pair in numbers]]
+    is_fixed = all(one == other for one, other in pairs)
+    return is_fixed or certain_limits(operation, place, numbers, sizes) is not None
+
+
+def certain_limits(
+    operation: Any, place: int, numbers: Sequence[Any], sizes: Any
+) -> list[Any] | None:
+    """Returns where a slice begins and ends along an axis for both N.
+
+    Args:
+        place: in the specification.
+        numbers: of all its begins, and of all its ends, for both N.
+        sizes: of the axis.
+
+    Returns:
+        None if a limit may be beyond the axis for another N.
+    """
+    found: list[Any] = []
+    for name, default, pair in zip(("begin", "end"), ((0, 0), sizes), numbers):
+        is_open = operation.get_attr(f"{name}_mask") >> place & 1
+        limits = default if is_open else [int(one[place]) for one in pair]
+        if max(_for_few(limits)) < 0:  # it is counted from the end
+            limits = [limit + size for limit, size in zip(limits, sizes)]
+        found.append(limits)
+    lines = zip(*map(_for_few, (*found, sizes)))
+    is_certain = all(0 <= begin <= end <= size for begin, end, size in lines)
+    return found if is_certain else None
+
+
+def _for_few(pair: Any) -> list[float]:
+    """Returns a size that is linear in N, for 2 rows and for both N."""
+    first, second = map(int, pair)
+    slope = (second - first) / (COUNTS[1] - COUNTS[0])
+    return [first - slope * (COUNTS[0] - _FEWEST), first, second]
