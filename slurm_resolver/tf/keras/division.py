@@ -164,7 +164,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     for one in after:
         if is_one_of(one, _MAPS):
             _check_rows(one)
-            divided = _mapped(divided, one)
+            divided = _mapped_batches(divided, one)
         else:
             divided = type(one)(divided, private_names.COUNT.of(one))
     divided = divided.map(as_share).with_options(dataset.options())
@@ -221,6 +221,32 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
     found = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
     _check_state(_graph_of_map(found))
     return found
+
+
+def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
+    """Maps the second parts of pairs, which are batches whose number of rows is no constant.
+
+    It raises UndividedError if the map is another one if this number is a constant, as it may be
+    after `batch(n, drop_remainder=True)`.
+    """
+    try:
+        found = _mapped(pairs, like)
+    except UndividedError:
+        raise
+    except Exception as error:
+        raise UndividedError(f"a map after batch(n) needs a constant batch size: {error}") from None
+    if _operations(found) != _operations(like):
+        raise UndividedError("a map after batch(n) uses the batch size as a constant")
+    return found
+
+
+def _operations(dataset: tf.data.Dataset) -> list[tuple[str, Any]]:
+    """Returns the operations of a map, with the values of its constants."""
+    return [
+        (operation.type, operation.node_def.attr["value"].SerializeToString())
+        for operation in _graph_of_map(dataset).get_operations()
+        if operation.type not in ("Identity", "Placeholder")
+    ]
 
 
 def _graph_of_map(dataset: tf.data.Dataset) -> Any:

@@ -36,6 +36,7 @@ ROWS.filter(lambda x: x > 1).map(double).batch(2).prefetch(1)
 ROWS.map(double, num_parallel_calls=2, deterministic=False).batch(5, drop_remainder=True)
 ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
 ROWS.map(double).batch(4).map(lambda x: tf.one_hot(x, 30)).map(named).take(2)
+ROWS.map(double).batch(4, drop_remainder=True).map(lambda x: tf.one_hot(x, 30)).map(named)
 ROWS.map(double).batch(4).map(lambda x: tf.reshape(x, [tf.shape(x)[0], 1]))
 ROWS.map(double).batch(4).repeat(2).skip(1)
 ROWS.map(lambda x: Pair(x, -x)).map(lambda pair: Pair(*pair[::-1])).batch(4)
@@ -59,6 +60,8 @@ ROWS.map(double).cache().batch(4)                             | no map directly 
 ROWS.map(double).padded_batch(4)                              | do not come from batch(n)
 ROWS.map(double).batch(4).map(lambda x: x - tf.reduce_max(x)) | each row by itself
 ROWS.map(double).batch(4).map(lambda x: x[:2])                | each row by itself
+ROWS.map(double).batch(4, True).map(lambda x: x // x.shape[0]) | needs a constant batch size
+ROWS.map(double).batch(4, True).map(lambda x: 2 * x if x.shape[0] else x) | as a constant
 ROWS.map(double).batch(4).map(lambda x: x // len_of(x))       | each row by itself
 ROWS.map(double).batch(4).map(lambda x: tf.range(len_of(x)))  | each row by itself
 ROWS.map(lambda x: tf.random.uniform([], seed=1)).batch(4)    | has a seed (RandomUniform)
