@@ -14,7 +14,7 @@ from slurm_resolver.tf.partition.collectives import (
     sent_part,
 )
 from slurm_resolver.tf.partition.control_flow import shape_of_part
-from slurm_resolver.tf.partition.creation import Creator
+from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.operation import size_at
 from slurm_resolver.tf.partition.plan import Compute, Plan, PutTogether
@@ -51,7 +51,6 @@ class Emission:
         self._plan = plan
         self.rows = rows
         self._add_up = add_up
-        self._creator = Creator()
         self._values = dict(zip(plan.flat.inputs, plan.inputs))
         # Tensors as they were computed, and as they have been converted.
         self._forms: dict[tuple[int, Want], Any] = dict(zip(self._values.items(), inputs))
@@ -112,7 +111,7 @@ class Emission:
 
     def create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
         """Creates an operation as it was traced, with other inputs."""
-        return self._creator.create(node.operation, inputs)
+        return create(node.operation, inputs)
 
     def as_traced(self, flat: Flat, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function as it was traced, and returns its outputs."""

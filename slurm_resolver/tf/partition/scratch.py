@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.partition.creation import Creator
+from slurm_resolver.tf.partition.creation import attributes_of, create
 
 
 class Scratch:
@@ -21,29 +21,25 @@ class Scratch:
 
     def __init__(self) -> None:
         self._graph = tf.Graph()
-        self._create = Creator().create
-        self._constants: dict[Any, Any] = {}
-        self._placeholders: dict[Any, Any] = {}
+        self._made: dict[Any, list[Any]] = {}
         self._numbers: dict[Any, Any] = {}
 
     def constant(self, numbers: Any, dtype: Any) -> Any:
         """Returns a tensor of these numbers."""
         array = np.asarray(numbers, dtype.as_numpy_dtype)
         key = dtype, array.shape, array.tobytes()
-        if key not in self._constants:
+        if key not in self._made:
             with self._graph.as_default():
-                tensor = tf.constant(array, dtype)
-            self._constants[key] = tensor
-            self._numbers[tensor.ref()] = array
-        return self._constants[key]
+                self._made[key] = [tf.constant(array, dtype)]
+        return self._made[key][0]
 
     def placeholder(self, dtype: Any, shape: Any) -> Any:
         """Returns a tensor of unknown numbers."""
-        key = dtype, str(tf.TensorShape(shape))
-        if key not in self._placeholders:
+        key = dtype, tf.TensorShape(shape)
+        if key not in self._made:
             with self._graph.as_default():
-                self._placeholders[key] = tf.compat.v1.placeholder(dtype, shape)
-        return self._placeholders[key]
+                self._made[key] = [tf.compat.v1.placeholder(dtype, shape)]
+        return self._made[key][0]
 
     def copy(self, operation: Any, inputs: Sequence[Any]) -> list[Any]:
         """Returns the results of an operation that was traced.
@@ -51,15 +47,24 @@ class Scratch:
         Raises:
             ValueError, TypeError or tf.errors.OpError: if it is impossible with these inputs.
         """
-        with self._graph.as_default():
-            return self._create(operation, inputs)
+        attributes = attributes_of(operation).items()
+        definition = {(name, value.SerializeToString()) for name, value in attributes}
+        key = operation.type, tuple(one.ref() for one in inputs), frozenset(definition)
+        if key not in self._made:
+            with self._graph.as_default():
+                if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
+                    dtype = operation.outputs[0].dtype
+                    self._made[key] = [tf.shape(one, dtype) for one in inputs]
+                else:
+                    self._made[key] = create(operation, inputs)
+        return self._made[key]
 
     def numbers(self, tensor: Any) -> Any:
         """Returns the numbers of a tensor; None if they are unknown."""
         key = tensor.ref()
         if key not in self._numbers:
             value = tf.get_static_value(tensor)
-            if value is None and tensor.op.type != "Placeholder" and tensor.dtype.is_integer:
+            if value is None and tensor.dtype.is_integer:
                 value = private_names.EVALUATE_CONSTANT.get()(tensor)
             self._numbers[key] = value
         return self._numbers[key]

@@ -22,10 +22,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
-import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.exactness import DIVIDING, TAKING, TELLING, is_exact
+from slurm_resolver.tf.partition.exactness import TAKING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.slice_limits import axes_of_slice, has_certain_size
 from slurm_resolver.tf.partition.values import COUNTS, Value
@@ -34,6 +33,7 @@ Pair = tuple[Any, Any]  # for each of these N
 
 _OPAQUE = (tf.resource, tf.variant)
 _CALLS = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
+_ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
 
 
@@ -56,7 +56,7 @@ class SizesOf:
         self._flat = flat
         self.value_of = value_of
         self._scratch: dict[int, Pair] = {}  # tensors, by number
-        self._shapes: dict[int, Pair] = {}
+        self._shapes: dict[int, Pair] = {}  # that are known from elsewhere
 
     def bind(
         self,
@@ -79,38 +79,27 @@ class SizesOf:
 
     def shape(self, number: int) -> Pair | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
-        if number in self._shapes:
-            return self._shapes[number]
-        found = self._quick(number)
-        if found is None:
-            first, second = (one.shape for one in self._scratched(number))
-            if None in (first.rank, second.rank):
-                return None
-            found = first.as_list(), second.as_list()
-        if None not in found[0]:
-            self._shapes[number] = found
-        return found
+        known = self._known_shape(number)
+        return known or _lists([one.shape for one in self._scratched(number)])
 
     def size(self, number: int, axis: int) -> Pair | None:
         """Returns the size along an axis for both N; None if it is unknown."""
         shapes = self.shape(number)
-        if shapes is None:
+        if shapes is None or axis >= len(shapes[0]):
             return None
         first, second = (shape[axis] for shape in shapes)
         return None if None in (first, second) else (first, second)
 
     def numbers(self, number: int) -> Pair | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
-        if self._flat.tensors[number].dtype in _OPAQUE:
-            return None
         first, second = map(self._flat.scratch.numbers, self._scratched(number))
         return None if first is None or second is None else (first, second)
 
-    def _quick(self, number: int) -> Pair | None:
+    def _known_shape(self, number: int) -> Pair | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
         shape = self._flat.tensors[number].shape
-        if shape.rank is None:
-            return None
+        if number in self._shapes or shape.rank is None:
+            return self._shapes.get(number)
         value = self.value_of(number)
         found = []
         for count in COUNTS:
@@ -129,8 +118,8 @@ class SizesOf:
             if one in self._scratch:
                 waiting.pop()
             elif node is None or self._is_enough(one, node):
-                self._place(one, self._shapes.get(one) or self._quick(one))
-            elif not self._tell(node):
+                self._place(one, self._known_shape(one))
+            else:
                 missing = [other for other in node.inputs if other not in self._scratch]
                 waiting += missing
                 if not missing:
@@ -145,38 +134,20 @@ class SizesOf:
             return True
         traced = self._flat.tensors[number]
         size = traced.shape.num_elements()
-        decides = not traced.dtype.is_floating and (size is None or size < _FEW)
-        if decides or operation.type == "Const":
+        if not traced.dtype.is_floating and (size is None or size < _FEW):
             return False
-        return self._quick(number) is not None
+        return self._known_shape(number) is not None
 
     def _place(self, number: int, shapes: Pair | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self._flat.tensors[number]
-        dtype = tf.float32 if traced.dtype in _OPAQUE else traced.dtype
         first, second = shapes or (traced.shape, traced.shape)
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
         place = self._flat.scratch.placeholder
-        self._scratch[number] = place(dtype, first), place(dtype, second)
-
-    def _tell(self, node: Node) -> bool:
-        """Makes constants of the sizes that an operation tells; returns whether it could."""
-        kind = node.operation.type
-        shapes = [self.shape(one) for one in node.inputs] if kind in TELLING else [None]
-        if any(one is None or None in one[0] for one in shapes):
-            return False
-        for number, pair in zip(node.outputs, shapes):
-            assert pair is not None
-            sizes = (np.prod(pair[0]), np.prod(pair[1])) if kind == "Size" else pair
-            self.bind(
-                number,
-                None,
-                sizes,
-            )
-        return True
+        self._scratch[number] = place(traced.dtype, first), place(traced.dtype, second)
 
     def _copy(self, node: Node) -> None:
-        """Makes an operation for both N, or placeholders for what is not certain of it."""
+        """Infers the results of an operation for both N, or what is certain of their shapes."""
         copy = self._flat.scratch.copy
         given = [self._scratch[one] for one in node.inputs]
         try:
@@ -186,121 +157,75 @@ class SizesOf:
             for number in node.outputs:
                 self._place(number, None)
             return
+        parts = self._parts(node)
+        exact = not parts and is_exact(node.operation, map(self.numbers, node.inputs))
         for number, pair in zip(node.outputs, zip(first, second)):
-            if number not in self._scratch:
-                self._note(
-                    node,
+            traced = self._flat.tensors[number].shape
+            shapes = _lists([one.shape for one in pair])
+            certain = _certain(traced, shapes, parts) if shapes else None
+            if number in self._scratch:
+                continue
+            if pair[0] is not pair[1] and not (exact and certain == shapes):
+                self._place(number, certain)
+                continue
+            self._scratch[number] = pair
+            if exact and traced.rank in (0, 1):
+                self.bind(
                     number,
-                    pair,
+                    None,
+                    self.numbers(number),
                 )
 
-    def _note(self, node: Node, number: int, pair: Pair) -> None:
-        """Notes a result, or what is certain of its shape."""
-        traced = self._flat.tensors[number]
-        others = [self._scratch[one] for one in node.inputs[1:]]
-        # Whether N says which part is taken.
-        is_part = node.operation.type in TAKING and any(one is not other for one, other in others)
-        shapes = [one.shape for one in pair]
-        fractions = {*self._fractions(node, shapes), *self._moved_axes(node, pair)}
-        if pair[0] is not pair[1] and (is_part or fractions or not self._is_exact(node)):
-            certain: Collection[int] = ()
-            if not is_part or node.operation.type == "StridedSlice":
-                certain = range(pair[0].shape.rank or 0)
-            self._place(
-                number,
-                _certain(
-                    traced.shape,
-                    shapes,
-                    certain,
-                    fractions,
-                ),
-            )
-            return
-        self._scratch[number] = pair
-        if pair[0] is not pair[1] and traced.dtype.is_integer and traced.shape.rank in (0, 1):
-            self.bind(
-                number,
-                None,
-                self.numbers(number),
-            )
-
-    def _fractions(self, node: Node, shapes: Sequence[Any]) -> Collection[int]:
-        """Returns the axes of a result that have a part of the rows, such as every second one.
-
-        Half of an odd N is rounded, which the samples do not show. An operation that divides an
-        axis without a remainder fails in one process for other N.
-        """
-        if node.operation.type in DIVIDING or None in [shape.rank for shape in shapes]:
-            return ()
-        found = []
-        for axis, (one, other) in enumerate(zip(*shapes)):
-            if (
-                one != other
-                and None not in (one, other)
-                and (other - one) % (COUNTS[1] - COUNTS[0])
-            ):
-                found.append(axis)
-        given = [size for number in node.inputs if found for size in self._sizes_of(number)]
-        return [axis for axis in found if (shapes[0][axis], shapes[1][axis]) not in given]
-
-    def _sizes_of(self, number: int) -> Sequence[Pair]:
-        """Returns the sizes of a tensor for both N, by axis."""
-        first, second = (one.shape for one in self._scratch[number])
-        return [] if None in (first.rank, second.rank) else list(zip(first, second))
-
-    def _is_exact(self, node: Node) -> bool:
-        """Whether a result for both N is so for any N."""
-        numbers = [
-            self.numbers(one) if self._flat.tensors[one].dtype.is_integer else None
-            for one in node.inputs
-        ]
-        return is_exact(node.operation, numbers)
-
-    def _moved_axes(self, node: Node, pair: Pair) -> Collection[int]:
-        """Returns the axes of a slice whose limits may be beyond it for some N."""
+    def _parts(self, node: Node) -> Collection[int]:
+        """Returns the axes of a result along which N says which part is taken."""
         operation = node.operation
-        if operation.type != "StridedSlice" or pair[0] is pair[1]:
+        if operation.type not in TAKING:
             return ()
-        given = self._sizes_of(node.inputs[0])
+        if operation.type != "StridedSlice":
+            given = [self._scratch[one] for one in node.inputs[1:]]
+            return () if all(one is other for one, other in given) else _ALL_AXES
+        sizes = self._sizes_of(node.inputs[0])
         count = operation.inputs[1].shape.num_elements()
-        if not given or count is None:
-            return range(pair[0].shape.rank or 0)
+        if not sizes or count is None:
+            return _ALL_AXES
         limits = [self.numbers(one) for one in node.inputs[1:3]]
-        axes, places = axes_of_slice(operation, count, len(given))
-        return [
-            result
-            for result, (axis, place) in enumerate(zip(axes, places))
-            if axis >= 0
-            and not has_certain_size(
+        found = []
+        for result, (axis, place) in enumerate(zip(*axes_of_slice(operation, count, len(sizes)))):
+            if axis >= 0 and not has_certain_size(
                 operation,
                 place,
                 limits,
-                given[axis],
-            )
-        ]
+                sizes[axis],
+            ):
+                found.append(result)
+        return found
+
+    def _sizes_of(self, number: int) -> Sequence[Pair]:
+        """Returns the sizes of a tensor for both N, by axis; none if its rank is unknown."""
+        shapes = _lists([one.shape for one in self._scratch[number]])
+        return list(zip(*shapes)) if shapes else []
 
 
-def _certain(
-    traced: Any,
-    shapes: Sequence[Any],
-    axes: Collection[int],
-    fractions: Collection[int],
-) -> Pair | None:
+def _lists(shapes: Sequence[Any]) -> Pair | None:
+    """Returns two shapes as lists; None if one has an unknown rank."""
+    first, second = shapes
+    return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
+
+
+def _certain(traced: Any, shapes: Pair, parts: Collection[int]) -> Pair:
     """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
+
+    A size of N / 2 is rounded if N is odd, which the samples do not show.
 
     Args:
         traced: the shape that is known since the tracing.
-        axes: those whose sizes are certain. Along others, equal sizes may be a coincidence.
-        fractions: those whose sizes are not certain, also if they are not equal.
+        parts: axes whose sizes may be a coincidence; of all axes, only equal sizes may be one.
     """
-    if any(shape.rank is None for shape in shapes):
-        return None
-    known = traced if traced.rank is not None else [None] * shapes[0].rank
-    kept = [
-        static is not None or (axis not in fractions and (axis in axes or one != other))
-        for axis, (static, one, other) in enumerate(zip(known, *shapes))
-    ]
-    first, second = (
-        [size if is_kept else None for size, is_kept in zip(shape, kept)] for shape in shapes
-    )
+    first, second = map(list, shapes)
+    known = traced if traced.rank is not None else [None] * len(first)
+    for axis, (static, one, other) in enumerate(zip(known, *shapes)):
+        is_part = axis in parts and (one == other or parts is not _ALL_AXES)
+        is_unknown = is_part or None in (one, other)
+        if static is None and (is_unknown or (other - one) % (COUNTS[1] - COUNTS[0])):
+            first[axis] = second[axis] = None
     return first, second
