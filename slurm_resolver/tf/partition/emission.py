@@ -16,7 +16,6 @@ from slurm_resolver.tf.partition.collectives import (
 from slurm_resolver.tf.partition.control_flow import shape_of_part
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.operation import size_at
 from slurm_resolver.tf.partition.plan import Compute, Plan, PutTogether
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -136,7 +135,7 @@ class Emission:
         """Returns a tensor as an operation wants it, which is made now."""
         value = self._values[number]
         if isinstance(want, Sizes):
-            return self._sized(self.get(number, SAME), want, self.rows.own)
+            return self.sized(self.get(number, SAME), want, self.rows.own)
         if want == SAME:
             # Each replica can compute it for itself, and does now.
             node = self._plan.flat.makers[number]
@@ -157,18 +156,11 @@ class Emission:
         return tf.math.multiply_no_nan(statistic, weight)  # that of no rows is NaN
 
     @staticmethod
-    def _sized(sizes: Any, want: Sizes, count: Any) -> Any:
+    def sized(sizes: Any, want: Sizes, count: Any) -> Any:
         """Returns a vector of sizes, with that of so many rows in one place."""
         found = tf.unstack(sizes)
         found[want.place] = tf.cast(count * (want.outer * want.inner), sizes.dtype)
         return tf.stack(found)
-
-    def whole_shape(self, part: Any, value: Value, dtype: Any) -> Any:
-        """Returns the shape of a whole tensor, given a replica's part."""
-        sizes = tf.shape(part, out_type=dtype)
-        if not value.has_rows:
-            return sizes
-        return self._sized(sizes, size_at(value), self.rows.total)
 
     # --- Collectives -----------------------------------------------------------------------------
 

@@ -33,14 +33,17 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    shapes = zip(
-        op.shape(),
-        op.result_shape(),
-        COUNTS,
-    )
-    found = {_reshaped(value, *one) for one in shapes}
-    result = found.pop()
-    if found or result is None:
+    before = op.shape()
+    after = op.result_shape()
+    if not is_count(
+        op.size(value.axis),
+        value.outer,
+        value.inner,
+    ):
+        raise NotByPartError("another number of rows")
+    results = set(map(_reshaped, (value, value), before, after))
+    result = results.pop()
+    if results or result is None:
         raise NotByPartError("rows are mixed")
     return op.split(
         result,
@@ -49,26 +52,21 @@ def reshape(op: Operation) -> Split:
     )
 
 
-def _reshaped(
-    value: Value, before: Sequence[Any], after: Sequence[Any], count: int
-) -> Value | None:
+def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Value | None:
     """Returns the rows along an axis of the result; None if they are not along one.
 
     Args:
         before: the shape of the input.
         after: the shape of the result.
-        count: the number of rows.
     """
-    if None in before or None in after:
-        raise NotByPartError("an unknown size")
-    if 0 in after:
-        return None
+    if None in before or None in after or 0 in after:
+        raise NotByPartError("an unknown size, or no entries")
     first = int(np.prod(before[: value.axis])) * value.outer
     last = int(np.prod(before[value.axis + 1 :])) * value.inner
-    for axis, size in enumerate(after):
+    for axis in range(len(after)):
         outer, mixed = divmod(first, int(np.prod(after[:axis])))
         inner, others = divmod(last, int(np.prod(after[axis + 1 :])))
-        if not mixed and not others and size == outer * count * inner:
+        if not mixed and not others:
             return rows(
                 axis,
                 outer,
@@ -97,21 +95,6 @@ def inserted(op: Operation, axis: int, count: int = 1) -> Split:
     return by_equation(op, f"{terms}->{term[:axis]}_{term[axis:]}")
 
 
-def pack(op: Operation) -> Split:
-    """Pack: tensors are joined along a new axis."""
-    return inserted(
-        op,
-        op.attribute("axis"),
-        len(op.values),
-    )
-
-
-def expand(op: Operation) -> Split:
-    """ExpandDims."""
-    (axis,) = op.axes(1, op.rank() + 1)
-    return inserted(op, axis)
-
-
 def squeeze(op: Operation) -> Split:
     """Squeeze of given axes. Without axes, it also removes that of a single row."""
     axes = op.attribute("squeeze_dims")
@@ -124,15 +107,6 @@ def squeeze(op: Operation) -> Split:
     )
 
 
-def unpack(op: Operation) -> Split:
-    """Unpack: a tensor for each entry of an axis."""
-    return combined(
-        op,
-        [op.attribute("axis")],
-        removed=True,
-    )
-
-
 def pad(op: Operation) -> Split:
     """Pad, but not of the rows."""
     axes = np.flatnonzero(np.any(op.constant(1), axis=1))
@@ -140,11 +114,11 @@ def pad(op: Operation) -> Split:
 
 
 def repeated(op: Operation) -> Split:
-    """BroadcastTo, Empty and Fill: of rows, or of one entry for all rows."""
+    """BroadcastTo and Fill: of rows, or of one entry for all rows."""
     if op.divided:
         return by_equation(op, "...,#->...")
-    value = _first_rows(*op.result_shape())
-    if op.kind in ("Empty", "Fill"):
+    value = first_rows(*op.result_shape())
+    if op.kind == "Fill":
         return op.split(value, size_at(value))
     axis = value.axis - op.result_rank() + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):
@@ -156,7 +130,7 @@ def repeated(op: Operation) -> Split:
     )
 
 
-def _first_rows(*shapes: Sequence[Any]) -> Value:
+def first_rows(*shapes: Sequence[Any]) -> Value:
     """Returns the rows along the first axis whose size is a multiple of N."""
     for axis, sizes in enumerate(zip(*shapes)):
         outer = (sizes[0] or 0) // COUNTS[0]
@@ -200,9 +174,7 @@ def split(op: Operation) -> Split:
     value = op.of_rows(data)
     wants = (SAME, value)[1 - data :]
     (axis,) = op.axes(axes, op.rank(data))
-    if axis != value.axis:
-        return op.split(value, *wants)
-    count = len(op.node.outputs)
-    if op.kind != "Split" or value.outer % count:
+    count = len(op.node.outputs) if axis == value.axis else 1
+    if axis == value.axis and (op.kind != "Split" or value.outer % count):
         raise NotByPartError("some of the rows")
     return op.split(value._replace(outer=value.outer // count), *wants)

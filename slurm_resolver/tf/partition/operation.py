@@ -50,12 +50,12 @@ class Operation:
         self.values = tuple(SAME if one.kind in (Kind.SUM, Kind.LOCAL) else one for one in raw)
         self.sizes = sizes
 
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """Returns an attribute of the operation."""
+    def attribute(self, name: str) -> Any:
+        """Returns an attribute of the operation; None if it has none."""
         try:
             return self.node.operation.get_attr(name)
         except ValueError:
-            return default
+            return None
 
     def dtype(self, place: int) -> Any:
         """Returns the type of an input."""
@@ -63,14 +63,15 @@ class Operation:
 
     def rank(self, place: int = 0) -> int:
         """Returns the number of axes of an input."""
-        return self._rank(self.node.operation.inputs[place])
+        return self.rank_of(self.node.operation.inputs[place])
 
     def result_rank(self) -> int:
         """Returns the number of axes of the first result."""
-        return self._rank(self.node.operation.outputs[0])
+        return self.rank_of(self.node.operation.outputs[0])
 
     @staticmethod
-    def _rank(tensor: Any) -> int:
+    def rank_of(tensor: Any) -> int:
+        """Returns the number of axes of a tensor."""
         rank = tensor.shape.rank
         if rank is None:
             raise NotByPartError("an unknown rank")
@@ -143,8 +144,7 @@ class Operation:
         size = self.sizes.size(self.node.inputs[place], wanted.axis)
         if size == (1, 1):
             return SAME
-        is_alike = self.kind == "AddN"  # which does not repeat entries
-        if not is_alike and not is_count(size, wanted.outer, wanted.inner):
+        if not is_count(size, wanted.outer, wanted.inner):
             raise NotByPartError("another size beside the rows")
         return wanted
 

@@ -94,9 +94,7 @@ def _terms(op: Operation, equation: str) -> list[str]:
             )
         )
         if others < len(term):
-            if tensor.shape.rank is None:
-                raise NotByPartError("an unknown rank")
-            axes = tensor.shape.rank - others
+            axes = op.rank_of(tensor) - others
             term = term.replace("...", _OTHER_AXES[:axes][::-1]).replace("*", "_" * axes)
         found.append(term)
     return found
@@ -109,44 +107,38 @@ def letters(rank: int, combined: Collection[int] = ()) -> str:
 
 def by_entry(op: Operation) -> Split:
     """Each entry is computed of the entries at its place."""
-    if op.kind == "Bitcast" and op.result_rank() != op.rank():
-        raise NotByPartError("a type of another size")
-    if op.kind == "Select" and op.rank() < op.rank(1):
-        raise NotByPartError("tf.compat.v1.where by row")
     return by_equation(op, ",".join(["..."] * len(op.values)) + "->...")
 
 
-def combined(op: Operation, axes: Sequence[int], *, removed: bool = False) -> Split:
-    """Entries are combined along some axes, and these may be removed."""
+def combined(
+    op: Operation,
+    axes: Sequence[int],
+    *,
+    removed: bool = False,
+    adds: bool = False,
+) -> Split:
+    """Entries are combined, or added up, along some axes, and these may be removed."""
     rank = op.rank()
-    term = letters(rank, [axis % rank for axis in axes])
-    result = term.replace("_", "") if removed else term
-    return by_equation(op, f"{term}->{result}")
-
-
-def along_given(op: Operation, place: int = 1) -> Split:
-    """Entries are combined along the axes that an input names: Cumsum, ReverseV2, Roll."""
-    return combined(op, op.axes(place, op.rank()))
-
-
-def shape_alone(op: Operation) -> Split:
-    """ZerosLike, OnesLike and Rank, which read the shape of a sum alone."""
-    return op.split(SAME if op.kind == "Rank" else op.values[0], op.raw[0])
+    result = letters(rank, [axis % rank for axis in axes])
+    if removed:
+        result = result.replace("_", "")
+    return by_equation(
+        op,
+        f"{letters(rank)}->{result}",
+        adds=adds,
+    )
 
 
 def told_sizes(op: Operation) -> Split:
     """Shape, ShapeN and Size: sizes are those of the whole batch."""
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-        dtype = node.operation.outputs[0].dtype
-        sizes = [
-            emission.whole_shape(
-                part,
-                value,
-                dtype,
-            )
-            for part, value in zip(inputs, op.raw)
-        ]
+        sizes = []
+        for part, value in zip(inputs, op.raw):
+            shape = tf.shape(part, node.operation.outputs[0].dtype)
+            if value.has_rows:
+                shape = emission.sized(shape, size_at(value), emission.rows.total)
+            sizes.append(shape)
         return [tf.reduce_prod(one) for one in sizes] if op.kind == "Size" else sizes
 
     return Split(
@@ -158,15 +150,11 @@ def told_sizes(op: Operation) -> Split:
 
 def reduction(op: Operation) -> Split:
     """Entries along some axes are combined: Sum, Max, ArgMax, …"""
-    rank = op.rank()
-    axes = op.axes(1, rank)
-    result = letters(rank, axes)
-    if not op.attribute("keep_dims"):
-        result = result.replace("_", "")
     is_mean = op.kind == "Mean" and op.node.operation.outputs[0].dtype.is_floating
-    found = by_equation(
+    found = combined(
         op,
-        f"{letters(rank)}->{result}",
+        op.axes(1, op.rank()),
+        removed=not op.attribute("keep_dims"),
         adds=is_mean or op.kind == "Sum",
     )
     return found._replace(make=_part_of_mean) if is_mean and SUM in found.results else found
@@ -190,63 +178,23 @@ def matrix_product(op: Operation) -> Split:
     )
 
 
-def einsum(op: Operation) -> Split:
-    """Einsum."""
-    return by_equation(
-        op,
-        op.attribute("equation").decode(),
-        adds=True,
-    )
-
-
 def sparse_product(op: Operation) -> Split:
     """SparseTensorDenseMatMul, of a matrix whose columns have rows."""
     matrix = "C_" if op.attribute("adjoint_b") else "_C"
     return by_equation(op, f",,,{matrix}->_C")
 
 
-def bias(op: Operation) -> Split:
-    """BiasAdd, and BiasAddGrad, which adds up all axes but that of the channels."""
-    channels_last = op.attribute("data_format") != b"NCHW"
-    data = "...C" if channels_last else "NC" + letters(op.rank() - 2)
-    if op.kind == "BiasAddGrad":
-        return by_equation(
-            op,
-            f"{data}->C",
-            adds=True,
-        )
-    return by_equation(op, f"{data},C->{data}")
-
-
-def matrix_of_diagonal(op: Operation) -> Split:
-    """MatrixDiagV3, of one diagonal or several ones."""
-    return combined(op, range(op.result_rank() - 2, op.rank()))
-
-
-def counted(op: Operation) -> Split:
-    """DenseBincount: how often each number occurs, or the weights of where it does."""
-    data = "N_"[: op.rank()]
-    weights = "" if op.node.operation.inputs[2].shape == [0] else data
-    result = data if op.rank() == 2 else "_"
-    adds = not op.attribute("binary_output")
-    return by_equation(
-        op,
-        f"{data},,{weights}->{result}",
-        adds=adds,
-    )
-
-
 # --- Sums of the replicas' addends ---------------------------------------------------------------
 
-_LINEAR = names("""
-    Cast Conj ExpandDims Identity Imag Mean Neg PreventGradient Real Reshape ReverseV2 Slice
-    Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack
-    """)
-_ADDING = names("Add AddN AddV2 Pack Sub")
+# The places of the addends: all, any single one, or the first or second one.
+_ADDING = names("Add AddN AddV2 Sub")
 _PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
+_OF_FIRST = names("""
+    Cast Conj Div DivNoNan ExpandDims Identity Imag Mean Neg PreventGradient Real RealDiv Reshape
+    ReverseV2 Slice Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack
+    """)
 # The gradients of some functions are linear in the gradient of their result.
-_GRADIENTS = names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad")
-_QUOTIENTS = names("Div DivNoNan RealDiv")
+_OF_SECOND = names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad Split SqrtGrad TanhGrad")
 
 
 def linear(op: Operation) -> Split | None:
@@ -255,42 +203,22 @@ def linear(op: Operation) -> Split | None:
     A sum of integers may wrap around, which the addends do not.
     """
     outputs = op.node.operation.outputs
-    if op.divided or any(value.is_list for value in op.raw) or not outputs:
+    if op.divided or not outputs:
         return None
     sums = [place for place, value in enumerate(op.raw) if value == SUM]
     dtypes = (outputs[0].dtype, *map(op.dtype, sums))
     if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
         return None
-    places = range(len(op.raw))
-    addends = _addends(
-        op.kind,
-        places,
-        sums,
-    )
-    may_enlarge = op.kind in _PRODUCTS | _GRADIENTS | _QUOTIENTS
-    if not addends.issuperset(sums) or (may_enlarge and _enlarges(op, sums[0])):
+    addends: Collection[int] = ()
+    if op.kind in _ADDING:
+        addends = range(len(op.raw))
+    elif op.kind in _PRODUCTS:
+        addends = sums[:1]
+    elif op.kind in _OF_FIRST | _OF_SECOND:
+        addends = [int(op.kind in _OF_SECOND)]
+    if not set(sums).issubset(addends) or _enlarges(op, sums[0]):
         return None
-    return op.split(SUM, *[SUM if place in addends else SAME for place in places])
-
-
-def _addends(kind: str, places: Sequence[int], sums: Sequence[int]) -> set[int]:
-    """Returns the places of the inputs in which an operation is linear together.
-
-    Args:
-        places: of all inputs.
-        sums: of those that are SUMs.
-    """
-    if kind in _ADDING:
-        return set(places)
-    if kind == "ConcatV2":
-        return set(places[:-1])
-    if kind == "SelectV2":
-        return {1, 2}
-    if kind in _PRODUCTS:
-        return set(sums[:1])
-    if kind in _GRADIENTS or kind == "Split":
-        return {1}
-    return {0} if kind in _LINEAR | _QUOTIENTS else set()
+    return op.split(SUM, *[SUM if place in addends else SAME for place in range(len(op.raw))])
 
 
 def _enlarges(op: Operation, place: int) -> bool:

@@ -11,27 +11,22 @@ from typing import Callable
 
 from slurm_resolver.tf.partition import indexing, moving, rules, slices
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.values import Split
+from slurm_resolver.tf.partition.values import SAME, Split
 
 Rule = Callable[[Operation], Split]
 
 BY_ENTRY = """
-    Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast
+    Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e
     BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos
     Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod
     Greater GreaterEqual Identity Igamma Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan
     LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
-    LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual Polygamma Pow
+    LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma Pow
     PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift
-    Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
+    Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
     Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference
-    StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
+    StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
 """
-REDUCTIONS = "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum"
-PRODUCTS = "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul"
-ALONG_GIVEN = "Cumprod Cumsum CumulativeLogsumexp ReverseV2"
-PADS = "MirrorPad MirrorPadGrad Pad PadV2"
-CHANGES = "TensorScatterAdd TensorScatterSub TensorScatterUpdate"
 
 # The equations of operations, as `rules` describes them.
 EQUATIONS = """
@@ -67,6 +62,7 @@ EQUATIONS = """
     AdjustSaturation                    ..._->..._
 
     AvgPool                             N*->N*
+    BiasAdd                             N*,->N*
     AvgPool3D                           N*->N*
     AvgPool3DGrad                       #,N*->N*
     AvgPoolGrad                         #,N*->N*
@@ -91,12 +87,12 @@ EQUATIONS = """
     ResizeBilinear                      N*->N*
     ResizeBilinearGrad                  N*,N*->N*
     ResizeNearestNeighbor               N*->N*
+    Select                              N*,N*,N*->N*
     SoftmaxCrossEntropyWithLogits       N_,N_->N
     SpaceToDepth                        N*->N*
     SparseSoftmaxCrossEntropyWithLogits N_,N->N
-"""
-# Those of sums over rows.
-SUMS = """
+
+    BiasAddGrad                         N*->
     Conv2DBackpropFilter                N*,,N*->
     Conv3DBackpropFilterV2              N*,,N*->
     DepthwiseConv2dNativeBackpropFilter N*,,N*->
@@ -104,85 +100,66 @@ SUMS = """
 """
 
 
-def _equations(text: str, *, adds: bool) -> dict[str, Rule]:
-    """Returns the rules of the equations in a text."""
-    words = text.split()
+def _equations() -> dict[str, Rule]:
+    """Returns the rules of the equations. A result without axes has the sums of the rows."""
+    words = EQUATIONS.split()
     return {
         kind: functools.partial(
             rules.by_equation,
             equation=equation,
-            adds=adds,
+            adds=equation.endswith("->"),
         )
         for kind, equation in zip(words[::2], words[1::2])
     }
 
 
-TABLE: dict[str, Rule] = {
-    **_equations(EQUATIONS, adds=False),
-    **_equations(SUMS, adds=True),
-    **dict.fromkeys(BY_ENTRY.split(), rules.by_entry),
-    **dict.fromkeys(REDUCTIONS.split(), rules.reduction),
-    **dict.fromkeys(PRODUCTS.split(), rules.matrix_product),
-    **dict.fromkeys(ALONG_GIVEN.split(), rules.along_given),
-    **dict.fromkeys(PADS.split(), moving.pad),
-    **{
-        kind: functools.partial(
-            indexing.at_places,
-            indices=1,
-            equation="T,P,E->T",
-            adds=kind != "TensorScatterUpdate",
-        )
-        for kind in CHANGES.split()
-    },
-    "BiasAdd": rules.bias,
-    "BiasAddGrad": rules.bias,
-    "BroadcastTo": moving.repeated,
+# All others: the types of operations, and their rule.
+RULES: dict[str, Rule] = {
+    BY_ENTRY: rules.by_entry,
+    "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum": rules.reduction,
+    "Assert": lambda op: op.split((), SAME, *op.values[1:]),
+    "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul": rules.matrix_product,
+    "BroadcastTo Fill": moving.repeated,
     "ConcatV2": moving.concatenate,
-    "DenseBincount": rules.counted,
-    "Einsum": rules.einsum,
-    "ExpandDims": moving.expand,
-    "Empty": moving.repeated,
-    "Fill": moving.repeated,
-    "GatherNd": functools.partial(
-        indexing.at_places,
-        indices=1,
-        equation="T,P->E",
+    "Cumprod Cumsum CumulativeLogsumexp ReverseV2": lambda op: rules.combined(
+        op, op.axes(1, op.rank())
     ),
+    "Einsum": lambda op: rules.by_equation(op, op.attribute("equation").decode(), adds=True),
+    "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, op.rank() + 1)),
+    "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,
+    "LookupTableFindV2 ResourceGather": indexing.gather_of_variable,
+    "MirrorPad MirrorPadGrad Pad PadV2": moving.pad,
     "OneHot": lambda op: moving.inserted(op, op.attribute("axis")),
-    "OnesLike": rules.shape_alone,
-    "LookupTableFindV2": indexing.gather_of_variable,
-    "MatrixDiagPartV3": lambda op: rules.combined(op, [-2, -1]),
-    "MatrixDiagV3": rules.matrix_of_diagonal,
-    "Pack": moving.pack,
-    "Rank": rules.shape_alone,
+    "Pack": lambda op: moving.inserted(op, op.attribute("axis"), len(op.values)),
     "Reshape": moving.reshape,
-    "ResourceGather": indexing.gather_of_variable,
-    "Roll": functools.partial(rules.along_given, place=2),
-    "ScatterNd": functools.partial(
-        indexing.at_places,
-        indices=0,
-        equation="P,E,#->T",
-        adds=True,
-    ),
-    "Shape": rules.told_sizes,
-    "ShapeN": rules.told_sizes,
-    "Size": rules.told_sizes,
+    "Roll": lambda op: rules.combined(op, op.axes(2, op.rank())),
+    "ScatterNd": lambda op: indexing.at_places(op, 0, "P,E,#->T", adds=True),
+    "Shape ShapeN Size": rules.told_sizes,
     "Slice": slices.slice_by_size,
     "SparseTensorDenseMatMul": rules.sparse_product,
-    "Split": moving.split,
-    "SplitV": moving.split,
+    "Split SplitV": moving.split,
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
+    "TensorScatterAdd TensorScatterSub": lambda op: indexing.at_places(
+        op,
+        1,
+        "T,P,E->T",
+        adds=True,
+    ),
+    "TensorScatterUpdate": lambda op: indexing.at_places(op, 1, "T,P,E->T"),
     "Tile": moving.tile,
     "Transpose": moving.transpose,
-    "Unpack": moving.unpack,
+    "Unpack": lambda op: rules.combined(op, [op.attribute("axis")], removed=True),
     "UnsortedSegmentSum": indexing.segment_sum,
-    "ZerosLike": rules.shape_alone,
+}
+TABLE = {
+    **_equations(),
+    **{kind: rule for kinds, rule in RULES.items() for kind in kinds.split()},
 }
 # These read the shape of a sum, and so do not put it together.
-OF_SHAPE = frozenset(("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"))
+OF_SHAPE = frozenset(("Shape", "ShapeN", "Size"))
 # These have rows although no input has: one entry is repeated for all of them.
 REPEATED = frozenset(("BroadcastTo", "Fill"))
 # All inputs may be whole: a product is divided again, with the rows of its first input.
