@@ -7,7 +7,6 @@ operations do the same in all replicas is listed here; others stop the plan.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import tensorflow as tf
@@ -19,12 +18,12 @@ _RANDOM = names("""
     Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 RandomShuffle
     RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal
     """)
-_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
-_OTHERS = frozenset(("NonDeterministicInts", "Timestamp"))
+# Others that draw.
+_OTHERS = names("NonDeterministicInts Timestamp")
 # What has an effect outside of the step happens once.
 _ONCE = names("""
-    PrintV2 WriteAudioSummary WriteHistogramSummary WriteImageSummary WriteScalarSummary
-    WriteSummary
+    EagerPyFunc PrintV2 PyFunc PyFuncStateless WriteAudioSummary WriteHistogramSummary
+    WriteImageSummary WriteScalarSummary WriteSummary
     """)
 
 # What reads and changes variables and tables, which all replicas have alike, and what draws numbers
@@ -41,20 +40,13 @@ _ALIKE = _RANDOM | names("""
 _UPDATES = ("ResourceApply", "ResourceGather", "ResourceScatter", "ResourceSparseApply")
 
 
-def check_effects(op: Operation, called: Container[str]) -> None:
-    """Raises PlanError for an operation that may do something else in each replica.
-
-    Args:
-        called: the operations that call functions, and have rules.
-    """
+def check_effects(op: Operation) -> None:
+    """Raises PlanError for an operation that may do something else in each replica."""
     kind = op.kind
-    if kind in called or is_drawn(op.node.operation):
-        return
     definition = op.node.operation.op_def
-    if any("func" in attribute.type for attribute in definition.attr):
-        raise PlanError(f"{kind} calls functions")
     is_alike = kind in _ALIKE or kind.startswith(_UPDATES)
-    if definition.is_stateful and not is_alike:
+    calls = any("func" in attribute.type for attribute in definition.attr)
+    if calls or (definition.is_stateful and not is_alike):
         raise PlanError(f"{kind} may do something else in each worker")
 
 
@@ -63,7 +55,7 @@ def is_drawn(operation: Any) -> bool:
     kind = operation.type
     if kind in _RANDOM:
         return not (operation.get_attr("seed") or operation.get_attr("seed2"))
-    return kind in _PYTHON or kind in _OTHERS or kind in _ONCE
+    return kind in _OTHERS | _ONCE
 
 
 def drawn(op: Operation) -> Split:
@@ -71,10 +63,12 @@ def drawn(op: Operation) -> Split:
     outputs = op.node.operation.outputs
     is_harmless = op.kind in _RANDOM | _OTHERS  # and tells other replicas the shape of its result
     for output in outputs:
-        if output.dtype == tf.string:
-            raise PlanError(f"{op.kind} returns strings, which the workers cannot send each other")
-        if not is_harmless and not output.shape.is_fully_defined():
-            raise PlanError(f"{op.kind} returns a tensor whose shape is not known beforehand")
+        is_sendable = output.dtype != tf.string and output.shape.is_fully_defined()
+        if not is_sendable and not is_harmless:
+            raise PlanError(
+                f"{op.kind} returns strings, or a tensor whose shape is not known beforehand: the "
+                "workers cannot send it to each other"
+            )
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         is_first = emission.rows.replica == 0

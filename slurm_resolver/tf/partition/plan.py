@@ -20,21 +20,20 @@ lists, conditions and loops are computed whole from the beginning.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, Union
+from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
+from slurm_resolver.tf.partition.moving import first_rows
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.rules import linear
-from slurm_resolver.tf.partition.sizes import SizesOf, is_count
+from slurm_resolver.tf.partition.sizes import SizesOf
 from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
 from slurm_resolver.tf.partition.values import (
-    COUNTS,
     LOCAL,
     SAME,
     SUM,
@@ -46,14 +45,12 @@ from slurm_resolver.tf.partition.values import (
     Want,
     as_tuple,
     list_of,
-    rows,
 )
 
 _CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
 
 
-@dataclasses.dataclass(eq=False)
-class Compute:
+class Compute(NamedTuple):
     """A step of a plan: an operation.
 
     Attributes:
@@ -65,8 +62,7 @@ class Compute:
     reason: str | None = None
 
 
-@dataclasses.dataclass(eq=False)
-class PutTogether:
+class PutTogether(NamedTuple):
     """A step of a plan: what the replicas have of some tensors is put together, at once."""
 
     numbers: tuple[int, ...]
@@ -75,7 +71,6 @@ class PutTogether:
 Step = Union[Compute, PutTogether]
 
 
-@dataclasses.dataclass(eq=False)
 class Plan:
     """How a replica computes a graph.
 
@@ -103,18 +98,16 @@ class Plan:
         return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
 
-def known_sizes(of: Plan | Planner, number: int) -> tuple[Any, Any]:
+def known_sizes(of: Plan, number: int) -> tuple[Any, Any]:
     """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
     tensor = of.flat.tensors[number]
-    if tensor.dtype in (tf.resource, tf.variant):
-        return None, None
     is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
     is_small = is_small and tensor.shape.is_fully_defined()  # not the numbers of all rows
     numbers = of.sizes.numbers(number) if is_small else None
     return as_tuple(of.sizes.shape(number)), as_tuple(numbers)
 
 
-class Planner:
+class Planner(Plan):
     """Plans a graph.
 
     Args:
@@ -137,7 +130,7 @@ class Planner:
         inside: bool = False,
     ) -> None:
         self.flat = flat
-        self._inputs = values
+        self.inputs = values
         self.values = dict(zip(flat.inputs, values))  # in the order in which they are planned
         self.sizes = SizesOf(flat, self.values.get)
         self._control_flow = control_flow
@@ -146,10 +139,9 @@ class Planner:
         self._inside = inside
         # Rows that have been put together, or that each replica can compute whole at little cost.
         self._known_whole: set[int] = set()
-        self._steps: list[Step] = []
+        self.steps = []
         self._done: set[Node] = set()
         self._linear: dict[Node, None] = {}  # of SUMs that are not whole, in their order
-        self._computed: dict[tuple[Node, tuple[Value, ...]], Compute] = {}
 
     def inner(
         self,
@@ -199,16 +191,9 @@ class Planner:
             if not needed:
                 break
             self._put_together(needed)
-        outputs = [self.values[number] for number in self.flat.outputs]
-        return Plan(
-            self.flat,
-            self.sizes,
-            self._inputs,
-            self._steps,
-            self.values,
-            outputs,
-            wanted or outputs,
-        )
+        self.outputs = [self.values[number] for number in self.flat.outputs]
+        self.wanted = wanted or self.outputs
+        return self
 
     def _plan(self, node: Node, needed: set[int]) -> bool:
         """Plans an operation if that is possible; returns whether it is.
@@ -225,7 +210,7 @@ class Planner:
         if missing:
             needed.update(missing)
             return False
-        self._steps.append(step)
+        self.steps.append(step)
         self._done.add(node)
         if not step.split.make and any(want is SUM for want in wants):
             self._linear[node] = None
@@ -253,57 +238,44 @@ class Planner:
 
     def _compute(self, node: Node) -> Compute:
         """Returns how an operation is computed."""
-        raw = tuple(self.values[number] for number in node.inputs)
-        key = node, raw
-        if key not in self._computed:  # one that waits is asked for again and again
-            self._computed[key] = self._compute_anew(Operation(node, raw, self.sizes))
-        return self._computed[key]
-
-    def _compute_anew(self, op: Operation) -> Compute:
-        check_effects(op, self._control_flow)
+        raw = [self.values[number] for number in node.inputs]
+        op = Operation(node, raw, self.sizes)
         try:
-            if self._is_whole and (op.kind in self._control_flow or uses_lists(op)):
-                raise NotByPartError("a list is needed whole")
-            return Compute(op.node, self._split(op))
+            return Compute(node, self._split(op))
         except NotByPartError as error:
-            return Compute(op.node, self._whole(op), str(error))
+            return Compute(node, self._whole(op), str(error))
 
     def _split(self, op: Operation) -> Split:
         """Returns how a replica computes an operation on what it has."""
-        kind = op.kind
-        if kind in self._control_flow:
-            return self._control_flow[kind](self, op, False)
-        if is_drawn(op.node.operation):
+        calls = op.kind in self._control_flow
+        if not calls and is_drawn(op.node.operation):
             return drawn(op)
-        rules = LIST_RULES if uses_lists(op) else TABLE
-        if rules is LIST_RULES or kind in OF_SHAPE:
-            return _by_rule(op, rules)
-        if LOCAL in op.raw:
-            return self._of_own(op)
-        found = linear(op) if SUM in op.raw else None
-        if found is not None:
-            return found
-        if kind == "Assert":
-            return Split((), (SAME, *op.values[1:]))
-        if not op.divided:
-            return self._same(op)
-        return _by_rule(op, TABLE)
-
-    def _of_own(self, op: Operation) -> Split:
-        """Returns how an operation of a replica's own statistics is computed."""
-        found = linear(op) if SUM in op.raw else None
+        if not calls:
+            check_effects(op)
+        if self._is_whole and (calls or uses_lists(op)):
+            raise NotByPartError("a list is needed whole")
+        if calls:
+            return self._control_flow[op.kind](self, op, False)
+        if uses_lists(op):
+            return _by_rule(op, LIST_RULES)
+        is_of_shape = op.kind in OF_SHAPE
+        found = linear(op) if SUM in op.raw and not is_of_shape else None
         if found is None:
-            if op.kind not in TABLE:
-                raise NotByPartError("a replica's own statistics")
-            found = TABLE[op.kind](op) if op.divided else op.split(LOCAL)
+            is_divided = op.divided or is_of_shape
+            found = _by_rule(op, TABLE) if is_divided else self._same(op)
+        # A replica's own statistics stay so.
         wants = [
-            LOCAL if value == LOCAL and want == SAME else want
+            LOCAL if value == LOCAL and want == SAME and found.results else want
             for value, want in zip(op.raw, found.wants)
         ]
         return found._replace(wants=tuple(wants))
 
     def _same(self, op: Operation) -> Split:
-        """Returns how an operation is computed whose inputs are all whole."""
+        """Returns how an operation is computed whose inputs are all whole, or own statistics."""
+        if LOCAL in op.raw:
+            if op.kind not in TABLE:
+                raise NotByPartError("a replica's own statistics")
+            return op.split(LOCAL)
         if not self._inside and op.kind in REPEATED | DIVIDED_AGAIN:
             with contextlib.suppress(NotByPartError):
                 return TABLE[op.kind](op if op.kind in REPEATED else self._divided_again(op))
@@ -311,15 +283,13 @@ class Planner:
 
     def _divided_again(self, op: Operation) -> Operation:
         """Returns a product as if its first input had rows, such as a reversed batch."""
-        first = self.sizes.size(op.node.inputs[0], 0)
-        outer = first[0] // COUNTS[0] if first else 0
+        value = first_rows(*op.shape())
         others = op.shape(1)
-        has_rows = outer and is_count(first, outer, inner=1)
-        if not has_rows or others[0] != others[1] or op.attribute("transpose_a"):
+        if value.axis or others[0] != others[1] or op.attribute("transpose_a"):
             raise NotByPartError("no rows, or a sum over rows")
         return Operation(
             op.node,
-            (rows(0, outer), *op.values[1:]),
+            (value, *op.values[1:]),
             self.sizes,
         )
 
@@ -347,7 +317,7 @@ class Planner:
             if self.values[number] == SUM:
                 self.values[number] = SAME
         self._known_whole.update(sent)
-        self._steps.append(PutTogether(tuple(sent)))
+        self.steps.append(PutTogether(tuple(sent)))
         for node in [*self._linear]:
             if all(self.values[one] == SAME for one in node.inputs):
                 self.values.update(dict.fromkeys(node.outputs, SAME))
@@ -363,11 +333,9 @@ class Planner:
         if node not in self._linear:
             return number
         first, *others = (one for one in node.inputs if self.values[one] != SAME)
-        given = self.flat.tensors[first]
-        result = self.flat.tensors[number]
-        is_alike = given.dtype == result.dtype
-        is_alike &= given.shape.num_elements() == result.shape.num_elements()
-        if others or self.values[first] != SUM or not is_alike:
+        given, result = (self.flat.tensors[one] for one in (first, number))
+        is_alike = given.shape.num_elements() == result.shape.num_elements()
+        if others or self.values[first] != SUM or given.dtype != result.dtype or not is_alike:
             return number
         return self._source(first)
 
