@@ -1,8 +1,8 @@
 """Runs what the partition writes for several replicas in one graph, without processes.
 
-The real collectives are in tests of two processes, which are slow. Here, the emissions of all
-replicas are written into one graph: each of them stops where it needs a sum, all vectors are added,
-and each goes on with the sums. So a step with three replicas takes as long as three steps of one
+The real collectives are in tests of two processes, which are slow. Here, a thread for each replica
+writes into one graph, one at a time: each stops where it needs a sum, all vectors are added, and
+each goes on with the sums. So a step with three replicas takes as long as three steps of one
 process, a plan can be looked at, and any number of rows can be tried, also fewer than replicas::
 
     replica 0    operations … vectors ──┐        ┌── operations …
@@ -12,7 +12,9 @@ process, a plan can be looked at, and any number of rows can be tried, also fewe
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -42,20 +44,33 @@ def write_all(
     plan: Plan, rows: Sequence[OwnRows], inputs: Sequence[Sequence[Any]]
 ) -> list[list[Any]]:
     """Returns the outputs of each replica; their collectives are sums in this graph."""
-    written: list[Any] = [Emission(plan, *given).run() for given in zip(rows, inputs)]
-    sent: Any = None
-    while True:
-        vectors = []
-        outputs = []
-        for one in written:
-            try:
-                vectors.append(one.send(sent))
-            except StopIteration as end:
-                outputs.append(end.value)
-        if outputs:
-            assert not vectors
-            return outputs
-        sent = [tf.add_n(parts) for parts in zip(*vectors)]
+    graph = tf.compat.v1.get_default_graph()
+    sent: dict[int, Sequence[Any]] = {}
+    sums: list[Any] = []
+
+    def add() -> None:
+        sums[:] = map(tf.add_n, zip(*(sent[own.replica] for own in rows)))
+
+    turn = threading.Lock()
+    all_sent = threading.Barrier(
+        len(rows),
+        action=add,
+        timeout=60,
+    )
+
+    def write(own: OwnRows, given: Sequence[Any]) -> list[Any]:
+        def add_up(vectors: Sequence[Any]) -> list[Any]:
+            sent[own.replica] = vectors
+            turn.release()
+            all_sent.wait()
+            turn.acquire()
+            return [*sums]
+
+        with turn, graph.as_default():
+            return Emission(plan, own, given).all(add_up)
+
+    with ThreadPoolExecutor(len(rows)) as threads:
+        return list(threads.map(write, rows, inputs))
 
 
 class SimulatedReplicas:

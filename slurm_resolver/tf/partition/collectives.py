@@ -53,8 +53,7 @@ def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     sent = _sent(tensor)
     if not value.has_rows:
         return sent
-    rank = tf.rank(sent) if sent.shape.rank is None else sent.shape.rank
-    padding = tf.one_hot(value.axis, rank, dtype=tf.int32)[:, tf.newaxis] * [1, 0]
+    padding = tf.one_hot(value.axis, tf.rank(sent), dtype=tf.int32)[:, tf.newaxis] * [1, 0]
     own = _own_places(value, rows)
     count = value.outer * value.inner * rows.total
     # The place 0 has the zeros. They are negative, because -0.0 + 0.0 is 0.0.

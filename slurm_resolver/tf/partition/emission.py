@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from slurm_resolver.tf.partition.collectives import (
 from slurm_resolver.tf.partition.control_flow import shape_of_part
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.plan import Compute, Plan, PutTogether
+from slurm_resolver.tf.partition.plan import Compute, Plan
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
@@ -54,39 +54,24 @@ class Emission:
         # Tensors as they were computed, and as they have been converted.
         self._forms: dict[tuple[int, Want], Any] = dict(zip(self._values.items(), inputs))
 
-    def run(self) -> Generator[list[Any], list[Any], list[Any]]:
-        """Writes the graph.
+    def all(self, add_up: AddUp | None) -> list[Any]:
+        """Writes the graph, and returns its outputs.
 
-        Yields:
-            Tensors, and takes their sums over all replicas.
-
-        Returns:
-            The outputs.
+        Args:
+            add_up: returns the sums of tensors over all replicas.
         """
         for step in self._plan.steps:
-            if isinstance(step, PutTogether):
-                yield from self._put_together(step.numbers)
-            else:
+            if isinstance(step, Compute):
                 self._compute(step)
-        pairs = zip(self._plan.flat.outputs, self._plan.wanted)
-        return [self.get(number, want) for number, want in pairs]
+            else:
+                assert add_up, "a plan with collectives in conditions or loops"
+                self._put_together(step.numbers, add_up)
+        return list(map(self.get, self._plan.flat.outputs, self._plan.wanted))
 
     def inside(self, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function that an operation calls, and returns its outputs."""
         written = type(self)(plan, self.rows, inputs, self._add_up)
         return written.all(self._add_up)
-
-    def all(self, add_up: AddUp | None) -> list[Any]:
-        """Writes the graph with its collectives, and returns the outputs."""
-        written = self.run()
-        try:
-            tensors = next(written)
-            while True:
-                assert add_up, "a plan with collectives in conditions or loops"
-                tensors = written.send(add_up(tensors))
-        except StopIteration as end:
-            outputs: list[Any] = end.value
-            return outputs
 
     def _compute(self, step: Compute) -> None:
         """Writes an operation."""
@@ -164,15 +149,14 @@ class Emission:
 
     # --- Collectives -----------------------------------------------------------------------------
 
-    def _put_together(self, numbers: Sequence[int]) -> Generator[list[Any], list[Any], None]:
+    def _put_together(self, numbers: Sequence[int], add_up: AddUp) -> None:
         """Puts tensors together, at once."""
-        values = [
-            value if value.has_rows else SUM for value in map(self._values.__getitem__, numbers)
-        ]
-        totals = yield [
-            sent_part(self.get(number, value), value, self.rows)
-            for number, value in zip(numbers, values)
-        ]
+        sent = []
+        for number in numbers:
+            value = self._values[number]
+            value = value if value.has_rows else SUM
+            sent.append(sent_part(self.get(number, value), value, self.rows))
+        totals = add_up(sent)
         for number, total in zip(numbers, totals):
             traced = self._plan.flat.tensors[number]
             tensor = received(total, traced.dtype)
