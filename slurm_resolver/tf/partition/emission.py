@@ -10,7 +10,6 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.collectives import (
     OwnRows,
     own_part,
-    received,
     sent_part,
 )
 from slurm_resolver.tf.partition.control_flow import shape_of_part
@@ -159,5 +158,4 @@ class Emission:
         totals = add_up(sent)
         for number, total in zip(numbers, totals):
             traced = self._plan.flat.tensors[number]
-            tensor = received(total, traced.dtype)
-            self._keep(number, SAME, tensor)
+            self._keep(number, SAME, tf.cast(total, traced.dtype))

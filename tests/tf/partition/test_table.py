@@ -131,7 +131,9 @@ def apply(name: str, first: Any, second: Any) -> Any:
     for dtype in _TYPES:
         try:
             cast = [one if one.dtype == tf.bool else tf.cast(one, dtype) for one in given]
-            return operation(**dict(zip(arguments, cast)), **_MORE.get(name, {}))
+            result = operation(**dict(zip(arguments, cast)), **_MORE.get(name, {}))
+            # Complex numbers are not put together.
+            return tf.math.real(result) if result.dtype.is_complex else result
         except (TypeError, ValueError, tf.errors.InvalidArgumentError):
             continue
     raise AssertionError(f"{name} takes none of {_TYPES}")
