@@ -190,9 +190,10 @@ def sparse_product(op: Operation) -> Split:
 _ADDING = names("Add AddN AddV2 Sub")
 _PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
 _OF_FIRST = names("""
-    Cast Conj Div DivNoNan ExpandDims Identity Imag Mean Neg PreventGradient Real RealDiv Reshape
-    ReverseV2 Slice Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack
+    Cast Conj ExpandDims Identity Imag Mean Neg PreventGradient Real Reshape ReverseV2 Slice
+    Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack
     """)
+_QUOTIENTS = names("Div DivNoNan RealDiv")
 # The gradients of some functions are linear in the gradient of their result.
 _OF_SECOND = names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad Split SqrtGrad TanhGrad")
 
@@ -214,9 +215,10 @@ def linear(op: Operation) -> Split | None:
         addends = range(len(op.raw))
     elif op.kind in _PRODUCTS:
         addends = sums[:1]
-    elif op.kind in _OF_FIRST | _OF_SECOND:
+    elif op.kind in _OF_FIRST | _OF_SECOND | _QUOTIENTS:
         addends = [int(op.kind in _OF_SECOND)]
-    if not set(sums).issubset(addends) or _enlarges(op, sums[0]):
+    may_enlarge = op.kind not in _ADDING | _OF_FIRST
+    if not set(sums).issubset(addends) or (may_enlarge and _enlarges(op, sums[0])):
         return None
     return op.split(SUM, *[SUM if place in addends else SAME for place in range(len(op.raw))])
 
