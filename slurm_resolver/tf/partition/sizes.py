@@ -187,7 +187,7 @@ class SizesOf:
         sizes = self._sizes_of(node.inputs[0])
         count = operation.inputs[1].shape.num_elements()
         if not sizes or count is None:
-            return _ALL_AXES
+            return [*_ALL_AXES]
         limits = [self.numbers(one) for one in node.inputs[1:3]]
         found = []
         for result, (axis, place) in enumerate(zip(*axes_of_slice(operation, count, len(sizes)))):
