@@ -14,11 +14,10 @@ from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.sharing import TENSORS, type_of
-from slurm_resolver.tf.partition.effects import is_drawn
+from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.plan import Plan
-from slurm_resolver.tf.partition.sequences import in_sequence, is_sequence
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method
@@ -36,7 +35,8 @@ class PlannedStep(NamedTuple):
         function: the traced step; its argument is a batch.
         plan: of its graph; None if each worker must call the step itself.
         reason: why each replica computes all rows; None if each computes its own.
-        draws: whether one replica computes something for the others, such as random numbers.
+        draws: whether it draws random numbers whose place in a sequence TensorFlow keeps, or one
+            replica computes something for the others.
         copies: the variables of the replicas.
     """
 
@@ -121,19 +121,8 @@ class ModelStep:
             reason: why each replica computes all rows; None if that is not known yet.
         """
         traced = self._trace(spec)
-        variables = traced.variables
         is_compiled = any(map(_is_compiled, traced.graph.get_operations()))
         is_alone = self._strategy.sharing.replicas == 1
-        if not is_alone and _has(traced.graph, is_sequence):
-            try:
-                traced, variables = in_sequence(traced, spec)
-            except Exception as error:
-                debug("the random operations of a step cannot be written again", error)
-                warn_once(
-                    "after a batch with fewer rows than replicas, the step draws other random "
-                    f"numbers than in one process ({error}): draw them with a "
-                    "keras.random.SeedGenerator"
-                )
         plan = None
         if reason is None and not is_alone:
             try:
@@ -152,8 +141,8 @@ class ModelStep:
             function=traced,
             plan=plan,
             reason=reason,
-            draws=plan is not None and _has(traced.graph, is_drawn),
-            copies=copies_of(self._strategy, traced, variables),
+            draws=plan is not None and _has(traced.graph, _draws),
+            copies=copies_of(self._strategy, traced),
         )
 
     def _trace(self, spec: Any) -> Any:
@@ -180,6 +169,16 @@ class ModelStep:
                 return tf.Variable(**arguments)
 
         return call_outside(make_in_scope)
+
+
+def warn_of_sequences(planned: PlannedStep) -> None:
+    """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
+    if _has(planned.function.graph, lambda one: _draws(one) and not is_drawn(one)):
+        warn_once(
+            "only in some batches, all tensors have the same number of rows, so the step draws "
+            "other random numbers than in one process: draw them with a "
+            "keras.random.SeedGenerator"
+        )
 
 
 def as_tensor(value: Any) -> Any:
@@ -213,6 +212,10 @@ def _reason_of_fault(error: Exception) -> str:
         f"slurm_resolver has failed to split it ({type(error).__name__}: {error}); please report "
         "this, with the traceback that logging.basicConfig(level=logging.DEBUG) shows"
     )
+
+
+def _draws(operation: Any) -> bool:
+    return operation.type in RANDOM or is_drawn(operation)
 
 
 def _is_compiled(operation: Any) -> bool:

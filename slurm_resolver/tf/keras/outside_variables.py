@@ -23,7 +23,7 @@ _REMEDY = (
 Copies = Mapping[int, Sequence[tf.Variable]]
 
 
-def copies_of(strategy: Any, function: Any, variables: Sequence[tf.Variable]) -> Copies:
+def copies_of(strategy: Any, function: Any) -> Copies:
     """Returns the copies of a traced step's variables, and compares those from outside.
 
     Raises:
@@ -32,7 +32,7 @@ def copies_of(strategy: Any, function: Any, variables: Sequence[tf.Variable]) ->
     extended = strategy.extended
     # TensorFlow has a set of them: these are in the order in which the step uses them.
     places = {id(one): place for place, one in enumerate(function.captured_inputs)}
-    variables = sorted(variables, key=lambda one: places.get(id(one.handle), 0))
+    variables = sorted(function.variables, key=lambda one: places.get(id(one.handle), 0))
     outside = [one for one in variables if not extended.variable_created_in_scope(one)]
     if strategy.of_several and outside:
         entries = list(measures((one.name, one) for one in outside))

@@ -77,7 +77,10 @@ def compute_step(
         else:
             plan = planned.plan if planned.plan and not whole else plan_whole(planned.function)
             inputs = _inputs(sharing, planned, part, replica)
-            results = write_step(plan, own, inputs, add, add_up)
+            sums: tuple[AddUp, ...] = (add, add_up)
+            if replica and isinstance(batch, Share):
+                sums = tuple(_of_enough_rows(one, own.total, sharing.replicas) for one in sums)
+            results = write_step(plan, own, inputs, *sums)
     except Exception as error:
         raise NotWrittenError(error) from error
     outputs = planned.function.structured_outputs
@@ -103,6 +106,23 @@ def _adding(comparison: Comparison, batch: Any, replica: int, bytes_per_bucket: 
     return add
 
 
+def _of_enough_rows(add: AddUp, total: Any, replicas: int) -> AddUp:
+    """Returns a function that adds up tensors, in another replica than the first one.
+
+    If all replicas have all rows, because there are too few, the first replica adds them alone.
+    """
+
+    def add_own(tensors: Sequence[Any]) -> list[Any]:
+        counted = tf.cond(
+            total < replicas,
+            lambda: list(map(tf.zeros_like, tensors)),
+            lambda: list(map(tf.identity, tensors)),
+        )
+        return add(counted)
+
+    return add_own
+
+
 def call_traced(planned: PlannedStep, whole: Any) -> list[Any]:
     """Returns the results of the traced step itself, on all rows of a batch, as a list."""
     found = planned.function(without_optionals(whole))
@@ -121,7 +141,7 @@ def _inputs(sharing: Sharing, planned: PlannedStep, part: Any, replica: int) -> 
 def is_not_split(batch: Any, sharing: Sharing) -> bool:
     """Whether each replica computes all rows of a batch, of tensors with values.
 
-    It does if there are fewer rows than replicas, or if the tensors do not have the same rows.
+    It does if the tensors do not have the same rows.
     """
     if sharing.replicas == 1:
         return True
@@ -129,35 +149,39 @@ def is_not_split(batch: Any, sharing: Sharing) -> bool:
         return False
     tensors = batch.batch if batch.rows is None else batch.rows
     counts = {value.shape[0] for value in tf.nest.flatten(tensors) if has_rows(value)}
-    return len(counts) > 1 or count_rows(tensors) < sharing.replicas
+    return len(counts) > 1
 
 
 def _part_of_replica(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, OwnRows]:
     """Returns a replica's part of a batch, and which rows these are.
 
-    Replica r of R has the rows r, r + R, r + 2 R, and so on of a `Share`. Of other batches, it has
-    what its worker has read for itself.
+    Replica r of R has the rows r, r + R, r + 2 R, and so on of a `Share`, or all rows if there are
+    fewer than R: some operations fail without rows. Of other batches, it has what its worker has
+    read for itself.
     """
     if not isinstance(batch, Share):
         own = tf.convert_to_tensor(count_rows(batch), tf.int32)
         (counts,) = add_up([tf.one_hot(replica, sharing.replicas, on_value=own, off_value=0)])
         places = tf.range(own) + tf.reduce_sum(counts[:replica])
         return batch, OwnRows(tf.reduce_sum(counts), places, own, replica)
-    first = replica
-    stride = sharing.replicas
-    if batch.rows is not None:  # the worker has no rows but those of its replicas
-        first -= sharing.first_replica
-        stride = sharing.local_replicas
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
+    has_all = total < sharing.replicas
     own = (total + sharing.replicas - 1 - replica) // sharing.replicas
+    own = tf.where(has_all, total, own)
+
+    def own_places(first: int, stride: int) -> Any:
+        return tf.range(own) * tf.where(has_all, 1, stride) + tf.where(has_all, 0, first)
+
+    of_batch = own_places(replica, sharing.replicas)
+    of_worker = of_batch
+    if batch.rows is not None:  # the worker has no rows but those of its replicas
+        of_worker = own_places(replica - sharing.first_replica, sharing.local_replicas)
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         part = tf.nest.map_structure(
-            lambda value: (
-                tf.gather(value, tf.range(own) * stride + first) if has_rows(value) else value
-            ),
+            lambda value: tf.gather(value, of_worker) if has_rows(value) else value,
             batch.batch,
         )
-    return part, OwnRows(total, tf.range(own) * sharing.replicas + replica, own, replica)
+    return part, OwnRows(total, of_batch, own, replica)
 
 
 def _all_of_batch(batch: Any, replica: int) -> tuple[Any, OwnRows]:

@@ -36,6 +36,7 @@ from slurm_resolver.tf.keras.model_step import (
     PlannedStep,
     as_tensor,
     type_of_any_rows,
+    warn_of_sequences,
 )
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.replica_step import (
@@ -161,8 +162,11 @@ class StepFunction:
             batch: of tensors, or their types.
             whole: whether each replica computes all rows.
         """
+        planned = self._planned(batch)
+        if not self._written <= {whole}:
+            warn_of_sequences(planned)
         self._written.add(whole)
-        if self._planned(batch).reason is not None:  # perhaps for this number of rows alone
+        if planned.reason is not None:  # perhaps for this number of rows alone
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:

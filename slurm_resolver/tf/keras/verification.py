@@ -107,7 +107,7 @@ def _why_not(planned: PlannedStep, batch: Any) -> str:
     if not isinstance(batch, Share):
         return "each worker reads its own data"
     if planned.draws:
-        return "it has unseeded random numbers, a function of Python or tf.print"
+        return "it has random numbers of tf.random, a function of Python or tf.print"
     if planned.plan and LOCAL in planned.plan.values.values():
         return (
             "BatchNormalization takes the statistics of each replica's own rows. To compare the "

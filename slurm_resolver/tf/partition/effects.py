@@ -14,7 +14,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.values import SUM, PlanError, Split, names
 
-_RANDOM = names("""
+RANDOM = names("""
     Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 RandomShuffle
     RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal
     """)
@@ -28,7 +28,7 @@ _ONCE = names("""
 
 # What reads and changes variables and tables, which all replicas have alike, and what draws numbers
 # by a seed.
-_ALIKE = _RANDOM | names("""
+_ALIKE = RANDOM | names("""
     AssignAddVariableOp AssignSubVariableOp AssignVariableOp Assert CheckNumerics CheckNumericsV2
     Empty LookupTableExportV2 LookupTableFindV2 LookupTableInsertV2 LookupTableSizeV2
     ReadVariableOp RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulTruncatedNormal
@@ -53,7 +53,7 @@ def check_effects(op: Operation) -> None:
 def is_drawn(operation: Any) -> bool:
     """Whether only the first replica may compute an operation of TensorFlow."""
     kind = operation.type
-    if kind in _RANDOM:
+    if kind in RANDOM:
         return not (operation.get_attr("seed") or operation.get_attr("seed2"))
     return kind in _OTHERS | _ONCE
 
@@ -61,7 +61,7 @@ def is_drawn(operation: Any) -> bool:
 def drawn(op: Operation) -> Split:
     """Returns how an operation is computed that only the first replica may compute."""
     outputs = op.node.operation.outputs
-    is_harmless = op.kind in _RANDOM | _OTHERS  # and tells other replicas the shape of its result
+    is_harmless = op.kind in RANDOM | _OTHERS  # and tells other replicas the shape of its result
     for output in outputs:
         is_sendable = output.dtype != tf.string and output.shape.is_fully_defined()
         if not is_sendable and not is_harmless:

@@ -32,7 +32,6 @@ class Node:
         outputs: the numbers of its outputs.
         after: what has to be computed before, besides its inputs.
         functions: those that it calls, by name.
-        position: a variable with its place in a sequence of random numbers; see `sequences`.
     """
 
     operation: Any
@@ -40,7 +39,6 @@ class Node:
     outputs: tuple[int, ...]
     after: tuple[Node, ...]
     functions: dict[str, Flat] = dataclasses.field(default_factory=dict)
-    position: Any = None
 
     def function(self, name: str) -> Flat:
         """Returns a function that the operation calls, such as the body of a loop."""

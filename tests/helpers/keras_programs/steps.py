@@ -168,7 +168,7 @@ class OfGlobalSeed(layers.Layer):
         return tf.cond(
             tf.random.uniform((), 0, 9, tf.int32) > 3,
             lambda: mixed + tf.random.normal(tf.shape(x)),
-            lambda: mixed,
+            lambda: mixed + tf.random.gamma(tf.shape(x), 2.0),
         )
 
 
