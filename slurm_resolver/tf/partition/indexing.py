@@ -17,66 +17,62 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.rules import by_equation, letters
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import COUNTS, SUM, NotByPartError, Split, rows
 
 
 def _is_each_row(op: Operation, number: int) -> bool:
     """Whether a tensor is the numbers of all rows, in their order: 0, 1, …, N - 1."""
     node = op.sizes.maker(number)
-    while node is not None and node.operation.type in ("Cast", "Identity", "Reshape"):
-        number = node.inputs[0]
-        node = op.sizes.maker(number)
+    if node is not None and node.operation.type in ("Cast", "Identity", "Reshape"):
+        return _is_each_row(op, node.inputs[0])
     if node is not None and node.operation.type == "SelectV2":
         # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
         test = op.sizes.maker(node.inputs[0])
-        pairs = [op.sizes.numbers(one) for one in test.inputs] if test is not None else []
-        if test is not None and test.operation.type == "Greater" and pairs == [COUNTS, (1, 1)]:
-            number = node.inputs[1]
-    pair = op.sizes.numbers(number)
-    if pair is None:
-        return False
+        if test is not None and test.operation.type == "Greater":
+            numbers = map(op.sizes.numbers, test.inputs)
+            if all(map(np.array_equal, numbers, (COUNTS, (1, 1)))):
+                return _is_each_row(op, node.inputs[1])
+    pair = op.sizes.numbers(number) or ((), ())
     return all(np.array_equal(np.ravel(one), np.arange(count)) for one, count in zip(pair, COUNTS))
-
-
-def _are_all_rows(op: Operation) -> bool:
-    """Whether the second input says for each row that it is this row."""
-    return op.rank(1) == 1 and _is_each_row(op, op.node.inputs[1])
 
 
 def _begins_with_row(op: Operation, place: int) -> bool:
     """Whether the places that an input names begin with the number of their row."""
     node = op.sizes.maker(op.node.inputs[place])
-    if node is None or op.rank(place) != 2:
+    if node is None or op.rank(place) != 2 or node.operation.type not in ("ConcatV2", "Pack"):
         return False
     if node.operation.type == "Pack":
         axis = node.operation.get_attr("axis")
-    elif node.operation.type == "ConcatV2":
-        axis = tf.get_static_value(node.operation.inputs[-1])
     else:
-        return False
+        axis = tf.get_static_value(node.operation.inputs[-1])
     return axis in (1, -1) and _is_each_row(op, node.inputs[0])
+
+
+def _unchanged(op: Operation, axis: int) -> Split | None:
+    """Returns how rows are copied; None if the second input is not the numbers of all rows."""
+    if op.values[0] != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
+        return None
+    return op.split(
+        rows(axis),
+        rows(axis),
+        make=lambda emission, node, inputs: [tf.identity(inputs[0])],
+    )
 
 
 def gather(op: Operation) -> Split:
     """GatherV2: entries of a table by row, or the same entries of each row."""
     (axis,) = op.axes(2, op.rank())
     together = op.attribute("batch_dims")
-    if op.values[0] == rows(axis) and not together and _are_all_rows(op):
-        return op.split(
-            rows(axis),
-            rows(axis),
-            make=_first_input,
-        )
+    found = None if together else _unchanged(op, axis)
+    if found:
+        return found
     if together < 0:
         together += op.rank(1)
     table = letters(op.rank(), [axis])
     places = letters(op.rank(1)).upper()[together:]
     result = table.replace("_", places)
     return by_equation(op, f"{table},{table[:together]}{places}->{result}")
-
-
-def _first_input(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-    return [tf.identity(inputs[0])]
 
 
 def gather_of_variable(op: Operation) -> Split:
@@ -89,12 +85,9 @@ def gather_of_variable(op: Operation) -> Split:
 
 def segment_sum(op: Operation) -> Split:
     """UnsortedSegmentSum: entries are added in segments."""
-    if op.values[0] == rows() and _are_all_rows(op) and op.result_size(0) == COUNTS:
-        return op.split(
-            rows(),
-            rows(),
-            make=_first_input,
-        )
+    found = _unchanged(op, 0)
+    if found and is_count(op.result_size(0), 1, 1):
+        return found
     lead = op.rank(1)
     data = letters(op.rank())
     return by_equation(
