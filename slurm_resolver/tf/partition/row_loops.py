@@ -45,7 +45,6 @@ LENGTH = Value(Kind.PLACE, axis=2)  # of a list: the number of all rows, or of t
 _BY_ROW = list_of(OWN)
 _OPEN = list_of(None)
 _POPPED = list_of(SAME)
-_ADDING = ("Add", "AddN", "AddV2")
 _POP = "TensorListPopBack"
 _PUSH = "TensorListPushBack"
 # Lists with an element for each row of a replica.
@@ -63,21 +62,13 @@ _OF_LISTS: dict[tuple[Any, ...], list[Value]] = {
 for _stack in STACKS:
     _OF_LISTS[_PUSH, _OPEN, _stack.element] = [_stack]
     _OF_LISTS[_POP, _stack, OWN] = [_POPPED, _stack.element or OWN]
-# The first result of these is the variable that they get, changed.
-_CHANGING = (*_ADDING, _POP, _PUSH, "Identity", "TensorListSetItem")
 _SUMS = ({_BY_ROW}, {SUM, OWN})
-
-
-def _origin_in(function: Flat, number: int) -> int:
-    """Returns the tensor of which another one is a copy."""
-    node = function.makers.get(number)
-    if node is None or node.operation.type != "Identity":
-        return number
-    return _origin_in(function, node.inputs[0])
 
 
 class RowLoop:
     """A loop whose rounds are those of the rows.
+
+    The number of an input of its functions is its place among the loop's variables.
 
     Args:
         op: the loop.
@@ -91,17 +82,21 @@ class RowLoop:
     def __init__(self, op: Operation, body: Flat, test: Flat) -> None:
         self._op = op
         self._body = body
-        places = range(len(op.raw))
-        self._results = [self._origin(number) for number in body.outputs]
-        self._kept = [place for place in places if self._results[place] == body.inputs[place]]
-        self._counters = [place for place in places if self._counts(place)]
-        self._known: dict[int, Value] = {}
-        self._variables: dict[int, int] = {}  # of which a list or total is what is known so far
-        self._check_rounds(test)
+        self._results = list(map(self._origin, body.outputs))
+        self._kept = [place for place, number in enumerate(self._results) if number == place]
+        self._counters = list(filter(self._counts, body.inputs))
+        # What a tensor of a round is; and the variable that it is, if it is a list or a total.
+        self._known: dict[int, tuple[Value, int | None]] = {}
+        is_tested = test.makers.keys() >= set(test.outputs)
+        if not is_tested or not all(self._is_of_rows(test, node) for node in test.nodes):
+            raise NotByPartError("a loop with another number of rounds")
 
     def _origin(self, number: int) -> int:
         """Returns the tensor of which another one is a copy."""
-        return _origin_in(self._body, number)
+        node = self._body.makers.get(number)
+        if node is None or node.operation.type != "Identity":
+            return number
+        return self._origin(node.inputs[0])
 
     def _counts(self, place: int) -> bool:
         """Whether a variable counts the rounds, from 0."""
@@ -109,30 +104,23 @@ class RowLoop:
         if node is None or node.operation.type != "AddV2":
             return False
         first: Any = self._op.sizes.numbers(self._op.node.inputs[place])
-        is_next = self._origin(node.inputs[0]) == self._body.inputs[place]
         step = tf.get_static_value(node.operation.inputs[1])
-        return is_next and np.array_equal(step, 1) and np.array_equal(first, (0, 0))
+        is_next = self._origin(node.inputs[0]) == place and np.array_equal(step, 1)
+        return is_next and np.array_equal(first, (0, 0))
 
-    def _check_rounds(self, test: Flat) -> None:
-        """Raises NotByPartError unless there is a round for each row."""
-        places = {number: place for place, number in enumerate(test.inputs)}
-        kinds = {node.operation.type for node in test.nodes}
-        is_known = "Less" in kinds and kinds <= {"Identity", "Less", "LogicalAnd"}
-        for node in test.nodes:
-            if node.operation.type == "LogicalAnd":  # and not a variable that ends the loop
-                ends = {_origin_in(test, number) for number in node.inputs}
-                is_known &= places.keys().isdisjoint(ends)
-            if node.operation.type == "Less":
-                counter, end = (places.get(number, -1) for number in node.inputs)
-                is_known &= counter in self._counters and end in self._kept
-                is_known = is_known and self._is_n(self._op.node.inputs[end])
-        if not is_known:
-            raise NotByPartError("a loop with another number of rounds")
+    def _is_of_rows(self, test: Flat, node: Node) -> bool:
+        """Whether an operation says that a round follows if there is another row."""
+        if node.operation.type != "Less":
+            is_alike = node.operation.type in ("Identity", "LogicalAnd")
+            return is_alike and test.makers.keys() >= set(node.inputs)
+        counter, end = node.inputs
+        is_kept = counter in self._counters and end in self._kept
+        return is_kept and self._is_n(self._op.node.inputs[end])
 
     def _is_n(self, number: int) -> bool:
         """Whether a tensor outside the loop is N."""
-        numbers = self._op.sizes.numbers(number)
-        return numbers is not None and np.array_equal(numbers, COUNTS)
+        numbers: Any = self._op.sizes.numbers(number)
+        return np.array_equal(numbers, COUNTS)
 
     def split(self) -> Split:
         """Returns how a replica computes the loop."""
@@ -140,19 +128,17 @@ class RowLoop:
         if kinds.issuperset((_POP, _PUSH)):
             raise NotByPartError("a loop that pushes rows as it pops others")
         wants = []
-        for place, number in enumerate(self._body.inputs):
-            value = self._op.raw[place]
+        for place, value in enumerate(self._op.raw):
             if place in self._counters:
-                self._known[self._results[place]] = COUNTER
+                self._known[self._results[place]] = COUNTER, None
                 value = COUNTER if _POP in kinds else PLACE
             elif not value.is_list:
                 value = OWN if place in self._kept else SUM
-            self._known[number] = value
-            self._variables[number] = place
+            self._known[place] = value, place
             wants.append(value if value.is_list or value == SUM else SAME)
         for node in self._body.nodes:
             self._plan(node)
-        results = tuple(self._result(place) for place in range(len(wants)))
+        results = tuple(map(self._result, self._body.inputs))
         return Split(results, tuple(wants), self._make)
 
     def _plan(self, node: Node) -> None:
@@ -165,16 +151,17 @@ class RowLoop:
         if not self._known.keys().isdisjoint(node.outputs):  # the next number of a counter
             return
         kind = node.operation.type
-        values = [self._known[number] for number in node.inputs]
+        given = [self._known[number] for number in node.inputs]
+        values = [value for value, _ in given]
         variables = [
-            self._variables[number]
-            for number, value in zip(node.inputs, values)
-            if number in self._variables and (value.is_list or value == SUM)
+            variable
+            for value, variable in given
+            if variable is not None and (value.is_list or value == SUM)
         ]
         results = _OF_LISTS.get((kind, *values))
         if kind == "Identity":
             results = values
-        elif kind in _ADDING and len(variables) < 2 and set(values) in _SUMS:
+        elif kind in ("Add", "AddN", "AddV2") and len(variables) < 2 and set(values) in _SUMS:
             # What has nothing of other rows is added to a variable.
             results = [SUM if SUM in values else _BY_ROW]
         if results is None:
@@ -185,9 +172,10 @@ class RowLoop:
             if has_effect or calls or not is_alone:
                 raise NotByPartError("a loop that uses more than a row in a round")
             results = [OWN] * len(node.outputs)
-        elif variables and kind in _CHANGING:
-            self._variables[node.outputs[0]] = variables[0]
-        self._known.update(zip(node.outputs, results))
+        changed = variables[0] if variables and kind != "ZerosLike" else None
+        self._known.update(
+            (number, (value, changed)) for number, value in zip(node.outputs, results)
+        )
 
     def _result(self, place: int) -> Value:
         """Returns what is known of a variable after the loop.
@@ -197,25 +185,25 @@ class RowLoop:
         Raises:
             NotByPartError: if a round takes the variable from the one before it.
         """
+        given = self._op.raw[place]
         if place in self._counters:
             self._op.sizes.bind(self._op.node.outputs[place], None, COUNTS)
             return SAME
-        given = self._op.raw[place]
         if place in self._kept:
             return given if given.is_list else SAME
-        number = self._results[place]
-        if self._variables.get(number) != place:
+        value, variable = self._known[self._results[place]]
+        if variable != place:
             raise NotByPartError("a round uses another one")
         if given == _OPEN and not self._is_for_rows(self._op.node.inputs[place]):
             raise NotByPartError("a list of another length")
-        return self._known[number]
+        return value
 
     def _is_for_rows(self, number: int) -> bool:
         """Whether a list is new: a stack, or one with a place for each row."""
         maker = self._op.sizes.maker(number)
-        if maker is not None and maker.operation.type == "TensorListReserve":
-            return self._is_n(maker.inputs[1])
-        return maker is not None and maker.operation.type == "EmptyTensorList"
+        if maker is None or maker.operation.type == "EmptyTensorList":
+            return maker is not None
+        return maker.operation.type == "TensorListReserve" and self._is_n(maker.inputs[1])
 
     def _make(self, emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         """Writes the loop with a round for each of the replica's rows.

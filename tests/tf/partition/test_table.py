@@ -480,29 +480,37 @@ def test_what_is_not_by_row_equals_one_process() -> None:
 
 # --- Loops over rows -----------------------------------------------------------------------------
 
-# A round of these uses more than its own row, or its number; `o` is the list of the results.
+# A round of these uses more than its own row, or its number; `o` is the list of the results. The
+# last one has another number of rounds.
 ROUNDS = """
 o.write(i, list_of_rows.read(i) * tf.cast(i, F))
 o.write(i, list_of_rows.read(i) * tf.cast(i + 1, F))
 o.write(i, list_of_rows.read((i + 1) % n))
 o.write(i, list_of_rows.read(n - 1 - i))
 o.write(n - 1 - i, list_of_rows.read(i))
+o.write(i, list_of_rows.read(i)) while tf.logical_and(i < n, is_large)
 """
 
 
 def round_of(text: str) -> Expression:
-    code = compile(text, text, "eval")
+    body, _, test = text.partition(" while ")
+    code = compile(body, text, "eval")
+    code_of_test = compile(test or "i < n", text, "eval")
 
     def compute(inputs: Mapping[str, Any]) -> Any:
         x = inputs["x"]
         n = tf.shape(x)[0]
         list_of_rows = tf.TensorArray(F, n).unstack(x)
+        is_large = tf.reduce_max(x) > 9.0
+        seen = {**globals(), "n": n, "list_of_rows": list_of_rows, "is_large": is_large}
 
         def again(i: Any, o: Any) -> Any:
-            given = {"i": i, "n": n, "o": o, "list_of_rows": list_of_rows}
-            return i + 1, eval(code, {**globals(), **given})
+            return i + 1, eval(code, {**seen, "i": i, "o": o})
 
-        _, results = tf.while_loop(lambda i, _: i < n, again, (0, tf.TensorArray(F, n)))
+        results = tf.TensorArray(F, n, element_shape=x.shape[1:])
+        _, results = tf.while_loop(
+            lambda i, _: eval(code_of_test, {**seen, "i": i}), again, (0, results)
+        )
         return results.stack()
 
     return compute
