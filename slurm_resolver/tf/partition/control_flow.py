@@ -57,34 +57,34 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
     outputs = zip(*(plan.outputs for plan in plans))
     results = [functools.reduce(join, values) for values in outputs]
     for plan in plans:
-        _check_rows(
-            plan.sizes,
-            plan.flat.outputs,
-            plan.outputs,
-            results,
-        )
+        _check_rows(plan.sizes, plan.flat.outputs, plan.outputs, results)
         plan.wanted = results
     for number, *ends in zip(op.node.outputs, *(plan.flat.outputs for plan in plans)):
         first, *others = map(known_sizes, plans, ends)
         if all(other == first for other in others):
             planner.sizes.bind(number, *first)
 
-    def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-        def branch(plan: Plan) -> list[Any]:
-            return [tf.constant(0), *emission.inside(plan, inputs[1:])]
-
-        functions = [functools.partial(branch, plan) for plan in plans]
-        if node.operation.type.endswith("If"):
-            found = tf.cond(tf.cast(inputs[0], tf.bool), *functions)
-        else:
-            found = tf.switch_case(inputs[0], functions)
-        return list(found[1:])
-
     return Split(
         tuple(results),
         (SAME, *given[1:]),
-        make,
+        functools.partial(_write_condition, plans),
     )
+
+
+def _write_condition(
+    plans: Sequence[Plan], emission: Any, node: Any, inputs: list[Any]
+) -> list[Any]:
+    """Writes a condition, given the plans of its branches."""
+
+    def branch(plan: Plan) -> list[Any]:
+        return [tf.constant(0), *emission.inside(plan, inputs[1:])]
+
+    functions = [functools.partial(branch, plan) for plan in plans]
+    if node.operation.type.endswith("If"):
+        found = tf.cond(tf.cast(inputs[0], tf.bool), *functions)
+    else:
+        found = tf.switch_case(inputs[0], functions)
+    return list(found[1:])
 
 
 def loop(planner: Planner, op: Operation, whole: bool) -> Split:
@@ -94,44 +94,11 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
     test = op.node.function(op.attribute("cond").name)
     if not whole and not STACKS.isdisjoint(given):
         return RowLoop(op, body, test).split()
-    alike = set(range(len(given)))  # the places of variables whose sizes no round changes
-
-    def inner(function: Flat, values: Sequence[Value]) -> Planner:
-        """Returns the planner of one of the loop's functions, given what the variables are."""
-        pairs = [(op.node.inputs[place], function.inputs[place]) for place in alike]
-        return planner.inner(function, values, pairs)
-
-    before = [known_sizes(planner, number) for number in op.node.inputs]
-    values = list(given)
-    for _ in range(_ROUNDS):
-        plan = inner(body, values).run()
-        after = [known_sizes(plan, number) for number in body.outputs]
-        changed = {place for place in alike if before[place] != after[place]}
-        alike -= changed
-        joined = list(map(join, values, plan.outputs))
-        if joined == values and not changed:
-            break
-        # A round may add elements to a list that are only known when all else is.
-        others = [old if old.is_list else new for old, new in zip(values, joined)]
-        values = joined if others == values else others
-    else:
-        raise NotByPartError("a loop with another value in each round")
-    for place in alike:
-        planner.sizes.bind(op.node.outputs[place], *before[place])
-    _check_rows(
-        planner.sizes,
-        op.node.inputs,
-        given,
-        values,
-    )
-    _check_rows(
-        plan.sizes,
-        body.outputs,
-        plan.outputs,
-        values,
-    )
-    plan.wanted = values
-    test_plan = inner(test, values).run([SAME])
+    plan, alike = _plan_round(planner, op, body, given)
+    values = tuple(plan.inputs)
+    test_plan = planner.inner(test, values, alike).run([SAME])
+    for number, place in alike:
+        planner.sizes.bind(op.node.outputs[place], *known_sizes(planner, number))
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
         # A round puts tensors together after the one before it has, in the same order everywhere.
@@ -147,11 +114,37 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
         )
         return found
 
-    return Split(
-        tuple(values),
-        tuple(values),
-        make,
-    )
+    return Split(values, values, make)
+
+
+def _plan_round(
+    planner: Planner,
+    op: Operation,
+    body: Flat,
+    given: Sequence[Value],
+) -> tuple[Plan, list[tuple[int, int]]]:
+    """Returns the plan of a loop's round, whose outputs become what its inputs are.
+
+    It also returns the variables whose sizes no round changes: their numbers before the loop, and
+    their places, which are their numbers in the loop's functions.
+    """
+    values = list(given)
+    alike = list(zip(op.node.inputs, body.inputs))
+    for _ in range(_ROUNDS):
+        plan = planner.inner(body, values, alike).run()
+        ends = [known_sizes(plan, body.outputs[place]) for _, place in alike]
+        kept = [pair for pair, end in zip(alike, ends) if known_sizes(planner, pair[0]) == end]
+        joined = list(map(join, values, plan.outputs))
+        if joined == values and kept == alike:
+            _check_rows(planner.sizes, op.node.inputs, given, values)
+            _check_rows(plan.sizes, body.outputs, plan.outputs, values)
+            plan.wanted = values
+            return plan, alike
+        alike = kept
+        # A round may add elements to a list that are only known when all else is.
+        others = [old if old.is_list else new for old, new in zip(values, joined)]
+        values = joined if others == values else others
+    raise NotByPartError("a loop with another value in each round")
 
 
 def _may_send(plan: Plan) -> bool:
@@ -201,14 +194,11 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     plan = inner.run()
     results = []
     for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
-        shapes = plan.sizes.shape(number)
-        planner.sizes.bind(result, shapes)
-        if whole or value.has_rows or value.is_list:
-            results.append(SAME if whole else value)
-        elif shapes is None or None in shapes[0] or shapes[0] != shapes[1]:
+        planner.sizes.bind(result, plan.sizes.shape(number))
+        is_own = not (whole or value.has_rows or value.is_list)
+        if is_own and not flat.tensors[number].shape.is_fully_defined():
             raise NotByPartError("statistics whose size depends on the rows")
-        else:
-            results.append(LOCAL)
+        results.append(SAME if whole else LOCAL if is_own else value)
     if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
         raise WholeListsError
 
