@@ -30,7 +30,7 @@ def _is_each_row(op: Operation, number: int) -> bool:
         # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
         test = op.sizes.maker(node.inputs[0])
         if test is not None and test.operation.type == "Greater":
-            numbers = map(op.sizes.numbers, test.inputs)
+            numbers: Any = map(op.sizes.numbers, test.inputs)
             if all(map(np.array_equal, numbers, (COUNTS, (1, 1)))):
                 return _is_each_row(op, node.inputs[1])
     pair = op.sizes.numbers(number) or ((), ())
