@@ -13,7 +13,7 @@ seed, or if several threads draw from them, no two runs are alike.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ _AT_ONCE = names(
 # Stateful operations whose iterators are all alike, if what they read is.
 _ALIKE = names(
     """
-    AnonymousHashTable Assert AssignVariableOp CacheDataset CacheDatasetV2 Case DummySeedGenerator
+    AnonymousHashTable Assert CacheDataset CacheDatasetV2 Case DummySeedGenerator
     FixedLengthRecordDataset FixedLengthRecordDatasetV2 HashTableV2 If LookupTableFindV2
     LookupTableSizeV2 PrintV2 RandomDataset RangeDataset ReadVariableOp ResourceGather
     SparseTensorSliceDataset StatefulPartitionedCall TensorDataset TensorSliceDataset
@@ -43,7 +43,6 @@ _ALIKE = names(
 _SHUFFLES = names("ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3")
 _SEEDS = ("seed", "seed2")
 SEED = "call keras.utils.set_random_seed(n)"
-_NUMBERS = {tf.as_dtype(name) for name in ("float32", "float64", "int32", "int64", "uint8", "bool")}
 _ops = tf.Graph()  # knows TensorFlow's operations
 
 
@@ -96,8 +95,6 @@ def is_stateful(node: Any) -> bool:
 
 def _changes(node: Any) -> bool:
     """Whether a node in a function leaves something behind for the next iterator."""
-    if node.op == "AssignVariableOp":
-        return True
     known = node.op in _ALIKE | _SHUFFLES  # a shuffle in a function is made anew with each call
     return is_stateful(node) and not known and not is_random(node)
 
@@ -120,7 +117,7 @@ def _checksum(nodes: Iterable[Any]) -> int:
     for node in nodes:
         tensor = node.attr["value"].tensor
         # Scalars, such as the size of a batch, and the names of files may differ at each start.
-        if node.op == "Const" and tensor.tensor_shape.dim and tf.as_dtype(tensor.dtype) in _NUMBERS:
+        if tensor.tensor_shape.dim and tensor.dtype != tf.string.as_datatype_enum:
             found = zlib.crc32(tensor.SerializeToString(deterministic=True), found)
     return found
 
@@ -130,20 +127,19 @@ def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) 
     for node in nodes.values():
         if _lacks_seed(nodes, node):
             return f"{node.op} has no seed: {SEED} first"
-        called = [*_with_called(functions, node.attr["f"].func.name)]
-        draws = [one for one in called if is_random(one) or one.op.startswith("Rng")]
-        for one in draws:
+        for one in _called(functions, node.attr["f"].func.name):
             if is_random(one) and not any(one.attr[seed].i for seed in _SEEDS):
                 return (
                     f"a function of the data calls {one.op} without a seed: {SEED} first, and pass "
                     "seed=n to it"
                 )
-        if draws and node.op.startswith("Parallel"):
-            return (
-                f"a map with num_parallel_calls calls {draws[0].op}, from which several threads "
-                "draw: leave out num_parallel_calls, or use tf.random.stateless_uniform and the "
-                "like"
-            )
+            draws = is_random(one) or one.op.startswith("Rng")
+            if draws and node.op.startswith("Parallel"):
+                return (
+                    f"a map with num_parallel_calls calls {one.op}, from which several threads "
+                    "draw: leave out num_parallel_calls, or use tf.random.stateless_uniform and "
+                    "the like"
+                )
     if dataset.options().deterministic is False or any(
         node.attr["deterministic"].s == b"false" for node in nodes.values()
     ):
@@ -158,11 +154,11 @@ def _lacks_seed(nodes: dict[str, Any], node: Any) -> bool:
     return len(values) == len(_SEEDS) and not np.any(values)
 
 
-def _with_called(functions: dict[str, Any], name: str) -> Iterator[Any]:
-    """Yields the nodes of a function, and of those that it calls."""
-    waiting = [name]
-    for each in waiting:
-        for node in functions.get(each, ()):
-            yield node
-            called = [attr.func.name for attr in node.attr.values()]
-            waiting += [one for one in called if one and one not in waiting]
+def _called(functions: dict[str, Any], name: str) -> list[Any]:
+    """Returns the nodes of a function, and of those that it calls."""
+    left = dict(functions)
+    found = list(left.pop(name, ()))
+    for node in found:
+        for attr in node.attr.values():
+            found += left.pop(attr.func.name, ())
+    return found

@@ -6,7 +6,7 @@ calls the hooks of a PyDataset. What each iterator has yielded is drawn again wh
 
 from __future__ import annotations
 
-import warnings
+import math
 import zlib
 from typing import Any
 
@@ -44,15 +44,11 @@ def findings_of(data: Any, fit: Any) -> Findings:
 
 def _findings_of_arrays(fit: Any) -> Findings:
     """Returns what arrays need. Their graph would contain them."""
-    rows = [
-        np.asarray(array[:: len(array) // _ROWS + 1])
-        for array in tf.nest.flatten((fit.x, fit.y))
-        if array is not None
-    ]
     content = 0
-    for some in rows:
-        if some.dtype.kind in "biuf":
-            content = zlib.crc32(np.ascontiguousarray(some).tobytes(), content)
+    for array in tf.nest.flatten((fit.x, fit.y)):
+        rows = np.asarray(() if array is None else array[:: len(array) // _ROWS + 1])
+        if rows.dtype.kind in "biuf":
+            content = zlib.crc32(rows.tobytes(), content)
     seeded = not fit.shuffle or tf.compat.v1.get_seed(1)[0] != NO_SEED
     return Findings(
         again=False,
@@ -85,33 +81,30 @@ def read_earlier(
     """
     epochs = range(fit.initial_epoch, last)
     again = findings.again or private_names.STEPS_PER_EPOCH.of(data) is not None
-    ends = None
-    if private_names.NUM_BATCHES.of(data) is None:
-        ends = steps
-        again |= steps is None
+    counted = steps if private_names.NUM_BATCHES.of(data) is None else math.inf
+    again |= counted is None
     batches = len(epochs) * (data.num_batches or (steps or 1) - 1)
     if again and batches and says:
         warn("reads %s batches of the data again, which depend on those before", batches)
     validation = _validation_of(model, fit, data)
     validates = private_names.VALIDATES.of(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras has said that the data ran out
-        for epoch in epochs:
-            _read_epoch(data, again, ends)
-            if validation and validates(epoch, fit.validation_freq):
-                validation.reset()
-                _read_epoch(validation, True, None)
+    for epoch in epochs:
+        _read_epoch(data, None if again else counted)
+        if validation and validates(epoch, fit.validation_freq):
+            validation.reset()
+            _read_epoch(validation)
     if validation:
         private_names.VALIDATION_DATA.set(model, validation)
 
 
-def _read_epoch(data: Any, again: bool, ends: int | None) -> None:
+def _read_epoch(data: Any, ends: float | None = None) -> None:
+    """Goes through the steps of an epoch, which ends in this one; None: draws the batches."""
     count = data.steps_per_execution
     with private_names.STOPS_AT_THE_END.of(data)():
         for step in data:
-            if again:
+            if ends is None:
                 draw(step[-1], count)
-            elif ends is not None and step[0] + count >= ends:
+            elif step[0] + count >= ends:
                 raise StopIteration
 
 
