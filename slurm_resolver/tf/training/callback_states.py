@@ -60,8 +60,12 @@ def _set_state(generator: Any, state: Any) -> None:
     generator.bit_generator.state = state
 
 
+def _variables_of(owner: Any) -> Any:
+    return getattr(owner, "variables", [owner])
+
+
 def _set_values(owner: Any, values: Any) -> None:
-    for variable, value in zip(owner.variables, values):
+    for variable, value in zip(_variables_of(owner), values):
         variable.assign(value)
 
 
@@ -82,11 +86,10 @@ _CONTENTS: dict[Any, Any] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (lambda generator: generator.bit_generator.state, _set_state),
-    (tf.Variable, keras.Variable): (
-        lambda variable: variable.numpy(),
-        lambda variable, to: variable.assign(to),
+    (tf.Variable, keras.Variable, *_WITH_VARIABLES): (
+        lambda owner: [one.numpy() for one in _variables_of(owner)],
+        _set_values,
     ),
-    _WITH_VARIABLES: (lambda owner: [one.numpy() for one in owner.variables], _set_values),
     (collections.deque, list): (list, _refill),
     set: (set, _refill),
     dict: (dict, _refill),
@@ -115,12 +118,8 @@ class CallbackStates:
 
         A callback is left out if some of it cannot be restored: half may be worse than nothing.
         """
-        found = {}
-        for name in self._callbacks:
-            changed, lost = self._compare(name)
-            if changed and not lost:
-                found[name] = changed
-        return found
+        found = {name: self._changes(name) for name in self._callbacks}
+        return {name: state for name, state in found.items() if all(map(_is_whole, state.values()))}
 
     def apply(self, states: dict[str, State]) -> None:
         """Restores those callbacks that exist."""
@@ -135,12 +134,14 @@ class CallbackStates:
         """Yields why callbacks cannot be restored, and what to write."""
         for name, callback in self._callbacks.items():
             kind = type(callback).__name__
-            _, lost = self._compare(name)
-            for attribute, what in lost[:1]:
-                yield (
-                    f"{kind}.{attribute} has the state of a {what}, which cannot be saved: keep "
-                    "numbers, lists and dicts in attributes of the callback, from __init__ on"
-                )
+            for attribute, part in self._changes(name).items():
+                if not _is_whole(part):
+                    yield (
+                        f"{kind}.{attribute} has the state of a {part[0]}, which cannot be saved: "
+                        "keep numbers, lists and dicts in attributes of the callback, from "
+                        "__init__ on"
+                    )
+                    break
             for value in vars(callback).values():
                 mode = str(getattr(value, "mode", ""))
                 path = str(getattr(value, "name", ""))
@@ -150,19 +151,15 @@ class CallbackStates:
                         "as CSVLogger(path, append=True) does"
                     )
 
-    def _compare(self, name: str) -> tuple[State, list[Part]]:
-        """Returns what has changed in a callback, and the classes of what cannot be restored."""
+    def _changes(self, name: str) -> State:
+        """Returns what has changed in a callback; a digest of what cannot be restored."""
         changed = {}
-        lost = []
-        for attribute, (kind, text) in self._read(self._callbacks[name]).items():
+        for attribute, part in self._read(self._callbacks[name]).items():
+            kind, text = part
             before = self._before[name].get(attribute, ("", ""))
-            if text == _OPEN or before == (kind, text):
-                continue
-            if text.startswith(_OPEN) or kind not in ("", before[0]):
-                lost.append((attribute, kind))
-            else:
-                changed[attribute] = (kind, text)
-        return changed, lost
+            if text != _OPEN and part != before:
+                changed[attribute] = part if kind in ("", before[0]) else (kind, _OPEN)
+        return changed
 
     def _read(self, callback: Any) -> State:
         return {
@@ -172,16 +169,20 @@ class CallbackStates:
         }
 
 
+def _is_whole(part: Part) -> bool:
+    return not part[1].startswith(_OPEN)
+
+
 def _put(owner: Any, name: str, kind: str, to: Any) -> None:
     """Restores an attribute in place, as others may have the same object."""
     value = vars(owner).get(name)
     if kind or (isinstance(value, _COLLECTIONS) and type(value) is type(to)):
-        _content_of(value)[1](value, to)
+        content_of(value)[1](value, to)
     else:
         setattr(owner, name, to)
 
 
-def _content_of(value: Any) -> Any:
+def content_of(value: Any) -> Any:
     """Returns how to read and to set the content of an object."""
     return next(how for kind, how in _CONTENTS.items() if isinstance(value, kind))
 
@@ -200,7 +201,7 @@ class _Reader(pickle.Pickler):
         with contextlib.suppress(Exception):
             return "", pack(value)
         with contextlib.suppress(Exception):  # whatever the value's own code raises
-            return kind, pack(_content_of(value)[0](value))
+            return kind, pack(content_of(value)[0](value))
         with contextlib.suppress(Exception):  # of what cannot be copied
             self.dump(value)
             return kind, f"{_OPEN}{zlib.crc32(self._written.getvalue())}"

@@ -11,42 +11,37 @@ from typing import Any
 import numpy as np
 
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.training.callback_states import content_of
 from slurm_resolver.tf.training.fit_state import pack, unpack
 
 States = dict[str, str]  # by the library
+_FUNCTIONS: Any = (random.getstate, np.random.get_state)  # methods of the global generators
 
 
 def random_states() -> States:
     """Returns the state of each generator that there is."""
-    states: dict[str, Any] = {
-        "random": random.getstate(),
-        "numpy": np.random.get_state(),
+    return {name: pack(content_of(one)[0](one)) for name, one in _generators().items()}
+
+
+def _generators() -> dict[str, Any]:
+    seeds = private_names.GLOBAL_OF_KERAS.get()(private_names.SEEDS_NAME.get())
+    found = {
+        "random": _FUNCTIONS[0].__self__,
+        "numpy": _FUNCTIONS[1].__self__,
+        "keras": seeds and seeds.state,
+        # TensorFlow takes seeds from it outside of graphs.
+        "tensorflow": private_names.EAGER_SEEDS.of(private_names.CONTEXT.get()(), None),
     }
-    keras_seeds = private_names.GLOBAL_OF_KERAS.get()(private_names.SEEDS_NAME.get())
-    if keras_seeds is not None:
-        states["keras"] = keras_seeds.state.numpy()
-    if _eager_seeds() is not None:
-        states["tensorflow"] = _eager_seeds().getstate()
-    return {name: pack(state) for name, state in states.items()}
-
-
-def _eager_seeds() -> Any:
-    """Returns the generator from which TensorFlow takes seeds outside of graphs, or None."""
-    return private_names.EAGER_SEEDS.of(private_names.CONTEXT.get()(), None)
+    return {name: generator for name, generator in found.items() if generator is not None}
 
 
 def set_random_states(states: States) -> None:
     """Gives the generators these states."""
-    for name, packed in states.items():
-        state = unpack(packed)
-        if name == "random":
-            random.setstate(state)
-        elif name == "numpy":
-            np.random.set_state(state)
-        elif name == "keras":
-            private_names.SEEDS_OF_KERAS.get()().state.assign(state)
-        elif _eager_seeds() is not None:
-            _eager_seeds().setstate(state)
+    if "keras" in states:
+        private_names.SEEDS_OF_KERAS.get()()  # makes it, with Python's
+    for name, generator in _generators().items():
+        if name in states:
+            content_of(generator)[1](generator, unpack(states[name]))
 
 
 def restore_random(saved: States, before: States) -> None:
