@@ -186,10 +186,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._key = os.path.abspath(folder)
         if self._key in _finished:
             folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
-        self._state = {"model": model, "left_out": left_out, **self.state}
         backup = Backup(
             model.distribute_strategy,
-            self._state,
+            {"model": model, "left_out": left_out, **self.state},
             **{**self.options, "directory": folder},
             complete=True,
             collect=self._collect,
@@ -388,7 +387,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._begins:
             self._begins = False
             if self._functions:
-                self._tell(problem_of_step(self._functions, self._state))
+                self._tell(problem_of_step(self._functions, self._backup.checkpoint))
             self._functions = set()
             self._tell(*self._states.problems())
         self._backup.after_steps(self.model.steps_per_execution)

@@ -54,6 +54,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         batch_size: how many samples a global batch has; 0 if that is not known.
         restored: the path of the checkpoint that was restored; None if there was none.
         more: what `collect` returned when that checkpoint was saved.
+        checkpoint: the state, and this.
         leads: whether this rank writes the checkpoints.
     """
 
@@ -103,8 +104,10 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._termination = _default
         self._ranks = self._termination.ranks
         self.leads = self._ranks.leads
-        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
-        self._folder = CheckpointFolder(os.fspath(directory), checkpoint, self._ranks, max_to_keep)
+        self.checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
+        self._folder = CheckpointFolder(
+            os.fspath(directory), self.checkpoint, self._ranks, max_to_keep
+        )
         self.restored = self._folder.restore_newest(complete)
         self._is_first = _running is None
         _running = self
@@ -117,8 +120,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def deserialize(self, string_value: bytes) -> None:
         """Restores what TensorFlow has saved."""
-        for name, value in unpack(string_value).items():
-            setattr(self, name, value)
+        vars(self).update(unpack(string_value))
 
     def restore_again(self) -> None:
         """Gives the variables the values of the checkpoint again, if there is one."""
@@ -133,29 +135,23 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
             if problem:
                 raise ResumeError(problem)
 
-    def begin_data(self, batch_size: int, skip: bool = True) -> bool:
+    def begin_data(self, batch_size: int) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
 
         The count of samples stays the same; it is rounded down to a batch.
-
-        Raises:
-            ResumeError: if the batches have another size, and are not skipped.
         """
         before = self.batch_size
         self.batch_size = batch_size
         if before in (0, batch_size) or not batch_size:
             return False
-        if not self.step and not self.drawn:
-            return True
-        sizes = f"a global batch has {batch_size} samples now, and had {before} in the checkpoint"
-        if not skip:
-            raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
         self.step = self.step * before // batch_size
         self.drawn, repeated = divmod(self.drawn * before, batch_size)
-        if self._ranks.leads:
+        if self.leads and (self.drawn or repeated):
             warn(
-                "%s: training resumes after step %s of epoch %s; samples trained on again: %s",
-                sizes,
+                "a global batch has %s samples now, and had %s in the checkpoint: training resumes "
+                "after step %s of epoch %s; samples trained on again: %s",
+                batch_size,
+                before,
                 self.step,
                 self.epoch + 1,
                 repeated,
@@ -166,7 +162,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Logs where the training resumes; as a warning, which Python shows without settings."""
         step = self._ranks.step
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        if not self._ranks.leads or not (self.restored or (restarts and self._is_first)):
+        if not self.leads or not (self.restored or (restarts and self._is_first)):
             return
         if self.restored is None:
             text = (
@@ -207,7 +203,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         with contextlib.suppress(ResumeError):
             told = self._ranks.compare("the save after an error", is_between_steps, _ERROR_WAIT)
         # Where only SIGTERM came, another task may have failed: srun then ends this one by it.
-        alone = self._ranks.leads and received != "SIGTERM" and not self._folder.is_read_together()
+        alone = self.leads and received != "SIGTERM" and not self._folder.is_read_together()
         saves = next(iter(told.values()), alone and is_between_steps)  # what the leader has told
         end = "saved as it was before" if saves else "not saved, as the leader may be within"
         failed = "after %s, the training failed (%s); it is %s this step"

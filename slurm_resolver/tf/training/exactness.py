@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import tensorflow as tf
 
 from slurm_resolver.log import warn_once
@@ -18,25 +15,22 @@ def tell(*problems: str) -> None:
         warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
 
 
-def problem_of_step(before: set[str], state: Mapping[str, Any]) -> str:
+def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
     """Looks through the functions of the first step: those that were not there before.
 
-    `state` is what is saved.
+    The checkpoint has what is saved.
     """
-    functions = map(_function, sorted(function_names() - before))
-    nodes = [node for function in functions for node in function.node_def]
+    read = private_names.FUNCTION.get()
+    context = private_names.CONTEXT.get()()
+    names = sorted(function_names() - before)
+    nodes = [node for name in names for node in read(context, name).node_def]
     for node in filter(is_random, nodes):
         return (
             f"the step calls {node.op}, whose position TensorFlow cannot save: draw with "
             "keras.random and seed=keras.random.SeedGenerator(n), an attribute of the layer or "
             "model"
         )
-    saved = [
-        each
-        for one in state.values()
-        if not isinstance(one, list)
-        for each in tf.train.TrackableView(one).descendants()
-    ]
+    saved = tf.train.TrackableView(checkpoint).descendants()
     if any(node.op == "RngReadAndSkip" for node in nodes) and not any(
         isinstance(one, tf.random.Generator) for one in saved
     ):
@@ -51,7 +45,3 @@ def function_names() -> set[str]:
     """Returns the names of all functions."""
     find = private_names.FUNCTION_NAMES.find()
     return set(map(str, find(private_names.CONTEXT.get()()))) if find else set()
-
-
-def _function(name: str) -> Any:
-    return private_names.FUNCTION.get()(private_names.CONTEXT.get()(), name)

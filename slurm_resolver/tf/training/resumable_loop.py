@@ -13,7 +13,7 @@ from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.termination import TerminationConfig
 
 
-class ResumableLoop:
+class ResumableLoop(Backup):
     """A training loop that is saved on a signal, and resumes at the next step.
 
     ::
@@ -30,6 +30,11 @@ class ResumableLoop:
     random generator is in the state too.
 
     Every rank makes the same calls.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        step: how many of its steps are done.
+        restored: the path of the checkpoint that was restored; None if there was none.
     """
 
     _endless: Iterator[Any] | None = None
@@ -56,73 +61,57 @@ class ResumableLoop:
         """
         strategy = strategy or tf.distribute.get_strategy()
         reporter.start(strategy.cluster_resolver)
-        self._backup = Backup(strategy, state, directory, termination, save_every, max_to_keep)
-        self.restored = self._backup.restored is not None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self._backup.epoch
-
-    @property
-    def step(self) -> int:
-        """How many steps of the epoch are done."""
-        return self._backup.step
+        super().__init__(strategy, state, directory, termination, save_every, max_to_keep)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs that are left, and saves after the last one."""
-        self._backup.say_start(count)
+        self.say_start(count)
         trained = self.epoch < count
         while self.epoch < count:
             yield self.epoch
-            self._backup.epoch = self.epoch + 1
-            self._backup.step = 0
+            self.epoch += 1
+            self.step = 0
             if self._endless is None:
-                self._backup.drawn = 0
+                self.drawn = 0
         if trained:
-            self._backup.save()
+            self.save()
 
-    def batches(
-        self, data: Iterable[Any], steps: int | None = None, *, skip: bool = True
-    ) -> Iterator[Any]:
+    def batches(self, data: Iterable[Any], steps: int | None = None) -> Iterator[Any]:
         """Yields the batches of this epoch that are left; each is a step.
 
         Args:
             data: all batches of the epoch, in the same order each time; or one iterator over the
                 batches of all epochs.
             steps: how many steps an epoch has; None: it ends with the data.
-            skip: whether to read the batches that were trained on before, and skip them; False if
-                `data` begins at `step`.
         """
-        backup = self._backup
         iterator = iter(data)
         is_endless = iterator is data
         if not is_endless:
-            backup.drawn = backup.step
+            self.drawn = self.step
         if iterator is not self._endless:
-            backup.begin_data(batch_size_of(data), skip)
-            for _ in range(backup.drawn if skip else 0):
+            self.begin_data(batch_size_of(data))
+            for _ in range(self.drawn):
                 next(iterator, None)
         self._endless = iterator if is_endless else None
         reporter.enter(STEP, TRAINING)
-        reporter.begin_epoch(backup.epoch + 1)
+        reporter.begin_epoch(self.epoch + 1)
         phase = FIRST
         try:
-            while steps is None or backup.step < steps:
-                backup.save_if_due()
-                reporter.step = backup.step + 1
+            while steps is None or self.step < steps:
+                self.save_if_due()
+                reporter.step = self.step + 1
                 reporter.begin_step(phase=DATA)
                 try:
                     batch = next(iterator)
                 except (StopIteration, tf.errors.OutOfRangeError):
                     return
                 except Exception as error:
-                    backup.save_after(error, is_between_steps=True)
+                    self.save_after(error, is_between_steps=True)
                     raise
                 reporter.enter(phase)
                 yield batch
                 reporter.end_step()
                 phase = STEP
-                backup.after_steps()
+                self.after_steps()
         finally:
             reporter.enter(IDLE, "")
