@@ -71,27 +71,52 @@ class CheckpointFolder:
                 different checkpoints, if none can be read, or if the newest is one of another
                 program or of another model.
         """
-        path = self._restore_first(self._find_names(), complete)
-        self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
+        damages: list[str] = []
+        numbers = self._find_numbers()
+        path = None
+        for number in numbers:
+            path = self._path(f"ckpt-{number}")
+            told = self._ranks.compare("the restore", self._restore(path, complete))
+            damaged = {rank: damage for rank, damage in told.items() if damage}
+            if not damaged:
+                break
+            seen_by = shorten([*damaged], _LISTED)
+            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
+        else:
+            if damages:
+                raise ResumeError(
+                    f"none of the checkpoints in {self.directory!r} can be read: "
+                    f"{'; '.join(damages)}. Expected at least one. Restore one from a copy, or "
+                    "remove the folder to start from the beginning."
+                )
+        if damages and self._ranks.leads:
+            warn(
+                "a checkpoint cannot be read (%s); it is left as it is, and %s is used instead",
+                "; ".join(damages),
+                path,
+            )
+        counter = self._checkpoint.save_counter  # which this creates, in all ranks
+        if numbers:  # the next save must not overwrite a checkpoint that could not be read
+            counter.assign(numbers[0])
         if self._ranks.leads:
             with self._open_owner("w") as file:
                 file.write(self._owner)
             self._remove(_UNFINISHED)
         return path
 
-    def _find_names(self) -> list[str]:
-        """Returns the names of the checkpoints, the newest first; raises ResumeError."""
+    def _find_numbers(self) -> list[int]:
+        """Returns the numbers of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
         indices = self._list(r"ckpt-\d+\.index")
-        own = sorted((name.removesuffix(".index") for name in indices), key=_number, reverse=True)
+        own = sorted((int(name[5:-6]) for name in indices), reverse=True)
         told = self._ranks.compare("the restore", [problem, own])
         problem, newest = next(iter(told.values()))  # the leader's
         if problem:
             raise ResumeError(problem)
-        found = [set(names) for _, names in told.values()]
-        if any(found) and not set.intersection(*found):
+        found = {rank: numbers for rank, (_, numbers) in told.items()}
+        if any(found.values()) and not set.intersection(*map(set, found.values())):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, (_, names) in told.items()
+                f"{rank}: {numbers[:2] or 'none'}" for rank, numbers in found.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
@@ -129,34 +154,6 @@ class CheckpointFolder:
             "from the beginning."
         )
 
-    def _restore_first(self, names: list[str], complete: bool) -> str | None:
-        """Restores the first of these checkpoints that all ranks can read; returns its path."""
-        damages: list[str] = []
-        for name in names:
-            path = self._path(name)
-            told = self._ranks.compare("the restore", self._restore(path, complete))
-            damaged = {rank: damage for rank, damage in told.items() if damage}
-            if not damaged:
-                if damages and self._ranks.leads:
-                    warn(
-                        "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
-                        "instead",
-                        "; ".join(damages),
-                        name,
-                    )
-                # The next save must not overwrite a checkpoint that could not be read.
-                self._checkpoint.save_counter.assign(_number(names[0]))
-                return path
-            seen_by = shorten([*damaged], _LISTED)
-            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
-        if not names:
-            return None
-        raise ResumeError(
-            f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
-            "Expected at least one. Restore one from a copy, or remove the folder to start from "
-            "the beginning."
-        )
-
     def _restore(self, path: str, complete: bool) -> str:
         """Restores a checkpoint; returns what is wrong with it if it cannot be read.
 
@@ -168,10 +165,8 @@ class CheckpointFolder:
             tf.train.load_checkpoint(path)
             is_readable = True
             status = self._checkpoint.restore(path).expect_partial()
-            if complete:
-                status.assert_consumed()
-            else:
-                status.assert_existing_objects_matched()
+            check = status.assert_consumed if complete else status.assert_existing_objects_matched
+            check()
         except Exception as error:  # TensorFlow raises other errors than its own
             if is_readable and isinstance(error, _OF_OTHER_MODELS):
                 raise ResumeError(
@@ -276,7 +271,3 @@ class CheckpointFolder:
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])

@@ -82,7 +82,7 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
         status=1,
     )
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
-    assert re.search(r": worker 0 \(.*\): ckpt-4 and ckpt-3; worker 1 \(.*\): none", done.stderr)
+    assert re.search(r": worker 0 \(.*\): \[4, 3\]; worker 1 \(.*\): none", done.stderr)
 
 
 def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
