@@ -8,12 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import Callable
 
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination.tcp import connect_to, listen_at
-
-Answer = Callable[[socket.socket], object]
 
 _CONNECT_SECONDS = 5.0
 # Follows the answer: it fills packets of every interface, also those that a network may drop.
@@ -24,23 +21,17 @@ _MAX_ASKED = 64
 
 
 @contextmanager
-def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
-    """Answers each connection to this task's port, in threads; yields why it cannot, or ''.
-
-    `answer` writes to the connection; by default what `ask_rank` of another task expects.
-    """
+def listening(task: Task) -> Iterator[str]:
+    """Answers each `ask_rank` of other tasks, in threads; yields why it cannot, or ''."""
     port = int(task.address.rpartition(":")[2])
 
     def tell_rank(connection: socket.socket) -> None:
-        connection.sendall(b"%d\n" % task.rank)
-        connection.sendall(_PADDING)
-        # The other side closes first: who does so cannot use the port again for a minute.
-        connection.recv(1)
-
-    def respond(connection: socket.socket) -> None:
         with connection, suppress(OSError):
             connection.settimeout(_CONNECT_SECONDS)
-            (answer or tell_rank)(connection)
+            connection.sendall(b"%d\n" % task.rank)
+            connection.sendall(_PADDING)
+            # The other side closes first: who does so cannot use the port again for a minute.
+            connection.recv(1)
 
     try:
         server = listen_at(port, backlog=512)
@@ -52,7 +43,7 @@ def listening(task: Task, answer: Answer | None = None) -> Iterator[str]:
         with suppress(OSError):
             while True:
                 connection, _ = server.accept()
-                Thread(target=respond, args=[connection], daemon=True).start()
+                Thread(target=tell_rank, args=[connection], daemon=True).start()
 
     Thread(target=accept, daemon=True).start()
     try:

@@ -2,9 +2,9 @@
 
     python -m slurm_resolver.tf.collective_check OPTIONS
 
-The process of `check` becomes this one. The tasks that train make the strategy, measure a small
-step that each computes alone (a product of matrices), what each node sends to others, and an
-all-reduce of 16 MB. OPTIONS is JSON: the resolver's options, and whether to print JSON.
+The process of `check` becomes this one. The tasks that train make the strategy, and measure a small
+step that each computes alone (a product of matrices), and an all-reduce of 16 MB. OPTIONS is JSON:
+the resolver's options, and whether to print JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import tensorflow as tf
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.preflight.network_rates import measure_rate
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.wording import aligned
@@ -46,7 +45,6 @@ _COLUMNS = {
     "device": "{device}",
     "step ms": "{step_ms:.2f}",
     "all-reduce ms": "{all_reduce_ms:.1f}",
-    "GB/s": "{gb_per_s:.2f}",
     "by": "{transport}",
 }
 
@@ -66,10 +64,9 @@ def main() -> int:
     assert task
     assert cluster.service
     warnings = []
-    rate = measure_rate(cluster)
     if task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
-        row = _measure(strategy, task, rate)
+        row = _measure(strategy, task)
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
         fast = [path for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
@@ -88,16 +85,9 @@ def main() -> int:
     return 1 if warnings else 0
 
 
-def _measure(strategy: Any, task: Task, rate: float | None) -> Row:
-    """Returns what this task measures, in turn with all others.
-
-    Args:
-        strategy: of all tasks that train.
-        task: this one.
-        rate: at which this task sends, in GB/s; None if another task of its node sends.
-    """
+def _measure(strategy: Any, task: Task) -> Row:
+    """Returns what this task measures, in turn with all others that train."""
     exchange = strategy.workers.exchange
-    tasks = max(1, len(strategy.workers.names))
     matrix = tf.random.stateless_normal((1024, 1024), (1, 2))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -119,15 +109,11 @@ def _measure(strategy: Any, task: Task, rate: float | None) -> Row:
         if turn % 2 == task.local_rank % 2:
             steps.append(_mean_time(step, _TIMES))
     exchange("measures an all-reduce", None)
-    mean = _mean_time(reduce, _MEASUREMENTS)
-    sent = 2 * _BYTES * (tasks - 1) / tasks  # by a task in a ring, and at least in any other way
     return {
         "rank": task.rank,
         "device": "GPU" if tf.config.get_visible_devices("GPU") else "CPU",  # TensorFlow's default
         "step_ms": round(min(steps), 3),
-        "all_reduce_ms": round(mean, 2),
-        "gb_per_s": round(sent / mean / 1e6, 3),
-        "sent_gb_per_s": rate,
+        "all_reduce_ms": round(_mean_time(reduce, _MEASUREMENTS), 2),
     }
 
 
@@ -146,20 +132,13 @@ def nccl_network(log: str) -> str:
 
 def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-    computing = {row["rank"]: row["step_ms"] for row in rows}
-    sending = {row["rank"]: 1 / row["sent_gb_per_s"] for row in rows if row["sent_gb_per_s"]}
-    warnings = []
-    for does, costs, place in (
-        ("computes", computing, "what else runs on its node, and at the CPUs that it was given"),
-        ("sends", sending, "the network of its node"),
-    ):
-        median = statistics.median(costs.values() or [0])
-        warnings += [
-            f"{name_of(rank)} {does} {cost / median:.1f} times as slowly as the median task; "
-            f"look at {place}"
-            for rank, cost in costs.items()
-            if cost > _FAR_SLOWER * median
-        ]
+    median = statistics.median(row["step_ms"] for row in rows)
+    warnings = [
+        f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
+        "median task; look at what else runs on its node, and at the CPUs that it was given"
+        for row in rows
+        if row["step_ms"] > _FAR_SLOWER * median
+    ]
     for row in rows:
         if row["unused"]:
             warnings.append(
@@ -174,7 +153,7 @@ def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
     """Returns a table by rank, and the warnings."""
     cells = [[cell.format(**row) for cell in _COLUMNS.values()] for row in rows]
-    lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3, 4))
+    lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings)])
 
 

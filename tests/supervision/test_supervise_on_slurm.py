@@ -409,19 +409,3 @@ def test_an_outage_of_the_controller_costs_no_node(two_nodes: SlurmCluster, tmp_
     said = read(tmp_path / "out")
     assert "restart 1 of 3; now on n[1-2]; first failure: rank 1 on n2 at" in said
     assert "ended with status 0, after 1 restart" in said
-
-
-@pytest.mark.nightly
-@pytest.mark.root
-@pytest.mark.tensorflow
-def test_a_node_with_a_slow_link_does_not_get_the_step(real_slurm: SlurmCluster) -> None:
-    real_slurm.run_on("n9", "tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 1s")
-    done = real_slurm.run(
-        "salloc -w n[8-10] --ntasks-per-node=1 slurm-resolver supervise --nodes 2 --check -- "
-        "srun --label hostname",
-        env=ENVIRONMENT,
-        timeout=400,
-    )
-    real_slurm.run_on("n9", "tc qdisc del dev eth0 root")
-    assert "now on n[8,10], without n9 (sends " in done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0: n8", "1: n10"]
