@@ -52,26 +52,16 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
     assert nccl_network(str(tmp_path / "nccl")) == network
 
 
-@pytest.mark.parametrize(
-    ("jobs", "workers"),
-    [
-        ("worker=-1", [0, 1]),
-        ("evaluator=1,worker=-1", [1, 2]),
-    ],
-)
-def test_every_worker_measures(jobs: str, workers: Sequence[int]) -> None:
-    done = captured(
-        in_step(
-            f"-n {workers[-1] + 1}",
-            *f"slurm-resolver check --jobs {jobs} --collective --json".split(),
-        ),
-    )
+def test_every_worker_measures() -> None:
+    """The evaluator, rank 0, does not."""
+    check = ["slurm-resolver", "check", "--collective", "--json"]
+    done = captured(in_step("-n 3", *check, "--jobs", "evaluator=1,worker=-1"))
     assert done.returncode in (0, 1), done.stderr  # a busy machine may slow a task down
     (shown,) = [line for line in done.stdout.splitlines() if '"step_ms"' in line]
     rank, _, text = shown.partition(": ")
-    assert rank == str(workers[0])
+    assert rank == "1"
     told = json.loads(text)
-    assert [task["rank"] for task in told["tasks"]] == workers
+    assert [task["rank"] for task in told["tasks"]] == [1, 2]
     for task in told["tasks"]:
         assert task["device"] == "CPU"
         assert task["step_ms"] > 0
