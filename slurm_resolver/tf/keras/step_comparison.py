@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
+from slurm_resolver.tf.call import MARK
 from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.keras.sharing import Share, names_of_tensors
-from slurm_resolver.tf.peers import MARK
 from slurm_resolver.tf.progress import reporter
 
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently

@@ -1,15 +1,31 @@
-"""What a worker knows of the other workers of its strategy: which of them fails, is lost or leaves.
+"""What this worker does with the others of its strategy, and what ends that.
 
-If another worker is gone, TensorFlow's collectives fail here with an error that names it.
-TensorFlow itself notices only after its heartbeats have failed, and blames the worker that notices
-first.
+Two threads share a `Call`: the program's moves it from state to state, and the one that holds the
+connection to the coordination service notes what happens to other workers. Both take its lock.
+
+    ENDED      outside of `fit`, `evaluate` and `predict`
+    BEGUN      in one of these calls, in Python
+    STEP       in a step of all workers, or where they make a variable together
+    EXCHANGE   in an exchange, which ends when all have come, or one of them is missing
+    FAILED     has failed in a call, and waits for the others to fail as well
+
+This ends the collectives of this worker with an error that says why, if another worker
+
+- fails in the same call: in BEGUN and STEP. In EXCHANGE, the failed worker answers.
+- ends without an error: in STEP, as this worker may be about to end as well.
+- is lost: in every state. TensorFlow itself notices only after its heartbeats have failed, and
+  blames the worker that notices first.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import enum
 import re
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -34,35 +50,38 @@ IN_ALL = (
 )
 
 
-class Peers:
-    """The workers of a strategy, as one of them sees them.
+State = enum.Enum("State", "ENDED BEGUN STEP EXCHANGE FAILED")
+
+
+class Call:
+    """What this worker does with the others.
 
     Attributes:
         names: every worker's name, such as "worker 0"; none if the strategy trains alone.
         name: of this worker.
         index: of this worker.
         client: the connection to the coordination service; None under TF_CONFIG.
-        ranks: the workers' names by their ranks, in the order of their indices.
+        ranks: of the workers, in the order of their names.
         others: the ranks of the tasks that are no workers.
-        call: the method in which they fail together, such as "fit".
-        calls: how many calls this worker has begun.
+        state: what this worker does.
+        call: the method in which the workers fail together, such as "fit"; '' outside of these.
+        calls: how many of these this worker has begun.
         failure: of another worker, in the current call.
         loss: which worker is lost.
-        is_in_step: whether this worker is in a step of all workers.
-        is_exchanging: whether it waits in an exchange: a worker that has failed then answers.
+        absence: which worker cannot take part in a step: it is lost, or has ended.
     """
 
+    state = State.ENDED
     call = ""
     calls = 0
     failure = ""
     loss = ""
-    _left = ""  # which worker has ended well
-    is_in_step = False
-    is_exchanging = False
+    absence = ""
 
     def __init__(self, resolver: Any, client: Client | None) -> None:
         global _newest
         _newest = self
+        self.lock = threading.Lock()
         counts = resolver.cluster_spec().as_dict()
         self.names = [
             f"{job} {index}" for job in TRAIN for index in range(len(counts.get(job, ())))
@@ -72,46 +91,76 @@ class Peers:
         self.client: Any = client
         if client:
             cluster = resolver.cluster
-            self.ranks = dict(zip(ranks_of(cluster.roles, TRAIN), self.names))
+            self.ranks = ranks_of(cluster.roles, TRAIN)
             self.others = set(range(cluster.num_tasks)).difference(self.ranks)
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)
 
-    @property
-    def absence(self) -> str:
-        """Which worker cannot take part in a step: it is lost, or has ended."""
-        return self.loss or self._left
+    def enter(self, state: State, call: str = "") -> None:
+        """Enters BEGUN, at the beginning of a call, FAILED or ENDED."""
+        with self.lock:
+            self.state = state
+            self.call = call
+            self.failure = ""
+            if call:
+                self.calls += 1
+
+    @contextlib.contextmanager
+    def doing(self, state: State) -> Iterator[None]:
+        """Is in STEP or EXCHANGE in the block.
+
+        Raises:
+            FitError: if another worker has failed or is gone, for which this one would wait in this
+                state, or afterwards.
+        """
+        with self.lock:
+            self.refuse_loss(state)
+            before = self.state
+            self.state = state
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.state = before
+        self.refuse_loss(before)
+
+    def refuse_loss(self, state: State = State.EXCHANGE) -> None:
+        """Raises FitError if another worker, for which this one would wait, has failed or is gone.
+
+        One that has ended without an error is missing only in STEP.
+        """
+        reason = self.failure or (self.absence if state is State.STEP else self.loss)
+        if reason:
+            raise FitError(reason)
 
     def reason_of(self, error: BaseException) -> str:
         """Returns why another worker has ended what failed with an error, or ''."""
         reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
         if not reason and isinstance(error, OF_PEERS):
-            if self.client:
-                self.client.wait_for(lambda: self.failure or self.absence, _GONE_SECONDS)
-            reason = self.failure or self.absence or self.lost_by(error)
+            reason = self.await_reason() or self.lost_by(error)
         return reason
+
+    def await_reason(self) -> str:
+        """Returns which worker has failed or is gone, once the service says so, or ''."""
+        if self.client:
+            self.client.wait_for(lambda: self.failure or self.absence, _GONE_SECONDS)
+        return self.failure or self.absence
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         name = lost_task(error, self.names, self.name)
         if name and self.client:
-            name = self.client.name_of([*self.ranks][self.names.index(name)])
+            name = self.client.name_of(self.ranks[self.names.index(name)])
         return name and _describe_loss(name, "it does not answer TensorFlow")
-
-    def refuse_loss(self) -> None:
-        """Raises FitError if another worker is lost, for which this one would wait."""
-        if self.loss:
-            raise FitError(self.failure or self.loss)
 
     def _take_failure(self, message: Message) -> None:
         """Ends the call, as another worker has failed in it."""
-        name = self.ranks[message["rank"]]
-        if name == self.name or not self.call or message["told"] != f"failed {self.calls}":
-            return
-        self.failure = f"{name} has failed in {self.call}: {message['value']}"
-        if not self.is_exchanging:
-            abort_collectives(self.failure)
+        with self.lock:
+            if self.call and message["told"] == f"failed {self.calls}":
+                self.failure = message["value"]
+                if self.state is not State.EXCHANGE:
+                    abort_collectives(self.failure)
 
     def _take_loss(self, message: Message) -> None:
         if message["gone"] in self.ranks or "service" in message:
@@ -121,19 +170,22 @@ class Peers:
             own = self.client.name_of(self.client.address.rank)
             if reason.startswith(own):
                 reason = f"{own} was stopped or cut off, and the others have ended without it"
-            if not self.loss:  # else it follows from that
-                warn("%s", reason)
-                self.loss = reason
-            abort_collectives(reason)
+            with self.lock:
+                if not self.loss:  # else it follows from that
+                    warn("%s", reason)
+                    self.loss = reason
+                    self.absence = reason
+                abort_collectives(reason)
 
     def _take_goodbyes(self, message: Message) -> None:
-        # These workers may have ended without an error, as this one may soon. Only a step fails.
         left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
             name = self.client.name_of(left[0])
-            self._left = f"{name} has ended, and cannot take part in a step. {IN_ALL}"
-            if self.is_in_step:
-                abort_collectives(self.absence)
+            reason = f"{name} has ended, and cannot take part in a step. {IN_ALL}"
+            with self.lock:
+                self.absence = self.absence or reason
+                if self.state is State.STEP:
+                    abort_collectives(self.absence)
 
 
 def _describe_loss(name: str, why: str) -> str:
@@ -166,6 +218,6 @@ def _leave() -> None:
         exit_at_once()
 
 
-_newest: Peers | None = None  # the workers of the newest strategy
+_newest: Call | None = None  # of the newest strategy
 # After the functions that the program registers later.
 atexit.register(_leave)
