@@ -53,31 +53,30 @@ class Secret:
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        self._offer = {"means": find_means()}
+        # from which a task of the same user obtains the secret
+        self.offer = {"means": find_means()}
         self.key = os.environb.get(VARIABLE.encode(), b"")
         self._renew_at = math.inf
-        if self._offer["means"] == MUNGE:
+        if self.offer["means"] == MUNGE:
             self.key = secrets.token_bytes(32)
-            self._offer["key"] = _name_of(self.key)
+            self.offer["key"] = _name_of(self.key)
             self._encrypt()
 
     @property
     def is_due(self) -> bool:
-        """Whether `offer` has to call munge, which may take long."""
+        """Whether it is time to call `renew`."""
         return monotonic() > self._renew_at
 
-    def offer(self) -> dict[str, str]:
-        """Returns the message from which a task of the same user obtains the secret."""
-        if self.is_due:
-            with suppress(RendezvousError):
-                self._encrypt()
-        return self._offer
+    def renew(self) -> None:
+        """Encrypts the key again, by munge, which may take long."""
+        with suppress(RendezvousError):
+            self._encrypt()
 
     def _encrypt(self) -> None:
         self._renew_at = monotonic() + _RENEW_SECONDS
         # Sites can choose a default cipher that does not encrypt.
         options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-        self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
+        self.offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
 
 
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
