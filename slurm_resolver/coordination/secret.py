@@ -12,7 +12,7 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import math
 import os
 import re
@@ -43,10 +43,6 @@ REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -h
 MUNGE = "munge"
 NONE = "no secret"
 
-# The keys that munge has decrypted here, by their names: it may take longer than a handshake, or
-# than a task may be away.
-_keys: dict[object, bytes] = {}
-
 
 class Secret:
     """The secret of a service; `key` is b"" without one."""
@@ -59,7 +55,6 @@ class Secret:
         self._renew_at = math.inf
         if self.offer["means"] == MUNGE:
             self.key = secrets.token_bytes(32)
-            self.offer["key"] = _name_of(self.key)
             self._encrypt()
 
     @property
@@ -92,21 +87,18 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
         )
     if means != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
-    if offer.get("key") in _keys:
-        return _keys[offer.get("key")]
+    return _decrypt(str(offer.get("credential")), name)
+
+
+@functools.lru_cache(maxsize=1)  # it may take longer than a handshake, which then comes again
+def _decrypt(credential: str, name: str) -> bytes:
+    """Returns the key in a munge credential of the service `name`."""
+    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], credential)
     # Any user can encrypt a key for this user; only this user's own is accepted.
-    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     found = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
     if not found:
         raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
-    key = bytes.fromhex(found[1])
-    _keys[_name_of(key)] = key
-    return key
-
-
-def _name_of(key: bytes) -> str:
-    """Returns a name for a random key, from which nobody can find the key."""
-    return hashlib.sha256(key).hexdigest()
+    return bytes.fromhex(found[1])
 
 
 def find_means() -> str:
