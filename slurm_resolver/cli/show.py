@@ -48,7 +48,8 @@ def main(args: Namespace) -> int:
     if cluster.service and cluster.step.is_live:  # only the tasks know their GPUs
         client = connect(cluster.service, cluster.name_of)
         try:
-            gpus = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
+            told = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
+            gpus = [*told.values()]
         except RendezvousError as error:  # the cluster is known all the same
             print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
         if not {*gpus} - {"unknown", "none"}:

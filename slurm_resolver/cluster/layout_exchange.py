@@ -57,7 +57,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
                 (step.node_name, step.node_id),
                 options.meeting_seconds,
             )
-            text = json.dumps(_layout_from_places(places, nodes, counts))
+            text = json.dumps(_layout_from_places([*places.values()], nodes, counts))
         except RefusedError:  # another layout would not help
             raise
         except RendezvousError as error:

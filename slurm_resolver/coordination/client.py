@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable
@@ -93,24 +93,31 @@ class Client:
         self._thread.start()
 
     def gather(
-        self, purpose: str, value: Any, timeout: float | None, without: Collection[int] = ()
-    ) -> list[Any]:
-        """Returns the values that all tasks give, by rank. Every task must call it.
+        self,
+        purpose: str,
+        value: Any,
+        timeout: float | None,
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, Any]:
+        """Returns the values that some tasks give, by rank. Each of them must call it.
 
         Args:
             purpose: what it is for, as messages name it, such as "the start".
             value: this task's value: at most 60 KiB as JSON in a JSON string.
             timeout: seconds to wait; the first task whose time is up ends the wait of all. None
                 waits until all have come or one of them has ended, and reports no missing tasks.
-            without: the ranks that do not call it, whose values are None.
+            ranks: those that call it, in the order of the result; None for all.
 
         Raises:
-            RendezvousError: in every task, with the names of the missing or lost tasks.
+            RendezvousError: in each of them, with the names of the missing or lost tasks.
         """
         seconds = math.inf if timeout is None else timeout
         until = monotonic() + seconds
+        of_step = range(self.address.num_tasks)
+        ranks = of_step if ranks is None else [*ranks]
+        without = [*{*of_step}.difference(ranks)]
         with self._changed:
-            gather = self.offer(purpose, value, without=list(without), until=until, timeout=seconds)
+            gather = self.offer(purpose, value, without=without, until=until, timeout=seconds)
 
             def has_ended() -> object:
                 return gather in self._answers or self.refusal or self._loss
@@ -135,7 +142,8 @@ class Client:
             raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])
-        return unpack(answer["values"])
+        values = unpack(answer["values"])
+        return {rank: values[rank] for rank in ranks}
 
     def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
         """Gives this task's value for a gather, and returns the gather without waiting for it."""

@@ -49,7 +49,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             "cpus": cpu_facts(cluster.step, gpus is not None),
             "gpus": gpus,
         }
-        notes = dict(enumerate(client.gather("the exchange of results", note, _PROBING_SECONDS)))
+        notes = client.gather("the exchange of results", note, _PROBING_SECONDS)
     cpus = defaultdict(list)
     for rank, note in notes.items():
         cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))

@@ -52,7 +52,6 @@ def wait_until_reached(
     tasks = cluster.tasks
     began = monotonic()
     notice_at = began + _FIRST_NOTICE
-    others = [task.rank for task in tasks if task.rank not in waiting]
     asked = tasks_to_ask(own, [tasks[rank] for rank in sorted({*waiting, *serving})])
     while True:
         unreached = find_unreached(asked, serving)
@@ -60,8 +59,7 @@ def wait_until_reached(
         now = monotonic()
         seconds = max(0.0, until - now) + _ROUND_SECONDS
         note = (now > until, [*unreached.items()][:_MOST_NAMED])
-        answers = client.gather("the test of the ports", note, seconds, without=others)
-        notes = {rank: answer for rank, answer in enumerate(answers) if answer}
+        notes = client.gather("the test of the ports", note, seconds, waiting)
         problems = {
             silent: f"{cluster.name_of(silent)} does not answer {cluster.name_of(rank)} at "
             f"{tasks[silent].address}: {why}"

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.keras_version import find_tensorflow_version
@@ -56,11 +57,10 @@ def wait_until_ready(
     if not client:
         return None
     assert cluster.task
-    without = [task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs]
+    ranks = ranks_of(cluster.roles, jobs or cluster.roles)
     with listening(cluster.task) as problem:
         note = {**agreement_facts(cluster), "port_taken": problem, "waits": True}
-        answers = client.gather("the start", note, timeout, without)
-        notes = {rank: note for rank, note in enumerate(answers) if note}
+        notes = client.gather("the start", note, timeout, ranks)
         _check(notes, cluster)
         waiting = {rank for rank, note in notes.items() if note["waits"]}
         wait_until_reached(cluster, client, waiting, notes.keys() - waiting, until)

@@ -62,7 +62,6 @@ class Call:
         index: of this worker.
         client: the connection to the coordination service; None under TF_CONFIG.
         ranks: of the workers, in the order of their names.
-        others: the ranks of the tasks that are no workers.
         state: what this worker does.
         call: the method in which the workers fail together, such as "fit"; '' outside of these.
         calls: how many of these this worker has begun.
@@ -92,7 +91,6 @@ class Call:
         if client:
             cluster = resolver.cluster
             self.ranks = ranks_of(cluster.roles, TRAIN)
-            self.others = set(range(cluster.num_tasks)).difference(self.ranks)
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)

@@ -109,13 +109,13 @@ class Workers(Call):
         """Returns what all workers give."""
         try:
             with self.doing(State.EXCHANGE), reporter.doing(MEETING):
-                by_rank = self.client.gather(_PURPOSE, given, None, self.others)
+                by_rank = self.client.gather(_PURPOSE, given, None, self.ranks)
         except RendezvousError as error:
             # One that is lost says why; one that has left may have left out the call.
             self.await_reason()
             own = f"this worker {given.does}: {error} {IN_ALL}"
             raise FitError(self.failure or self.loss or own) from None
-        return [_Given(*by_rank[rank]) for rank in self.ranks]
+        return [_Given(*given) for given in by_rank.values()]
 
     def _gather_by_tensorflow(self, given: _Given) -> list[_Given]:
         """Returns what all workers give, under TF_CONFIG, where there is no service."""
@@ -216,7 +216,7 @@ class Workers(Call):
         """Waits for the others to fail in this call as well, or tells them why this one has."""
         self.enter(State.FAILED)
         try:
-            self.client.gather(f"the end of call {self.calls}", None, _SECONDS, self.others)
+            self.client.gather(f"the end of call {self.calls}", None, _SECONDS, self.ranks)
         except RendezvousError:
             self.client.tell(f"failed {self.calls}", reason)
 

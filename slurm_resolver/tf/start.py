@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
@@ -120,9 +121,9 @@ def choose_communication(
             "the choice of NCCL",
             task_devices(cluster, usable),
             _CHOICE_SECONDS,
-            without=[task.rank for task in cluster.tasks if task.job not in jobs],
+            ranks_of(cluster.roles, jobs),
         )
-        tasks = {rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices}
+        tasks = {rank: TaskDevices(*devices) for rank, devices in told.items()}
         transport = find_transport(tasks, cluster.name_of)
         nccl = transport.nccl
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))

@@ -44,7 +44,8 @@ def tell(text):  # in one write, because a task may be killed
 
 def gather(timeout=30.0, value=None):
     try:
-        tell(client.gather("the start", rank if value is None else value, timeout))
+        values = client.gather("the start", rank if value is None else value, timeout)
+        tell([*values.values()])
     except RuntimeError as error:
         tell(error)
 

@@ -198,12 +198,11 @@ class SavingRanks:
                 "strategy's resolver is another one: use a SlurmClusterResolver."
             )
         saving = ranks_of(cluster.roles, TRAIN)
-        others = set(range(cluster.num_tasks)).difference(saving)
         try:
-            values = connect(cluster.service, cluster.name_of).gather(purpose, own, seconds, others)
+            values = connect(cluster.service, cluster.name_of).gather(purpose, own, seconds, saving)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
-        return {cluster.name_of(rank): values[rank] for rank in saving}
+        return {cluster.name_of(rank): value for rank, value in values.items()}
 
 
 def _leave(status: int) -> None:
