@@ -39,11 +39,30 @@ This folder knows ranks and the names of tasks, but no cluster.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Callable, NamedTuple
+
+from slurm_resolver.wording import shorten
 
 NETWORK_GRACE = 30.0  # seconds
 
 NameOf = Callable[[int], str]  # from a rank to how messages name its task
+_MOST_NAMES = 5
+
+
+def named(texts: Mapping[int, str], name_of: NameOf, separator: str = ": ") -> list[str]:
+    """Returns each of the texts, by rank, once, after the names of the tasks that gave it.
+
+    The text of the fewest tasks comes first, as it is most likely the wrong one.
+    """
+    tasks = defaultdict(list)
+    for rank, text in sorted(texts.items()):
+        tasks[text].append(name_of(rank))
+    return [
+        f"{shorten(names, _MOST_NAMES)}{separator}{text}"
+        for text, names in sorted(tasks.items(), key=lambda item: len(item[1]))
+    ]
 
 
 class ServiceAddress(NamedTuple):

@@ -8,14 +8,12 @@ tasks which workers are behind: the others wait for them.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from slurm_resolver.coordination import NameOf
+from slurm_resolver.coordination import NameOf, named
 from slurm_resolver.coordination.silence import Silence
 from slurm_resolver.coordination.wire import Message, Process, Send
-from slurm_resolver.wording import shorten
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
 IDLE = "outside of fit, evaluate and predict"
@@ -41,7 +39,6 @@ VALIDATION = "validation"
 
 _REPORT_SECONDS = 5.0
 _REPEAT_SECONDS = 300.0
-_MOST_NAMES = 5
 _MOST_TRACEBACKS = 8
 
 
@@ -114,28 +111,16 @@ def describe_stall(workers: Reports, behind: Sequence[int], name_of: NameOf) -> 
     """Returns the line that every task logs; `behind` are the ranks that `find_stall` returns."""
     seconds = min(report.age for report in workers.values())
     texts = {rank: report.does() for rank, report in workers.items()}
-    line = f"no step for {seconds:.0f} s: {_describe(texts, behind, name_of)}"
-    others = [rank for rank in workers if rank not in behind]
-    if others:
-        return f"{line}. The others wait: {_describe(texts, others, name_of)}"
-    if len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where()}:
+    late = {rank: texts.pop(rank) for rank in behind}
+    line = f"no step for {seconds:.0f} s: {'; '.join(named(late, name_of, ' '))}"
+    if texts:
+        return f"{line}. The others wait: {'; '.join(named(texts, name_of, ' '))}"
+    if len(behind) > 1 and {*late.values()} == {workers[behind[0]].where()}:
         line += (
             ". They wait for each other in its collective operations: look at the network between "
             "their nodes (firewalls, the MTU), and at their GPUs (nvidia-smi, dmesg)"
         )
     return line
-
-
-def _describe(texts: Mapping[int, str], ranks: Sequence[int], name_of: NameOf) -> str:
-    """Returns which tasks do what; `texts` say that by rank."""
-    names = defaultdict(list)
-    for rank in ranks:
-        names[texts[rank]].append(name_of(rank))
-    parts = []
-    for does, those in names.items():
-        verb = "are" if len(those) > 1 else "is"
-        parts.append(f"{shorten(those, _MOST_NAMES)} {verb} {does}")
-    return "; ".join(parts)
 
 
 class Monitor:
@@ -190,15 +175,14 @@ class Monitor:
                 None,
                 {
                     "stall": describe_stall(workers, behind, self._name_of),
-                    "behind": [] if self._is_stalled else behind[:_MOST_TRACEBACKS],
-                    "end": behind,
+                    "behind": behind[:_MOST_TRACEBACKS],
                 },
             )
             self._told_at = now
             self._is_stalled = True
         elif not behind and self._is_stalled:
             self._is_stalled = False
-            self._send(None, {"stall": "steps advance again", "behind": [], "end": []})
+            self._send(None, {"stall": "steps advance again", "behind": []})
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""

@@ -33,7 +33,7 @@ The service sends:
 | awaited, rank, value | a task waits for this gather without a deadline |
 | told, value, rank | what another task tells all |
 | over | how the training has ended; null if it has not |
-| stall, behind, end | no step ends: a line for the log, and the ranks that are behind |
+| stall, behind | no step ends: a line for the log, and ranks that are behind |
 | ping | asks for a pong, and names the service's process: `silence` |
 | silent | a process does not answer, or answers again: a line for the log |
 | gone, why | the task with this rank is lost, or has failed |

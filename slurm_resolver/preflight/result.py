@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.start.ready import named
+from slurm_resolver.coordination import named
 
 OK = "ok"
 WARNING = "warning"
@@ -52,6 +52,6 @@ def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, R
         worst = max(of_tasks.values(), key=lambda one: _FROM_GOOD_TO_BAD.index(one.status))
         if worst.is_bad:
             bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
-            worst = result_of(id, named(bad, cluster), "", worst.status)
+            worst = result_of(id, named(bad, cluster.name_of), "", worst.status)
         merged[id] = worst
     return merged

@@ -44,7 +44,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         client.gather("the checks", None, timeout)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
         note = {
-            **agreement_facts(cluster),
+            "facts": agreement_facts(cluster),
             "results": _check_alone(cluster, cluster.service, port_taken),
             "cpus": cpu_facts(cluster.step, gpus is not None),
             "gpus": gpus,

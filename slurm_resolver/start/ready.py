@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from time import monotonic
 from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.roles import ranks_of
+from slurm_resolver.coordination import named
 from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.keras_version import find_tensorflow_version
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.reach import wait_until_reached
 from slurm_resolver.version import __version__
-from slurm_resolver.wording import shorten
 
 Note = dict[str, Any]
-
-# What must be the same in all tasks, by key of `agreement_facts`: causes before effects.
-_COMPARED = {
-    "version": "the version of slurm_resolver",
-    "tensorflow": "the version of TensorFlow",
-    "jobs": "the jobs (argument jobs)",
-    "tasks": "where the ranks run, or their jobs or addresses (arguments placement, het_groups, "
-    "port_base and node_address)",
-}
 
 
 def wait_until_ready(
@@ -59,7 +49,7 @@ def wait_until_ready(
     assert cluster.task
     ranks = ranks_of(cluster.roles, jobs or cluster.roles)
     with listening(cluster.task) as problem:
-        note = {**agreement_facts(cluster), "port_taken": problem, "waits": True}
+        note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": True}
         notes = client.gather("the start", note, timeout, ranks)
         _check(notes, cluster)
         waiting = {rank for rank, note in notes.items() if note["waits"]}
@@ -88,7 +78,7 @@ def offer_readiness(cluster: Cluster) -> None:
     assert cluster.task
     if client:
         with listening(cluster.task) as problem:
-            note = {**agreement_facts(cluster), "port_taken": problem, "waits": False}
+            note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": False}
             client.offer("the start", note)
 
 
@@ -99,33 +89,26 @@ def _connect(cluster: Cluster) -> Client | None:
 
 
 def agreement_facts(cluster: Cluster) -> Note:
-    """Returns what a task sends to the others: its versions, and the cluster that it resolved."""
+    """Returns what must be the same in all tasks, by what it is: causes before effects."""
     return {
-        "version": __version__,
-        "tensorflow": find_tensorflow_version(),
-        "jobs": {job: len(ranks) for job, ranks in cluster.roles.items()},
-        "tasks": hashlib.sha256(repr(cluster.tasks).encode()).hexdigest()[:16],
+        "the version of slurm_resolver": __version__,
+        "the version of TensorFlow": find_tensorflow_version(),
+        "the jobs (argument jobs)": {job: len(ranks) for job, ranks in cluster.roles.items()},
+        "where the ranks run, or their jobs or addresses (arguments placement, het_groups, "
+        "port_base and node_address)": hashlib.sha256(repr(cluster.tasks).encode()).hexdigest()[
+            :16
+        ],
     }
 
 
 def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:
     """Returns the first difference between the tasks, with its values; [] if all agree."""
-    for key, what in _COMPARED.items():
-        values = {rank: json.dumps(note[key], sort_keys=True) for rank, note in notes.items()}
-        if len({*values.values()}) > 1:
-            return [f"the tasks disagree on {what}: {'; '.join(named(values, cluster)[:4])}"]
+    for what in agreement_facts(cluster):
+        values = {
+            rank: json.dumps(note["facts"].get(what), sort_keys=True)
+            for rank, note in notes.items()
+        }
+        told = named(values, cluster.name_of)
+        if len(told) > 1:
+            return [f"the tasks disagree on {what}: {'; '.join(told[:4])}"]
     return []
-
-
-def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
-    """Returns each of the texts, by rank, once, after the names of the tasks that gave it.
-
-    The text of the fewest tasks comes first, as it is most likely the wrong one.
-    """
-    tasks = defaultdict(list)
-    for rank, text in sorted(texts.items()):
-        tasks[text].append(cluster.name_of(rank))
-    return [
-        f"{shorten(names, 3)}: {text}"
-        for text, names in sorted(tasks.items(), key=lambda item: len(item[1]))
-    ]

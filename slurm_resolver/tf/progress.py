@@ -181,9 +181,9 @@ class Reporter:
         warn("%s", message["stall"])
         if self._rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
-        if self._exits and self._rank in message["end"]:
-            warn("this task ends with status 1 (on_stall='exit')")
-            exit_at_once()
+            if self._exits:
+                warn("this task ends with status 1 (on_stall='exit')")
+                exit_at_once()
 
 
 reporter = Reporter()

@@ -64,22 +64,22 @@ STALLS = {
             7: at(811, CALLBACK),
         },
         (
-            "worker 3 (rank 3 on n1), worker 7 (rank 7 on n3) are in step 811, in a callback; "
-            "worker 5 (rank 5 on n2) is in step 811, waiting for data. The others wait: worker 0 "
+            "worker 5 (rank 5 on n2) in step 811, waiting for data; worker 3 (rank 3 on n1), "
+            "worker 7 (rank 7 on n3) in step 811, in a callback. The others wait: worker 0 "
             "(rank 0 on n0), worker 1 (rank 1 on n0), worker 2 (rank 2 on n1), worker 4 (rank 4 "
-            "on n2), worker 6 (rank 6 on n3) are in step 812"
+            "on n2), worker 6 (rank 6 on n3) in step 812"
         ),
     ),
     "all in the step": (
         WAITING,
         (
-            f"{FIRST_FIVE} and 2 more are in step 812. They wait for each other in its collective "
+            f"{FIRST_FIVE} and 2 more in step 812. They wait for each other in its collective "
             "operations: look at the network between their nodes (firewalls, the MTU), and at "
             "their GPUs (nvidia-smi, "
             "dmesg)"
         ),
     ),
-    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) is in step 812"),
+    "one worker beside an evaluator": ({0: at(812)}, "worker 0 (rank 0 on n0) in step 812"),
     "a worker that has left fit": (
         {
             0: at(5),
@@ -91,8 +91,8 @@ STALLS = {
             ),
         },
         (
-            "worker 1 (rank 1 on n0) is outside of fit, evaluate and predict. The others wait: "
-            "worker 0 (rank 0 on n0) is in step 5"
+            "worker 1 (rank 1 on n0) outside of fit, evaluate and predict. The others wait: "
+            "worker 0 (rank 0 on n0) in step 5"
         ),
     ),
     "at an epoch's end": (
@@ -101,8 +101,8 @@ STALLS = {
             1: at(812, CALLBACK),
         },
         (
-            "worker 1 (rank 1 on n0) is in step 812, in a callback. The others wait: "
-            "worker 0 (rank 0 on n0) is in step 812, waiting for the others"
+            "worker 1 (rank 1 on n0) in step 812, in a callback. The others wait: "
+            "worker 0 (rank 0 on n0) in step 812, waiting for the others"
         ),
     ),
     "an epoch later": (
@@ -115,8 +115,8 @@ STALLS = {
             1: at(812, CALLBACK),
         },
         (
-            "worker 1 (rank 1 on n0) is in step 812, in a callback. The others wait: "
-            "worker 0 (rank 0 on n0) is in step 1 of epoch 2"
+            "worker 1 (rank 1 on n0) in step 812, in a callback. The others wait: "
+            "worker 0 (rank 0 on n0) in step 1 of epoch 2"
         ),
     ),
 }
@@ -172,12 +172,12 @@ def test_a_good_run_is_silent(workers: dict[int, Report]) -> None:
 
 def test_what_may_take_long_is_told_after_an_hour() -> None:
     assert said({0: at(0, IDLE, stage="", age=4000), 1: at(0, MEETING, stage="", age=4000)}) == (
-        "no step for 4000 s: worker 0 (rank 0 on n0) is outside of fit, evaluate and predict. The "
-        "others wait: worker 1 (rank 1 on n0) is waiting for the others"
+        "no step for 4000 s: worker 0 (rank 0 on n0) outside of fit, evaluate and predict. The "
+        "others wait: worker 1 (rank 1 on n0) waiting for the others"
     )
     assert said({0: at(5, age=4000), 1: at(4, SAVING, age=4000)}).endswith(
-        "worker 1 (rank 1 on n0) is in step 4, saving. The others wait: worker 0 (rank 0 on n0) "
-        "is in step 5"
+        "worker 1 (rank 1 on n0) in step 4, saving. The others wait: worker 0 (rank 0 on n0) "
+        "in step 5"
     )
 
 

@@ -69,9 +69,9 @@ def test_the_last_whole_epoch_is_reported_during_the_next_one() -> None:
 
 NAMES = [f"worker {rank} (rank {rank} on localhost)" for rank in (0, 1)]
 WHERE = {
-    "callback": "{1} is in step 6, in a callback. The others wait: {0} is in step 7",
-    "data": "{1} is in step 6, waiting for data. The others wait: {0} is in step 6",
-    "loop": "{1} is in step 6. The others wait: {0} is in step 7, waiting for data",
+    "callback": "{1} in step 6, in a callback. The others wait: {0} in step 7",
+    "data": "{1} in step 6, waiting for data. The others wait: {0} in step 6",
+    "loop": "{1} in step 6. The others wait: {0} in step 7, waiting for data",
 }
 
 
