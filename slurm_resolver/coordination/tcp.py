@@ -42,9 +42,13 @@ def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -
     raise errors[0]
 
 
-def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
-    """Lets the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
-    interval = max(1, int(seconds / 6))
+def detect_dead_peers(sock: socket.socket, grace: float) -> None:
+    """Lets the kernel end a TCP connection whose other node is silent for the grace: tcp(7).
+
+    It does so a little before, so that `silence` does not say that only the process is silent.
+    """
+    seconds = 0.9 * grace
+    interval = max(1, int(seconds / 12))
     options = {
         socket.TCP_KEEPIDLE: interval,
         socket.TCP_KEEPINTVL: interval,
@@ -56,13 +60,13 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def why_ended(error: Exception, seconds: float) -> str:
+def why_ended(error: Exception, grace: float) -> str:
     """Returns why a connection has ended with an error; after `detect_dead_peers`."""
     if isinstance(error, EOFError) or type(error) is ConnectionError:  # see `wire.Connection`
         return "its process has ended"
     if isinstance(error, ConnectionError):
         return "its connection was reset: its process was killed, or a firewall has cut it"
-    return f"its node has not answered for {seconds:g} s"
+    return f"its node has not answered for {grace:g} s"
 
 
 def outlast_outages(port: int, seconds: float) -> None:
