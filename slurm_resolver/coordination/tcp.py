@@ -36,7 +36,7 @@ def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -
     errors = []
     for *_, address in found[:1] if only_first else found:
         try:
-            return socket.create_connection(address[:2], seconds)
+            return socket.create_connection((str(address[0]), port), seconds)
         except OSError as error:
             errors.append(type(error)(f"{error} at {address[0]}"))
     raise errors[0]
