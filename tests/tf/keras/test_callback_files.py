@@ -150,12 +150,6 @@ def use_descriptor(folder: Path, epoch: int) -> None:
     os.close(descriptor)
 
 
-def keep_the_last(folder: Path, epoch: int) -> None:
-    for path in folder.glob("[0-9]"):
-        path.unlink()
-    write(folder / f"{epoch}", "")
-
-
 def use_database(folder: Path, epoch: int) -> None:
     with contextlib.closing(sqlite3.connect(folder / "file.db")) as connection:
         connection.execute(f"CREATE TABLE metrics_{epoch} (loss REAL)")
@@ -174,14 +168,12 @@ def use_summaries(folder: Path, epoch: int) -> None:
 ACTS: dict[str, Act] = {
     "append": lambda folder, epoch: write(folder / "file", epoch, "a"),
     "append to old": lambda folder, epoch: write(folder / "old", epoch, "a"),
-    "write anew": lambda folder, epoch: write(folder / "file", epoch),
     "create": lambda folder, epoch: write(folder / f"{epoch}", "", "x"),
     "remove old": lambda folder, epoch: (folder / "old").unlink(missing_ok=True),
     "link": lambda folder, epoch: os.symlink("old", folder / f"link {epoch}"),
     "add to what is read": add_to_what_is_read,
     "remove folder": remove_folder,
     "replace by temporary": replace_by_temporary,
-    "keep the last": keep_the_last,
     "use descriptor": use_descriptor,
     "use database": use_database,
     "use HDF5": use_hdf5,
