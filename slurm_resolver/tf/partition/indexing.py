@@ -133,6 +133,9 @@ def _of_own_rows(indices: int, emission: Any, node: Any, inputs: list[Any]) -> l
     """Writes an operation whose places begin with the number of a row."""
     given = inputs[indices]
     own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
-    inputs[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
+    inputs[indices] = tf.concat(
+        [tf.cast(own, given.dtype), given[:, 1:]],
+        axis=1,
+    )
     results: list[Any] = emission.create(node, inputs)
     return results

@@ -107,6 +107,8 @@ def letters(rank: int, combined: Collection[int] = ()) -> str:
 
 def by_entry(op: Operation) -> Split:
     """Each entry is computed of the entries at its place."""
+    if op.kind == "Bitcast" and op.result_rank() != op.rank():
+        raise NotByPartError("a type of another size")
     return by_equation(op, ",".join(["..."] * len(op.values)) + "->...")
 
 
@@ -186,16 +188,15 @@ def sparse_product(op: Operation) -> Split:
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------
 
-# The places of the addends: all, any single one, or the first or second one.
-_ADDING = names("Add AddN AddV2 Sub")
-_PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
-_OF_FIRST = names("""
+_LINEAR = names("""
     Cast Conj ExpandDims Identity Imag Mean Neg PreventGradient Real Reshape ReverseV2 Slice
     Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack
     """)
-_QUOTIENTS = names("Div DivNoNan RealDiv")
+_ADDING = names("Add AddN AddV2 Pack Sub")
+_PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
 # The gradients of some functions are linear in the gradient of their result.
-_OF_SECOND = names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad Split SqrtGrad TanhGrad")
+_GRADIENTS = names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad")
+_QUOTIENTS = names("Div DivNoNan RealDiv")
 
 
 def linear(op: Operation) -> Split | None:
@@ -204,23 +205,42 @@ def linear(op: Operation) -> Split | None:
     A sum of integers may wrap around, which the addends do not.
     """
     outputs = op.node.operation.outputs
-    if op.divided or not outputs:
+    if op.divided or any(value.is_list for value in op.raw) or not outputs:
         return None
     sums = [place for place, value in enumerate(op.raw) if value == SUM]
     dtypes = (outputs[0].dtype, *map(op.dtype, sums))
     if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
         return None
-    addends: Collection[int] = ()
-    if op.kind in _ADDING:
-        addends = range(len(op.raw))
-    elif op.kind in _PRODUCTS:
-        addends = sums[:1]
-    elif op.kind in _OF_FIRST | _OF_SECOND | _QUOTIENTS:
-        addends = [int(op.kind in _OF_SECOND)]
-    may_enlarge = op.kind not in _ADDING | _OF_FIRST
-    if not set(sums).issubset(addends) or (may_enlarge and _enlarges(op, sums[0])):
+    places = range(len(op.raw))
+    addends = _addends(
+        op.kind,
+        places,
+        sums,
+    )
+    may_enlarge = op.kind in _PRODUCTS | _GRADIENTS | _QUOTIENTS
+    if not addends.issuperset(sums) or (may_enlarge and _enlarges(op, sums[0])):
         return None
-    return op.split(SUM, *[SUM if place in addends else SAME for place in range(len(op.raw))])
+    return op.split(SUM, *[SUM if place in addends else SAME for place in places])
+
+
+def _addends(kind: str, places: Sequence[int], sums: Sequence[int]) -> set[int]:
+    """Returns the places of the inputs in which an operation is linear together.
+
+    Args:
+        places: of all inputs.
+        sums: of those that are SUMs.
+    """
+    if kind in _ADDING:
+        return set(places)
+    if kind == "ConcatV2":
+        return set(places[:-1])
+    if kind == "SelectV2":
+        return {1, 2}
+    if kind in _PRODUCTS:
+        return set(sums[:1])
+    if kind in _GRADIENTS or kind == "Split":
+        return {1}
+    return {0} if kind in _LINEAR | _QUOTIENTS else set()
 
 
 def _enlarges(op: Operation, place: int) -> bool:

@@ -120,7 +120,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def deserialize(self, string_value: bytes) -> None:
         """Restores what TensorFlow has saved."""
-        vars(self).update(unpack(string_value))
+        for name, value in unpack(string_value).items():
+            setattr(self, name, value)
 
     def restore_again(self) -> None:
         """Gives the variables the values of the checkpoint again, if there is one."""

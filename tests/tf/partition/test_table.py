@@ -103,6 +103,7 @@ def types(plan: Plan) -> set[str]:
 _TYPES = (tf.float32, tf.int32, tf.bool, tf.complex64, tf.uint8)
 _MORE: dict[str, dict[str, Any]] = {
     "AddN": {},
+    "Bitcast": {"type": tf.int32},
     "Cast": {"DstT": tf.float64},
     "CheckNumerics": {"message": ""},
 }
@@ -228,8 +229,8 @@ tf.nn.bias_add(x, tf.range(6.0))
 gradient_of_bias(x)
 tf.nn.bias_add(images_first(image), [1.0, 2.0, 3.0], "NCHW")
 raw.BiasAddGrad(out_backprop=images_first(image), data_format="NCHW")
-raw.Select(condition=x > 0.0, t=x, e=y)
-raw.Select(condition=index > 1, t=x, e=y)
+raw.Select(condition=x > 0.0, x=x, y=y)
+raw.Select(condition=index > 1, x=x, y=y)
 tf.nn.softmax(x)
 tf.nn.log_softmax(x)
 tf.math.top_k(x, 2)[0]
