@@ -68,7 +68,7 @@ class _Given(NamedTuple):
 class Workers(Call):
     """The workers of a strategy, which compare what they do; all make it at the same point."""
 
-    _steps = 0  # how many steps this worker has begun
+    _steps: int = 0  # how many steps this worker has begun
     _begins = STEP  # what it has begun with the others, as messages say it
     _is_unmade = False  # whether another worker cannot make a variable
 

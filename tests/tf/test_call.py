@@ -109,8 +109,10 @@ WAITING: list[tuple[State, int | None, int, str]] = [
 def test_what_a_worker_answers_to_one_that_waits(
     worker: Workers, aborted: Strings, state: State, call: int | None, step: int, answer: str
 ) -> None:
-    worker.calls = 1
-    worker.enter(state)
+    worker.enter(State.BEGUN, "fit")
+    if state is State.ENDED:
+        worker.enter(state)
+    worker.state = state
     worker._steps = 5
     given = ["worker 0", "ends epoch 1", step, call]
     happen(worker, {"awaited": (exchange._PURPOSE, 4), "value": json.dumps(given)})
