@@ -109,8 +109,7 @@ class Call:
         """Is in STEP or EXCHANGE in the block.
 
         Raises:
-            FitError: if another worker has failed or is gone, for which this one would wait in this
-                state, or afterwards.
+            FitError: if another worker has failed, or is gone and this one would wait for it.
         """
         with self.lock:
             self.refuse_loss(state)
@@ -121,7 +120,8 @@ class Call:
         finally:
             with self.lock:
                 self.state = before
-        self.refuse_loss(before)
+        if self.failure:  # a loss ends what waits next: these values may say why it came to that
+            raise FitError(self.failure)
 
     def refuse_loss(self, state: State = State.EXCHANGE) -> None:
         """Raises FitError if another worker, for which this one would wait, has failed or is gone.

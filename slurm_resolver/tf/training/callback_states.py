@@ -86,7 +86,7 @@ _CONTENTS: dict[Any, Any] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (lambda generator: generator.bit_generator.state, _set_state),
-    (tf.Variable, keras.Variable, *_WITH_VARIABLES): (
+    (tf.Variable, getattr(keras, "Variable", tf.Variable), *_WITH_VARIABLES): (
         lambda owner: [one.numpy() for one in _variables_of(owner)],
         _set_values,
     ),

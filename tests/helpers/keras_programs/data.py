@@ -229,7 +229,7 @@ def dict_inputs(strategy: Any) -> Outcome:
     )
 
 
-@registered("data")
+@registered("data", differs=WEIGHTED_BY_ROWS)
 def sparse_inputs(strategy: Any) -> Outcome:
     model = _joined(strategy, sparse=True)
     sparse = data(

@@ -126,6 +126,6 @@ def test_what_one_worker_does_alone_is_an_error_with_its_own_remedy(
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]
     assert len(errors) == failing, done.stderr[-4000:]
-    assert any(message in error for error in errors)
+    assert any(message in error for error in errors), errors
     if why in ("stop", "data", "killed"):
         assert IN_ALL not in done.stderr
