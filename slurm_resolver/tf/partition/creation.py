@@ -50,7 +50,8 @@ def _create_op() -> private_names.Method:
 
     That takes a third of the time.
     """
-    return inspect.unwrap(tf.Graph.create_op)
+    method: private_names.Method = inspect.unwrap(tf.Graph.create_op)
+    return method
 
 
 def _keep_traceback(operation: Any, made: Any) -> None:

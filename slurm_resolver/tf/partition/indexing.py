@@ -40,7 +40,9 @@ def _is_each_row(op: Operation, number: int) -> bool:
 def _begins_with_row(op: Operation, place: int) -> bool:
     """Whether the places that an input names begin with the number of their row."""
     node = op.sizes.maker(op.node.inputs[place])
-    if node is None or op.rank(place) != 2 or node.operation.type not in ("ConcatV2", "Pack"):
+    if node is None or op.rank(place) != 2:
+        return False
+    if node.operation.type not in ("ConcatV2", "Pack"):
         return False
     if node.operation.type == "Pack":
         axis = node.operation.get_attr("axis")
@@ -51,7 +53,9 @@ def _begins_with_row(op: Operation, place: int) -> bool:
 
 def _unchanged(op: Operation, axis: int) -> Split | None:
     """Returns how rows are copied; None if the second input is not the numbers of all rows."""
-    if op.values[0] != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
+    if op.values[0] != rows(axis) or op.rank(1) != 1:
+        return None
+    if not _is_each_row(op, op.node.inputs[1]):
         return None
     return op.split(
         rows(axis),

@@ -144,7 +144,10 @@ class SizesOf:
         first, second = shapes or (traced.shape, traced.shape)
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
         place = self._flat.scratch.placeholder
-        self._scratch[number] = place(traced.dtype, first), place(traced.dtype, second)
+        self._scratch[number] = (
+            place(traced.dtype, first),
+            place(traced.dtype, second),
+        )
 
     def _copy(self, node: Node) -> None:
         """Infers the results of an operation for both N, or what is certain of their shapes."""
@@ -190,7 +193,12 @@ class SizesOf:
             return [*_ALL_AXES]
         limits = [self.numbers(one) for one in node.inputs[1:3]]
         found = []
-        for result, (axis, place) in enumerate(zip(*axes_of_slice(operation, count, len(sizes)))):
+        known = axes_of_slice(
+            operation,
+            count,
+            rank=len(sizes),
+        )
+        for result, (axis, place) in enumerate(zip(*known)):
             if axis >= 0 and not has_certain_size(
                 operation,
                 place,
