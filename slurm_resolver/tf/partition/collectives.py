@@ -62,12 +62,25 @@ def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     return tf.gather(tf.pad(sent, padding, constant_values=zero), places, axis=value.axis)
 
 
+def received(tensor: Any, dtype: Any) -> Any:
+    """Returns a tensor that has been put together, in its own type.
+
+    Args:
+        tensor: the sum of what the replicas have sent.
+    """
+    if dtype.is_complex:
+        return tf.complex(tensor[..., 0], tensor[..., 1])
+    return tf.cast(tensor, dtype)
+
+
 def _sent(tensor: Any) -> Any:
     """Returns a tensor in a type that TensorFlow adds on every device.
 
-    On GPUs it adds no bfloat16, and of integers only int64.
+    On GPUs it adds no bfloat16, and of integers only int64. Complex numbers have one more axis.
     """
     dtype = tensor.dtype
+    if dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
     if dtype == tf.bool or dtype.is_integer:
         return tf.cast(tensor, tf.int64)
     return tf.cast(tensor, tf.float64 if dtype == tf.float64 else tf.float32)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.collectives import (
     OwnRows,
     own_part,
+    received,
     sent_part,
 )
 from slurm_resolver.tf.partition.control_flow import shape_of_part
@@ -158,4 +159,5 @@ class Emission:
         totals = add_up(sent)
         for number, total in zip(numbers, totals):
             traced = self._plan.flat.tensors[number]
-            self._keep(number, SAME, tf.cast(total, traced.dtype))
+            tensor = received(total, traced.dtype)
+            self._keep(number, SAME, tensor)

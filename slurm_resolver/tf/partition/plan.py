@@ -342,10 +342,9 @@ class Planner(Plan):
     def _check_sendable(self, number: int) -> None:
         """Raises PlanError for a tensor that the replicas cannot add up."""
         tensor = self.flat.tensors[number]
-        dtype = tensor.dtype
-        has_sum = self.values[number] != LOCAL and (dtype.is_integer or dtype.is_bool)
-        if not has_sum and not dtype.is_floating:
-            raise PlanError(f"all rows of {tensor.name} are needed, a {dtype.name}")
+        has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
+        if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
+            raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
 
 
 def _by_rule(op: Operation, table: Mapping[str, Callable[[Operation], Split]]) -> Split:

@@ -132,9 +132,7 @@ def apply(name: str, first: Any, second: Any) -> Any:
     for dtype in _TYPES:
         try:
             cast = [one if one.dtype == tf.bool else tf.cast(one, dtype) for one in given]
-            result = operation(**dict(zip(arguments, cast)), **_MORE.get(name, {}))
-            # Complex numbers are not put together.
-            return tf.math.real(result) if result.dtype.is_complex else result
+            return operation(**dict(zip(arguments, cast)), **_MORE.get(name, {}))
         except (TypeError, ValueError, tf.errors.InvalidArgumentError):
             continue
     raise AssertionError(f"{name} takes none of {_TYPES}")
