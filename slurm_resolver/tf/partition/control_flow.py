@@ -22,6 +22,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.effects import RANDOM
 from slurm_resolver.tf.partition.inlining import CALLS, Flat
 from slurm_resolver.tf.partition.lists import WholeListsError, join, wholes
 from slurm_resolver.tf.partition.operation import Operation
@@ -101,9 +102,8 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
         planner.sizes.bind(op.node.outputs[place], *known_sizes(planner, number))
 
     def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-        # A round puts tensors together after the one before it has, in the same order everywhere.
-        sends = any(map(_may_send, (plan, test_plan)))
-        parallel = 1 if sends else node.operation.get_attr("parallel_iterations")
+        is_ordered = any(map(_needs_order, (plan, test_plan)))
+        parallel = 1 if is_ordered else node.operation.get_attr("parallel_iterations")
         shapes = list(map(shape_of_part, node.operation.outputs, values))
         found: list[Any] = tf.while_loop(
             lambda *state: emission.inside(test_plan, state)[0],
@@ -147,10 +147,13 @@ def _plan_round(
     raise NotByPartError("a loop with another value in each round")
 
 
-def _may_send(plan: Plan) -> bool:
-    """Whether tensors may be put together in a function."""
-    nodes = plan.flat.nodes
-    return bool(plan.levels) or any(node.operation.type in CONTROL_FLOW for node in nodes)
+def _needs_order(plan: Plan) -> bool:
+    """Whether all replicas must compute the rounds of a function in the same order.
+
+    Tensors may be put together in it, or random numbers drawn from a sequence.
+    """
+    kinds = {node.operation.type for node in plan.flat.nodes}
+    return bool(plan.levels) or not kinds.isdisjoint(RANDOM.union(CONTROL_FLOW))
 
 
 def _check_rows(
