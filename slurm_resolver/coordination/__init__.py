@@ -26,8 +26,7 @@ What a task can rely on:
 
 - A gather ends in every task, with all values, or with an error that names the missing tasks.
 - A task that ends with a goodbye has left. One that ends without, or whose node is silent for the
-  grace, is lost: all others are told which one, and why. TCP outlasts an outage of the network that
-  is shorter than half of that; of the default 30 s, one of 25 s.
+  grace, is lost: all others are told which one, and why. A shorter outage of the network is none.
 - A process that is silent on a node that answers, such as a stopped one, is named after the grace,
   and lost after four times as long. That of the service is no exception.
 - Only processes that know the step's secret take part, where there is one; and only one process for

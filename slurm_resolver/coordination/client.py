@@ -1,7 +1,7 @@
 """A task's connection to the coordination service, from its first use to the task's end.
 
-A thread holds the connection, and passes on what the service says. If the service has ended, it
-connects to the next one: that of the next program in its task.
+A thread holds the connection, reconnects after a failure of the network, and passes on what the
+service says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.coordination.silence import TICK_SECONDS, Silence, describe, why_lost
-from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at, why_ended
+from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
     Connection,
@@ -63,9 +63,13 @@ class Client:
     _closed = False
     # the rank of the service's task, known once it has been reached
     _service_rank = 0
+    # after a failure of the connection: when the service counts as gone
+    _gone_at = math.inf
     # whether the service has run and ended; why, if it is lost
     _has_ended = False
     _loss = ""
+    # whether the network has ended the last connection, not the service's process
+    _was_cut = False
 
     def __init__(self, address: ServiceAddress) -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
@@ -83,7 +87,7 @@ class Client:
         self.begun = Counter[str]()
         # what the service has answered to those that still run
         self._answers: dict[Gather, Message] = {}
-        # what each service is told: values of gathers, and what `say` says by key
+        # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
@@ -160,7 +164,7 @@ class Client:
         self.say(f"tell {topic}", told=topic, value=value)
 
     def say(self, key: object, **message: Any) -> None:
-        """Tells the service something, and the next one unless `key` is said again."""
+        """Tells the service something, also after a reconnection unless `key` is said again."""
         with self._changed:
             self._standing[key] = message
             self._send(message)
@@ -207,9 +211,8 @@ class Client:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
-                observer = self._process._replace(role="observer")
                 with suppress(OSError):
-                    open_connection(self.address, observer)[0].socket.close()
+                    open_connection(self.address, self._process)[0].socket.close()
                     return
                 if monotonic() > until:
                     raise RendezvousError(
@@ -228,28 +231,34 @@ class Client:
                 self.refusal = str(error)
                 continue
             except (OSError, RendezvousError) as error:
-                self.problem = str(error).rstrip(".") or type(error).__name__
+                self._take_failure(error)
                 self.wait_for(lambda: self._closed, _PAUSE)
                 continue
             try:
                 with connection.socket:
                     self._attend(connection, answer)
             except OSError as error:
-                self._connection = None
-                if not self._has_ended:
-                    self._lose_service(why_ended(error, self.address.grace))
-            # There may never be another service, nor a need for one.
-            self.wait_for(lambda: self._standing or self._closed)
+                self._was_cut = type(error) is not ConnectionError
+            self._connection = None
+            if self._has_ended:  # there may never be another service, nor a need for one
+                self.wait_for(lambda: self._standing or self._closed)
+            else:
+                # If its node is silent, half of the grace is over.
+                self._gone_at = monotonic() + self.address.grace / 2
         with self._changed:
             self._changed.notify_all()
 
     def _attend(self, connection: Connection, answer: Message) -> None:
-        """Passes on what the service says, until the connection ends by an OSError."""
-        detect_dead_peers(connection.socket, self.address.grace)
+        """Passes on what the service says, unless it refuses this process."""
+        if "refused" in answer:
+            self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
+            return
+        detect_dead_peers(connection.socket, max(1.0, answer["grace"] / 2))
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
             self._connection = connection
+            self._gone_at = math.inf
             self._has_ended = False
             self._loss = ""
             for message in self._standing.values():
@@ -276,8 +285,22 @@ class Client:
                 connection.socket.shutdown(socket.SHUT_WR)
             self._dispatch(message)
 
+    def _take_failure(self, error: Exception) -> None:
+        """Notes that the service cannot be reached; after the grace it is gone."""
+        self.problem = str(error).rstrip(".") or type(error).__name__
+        why = f"it has not answered for {self.address.grace:g} s: {self.problem}"
+        # A firewall refuses, too; it has cut the connection before.
+        if isinstance(error, ConnectionRefusedError) and not self._was_cut:
+            why = "its process has ended"
+        elif monotonic() < self._gone_at:
+            return
+        if self._gone_at == math.inf:  # it has not been reached before
+            return
+        self._lose_service(why)
+
     def _lose_service(self, why: str) -> None:
         """Notes that the process of the service is lost."""
+        self._gone_at = math.inf
         self._has_ended = True
         self._loss = why
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})

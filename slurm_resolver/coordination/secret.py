@@ -12,7 +12,7 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import math
 import os
 import re
@@ -43,35 +43,41 @@ REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -h
 MUNGE = "munge"
 NONE = "no secret"
 
+# The keys that munge has decrypted here, by their names: it may take longer than a handshake, or
+# than a task may be away.
+_keys: dict[object, bytes] = {}
+
 
 class Secret:
     """The secret of a service; `key` is b"" without one."""
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        # from which a task of the same user obtains the secret
-        self.offer = {"means": find_means()}
+        self._offer = {"means": find_means()}
         self.key = os.environb.get(VARIABLE.encode(), b"")
         self._renew_at = math.inf
-        if self.offer["means"] == MUNGE:
+        if self._offer["means"] == MUNGE:
             self.key = secrets.token_bytes(32)
+            self._offer["key"] = _name_of(self.key)
             self._encrypt()
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to call `renew`."""
+        """Whether `offer` has to call munge, which may take long."""
         return monotonic() > self._renew_at
 
-    def renew(self) -> None:
-        """Encrypts the key again, by munge, which may take long."""
-        with suppress(RendezvousError):
-            self._encrypt()
+    def offer(self) -> dict[str, str]:
+        """Returns the message from which a task of the same user obtains the secret."""
+        if self.is_due:
+            with suppress(RendezvousError):
+                self._encrypt()
+        return self._offer
 
     def _encrypt(self) -> None:
         self._renew_at = monotonic() + _RENEW_SECONDS
         # Sites can choose a default cipher that does not encrypt.
         options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-        self.offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
+        self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
 
 
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
@@ -87,18 +93,21 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
         )
     if means != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
-    return _decrypt(str(offer.get("credential")), name)
-
-
-@functools.lru_cache(maxsize=1)  # it may take longer than a handshake, which then comes again
-def _decrypt(credential: str, name: str) -> bytes:
-    """Returns the key in a munge credential of the service `name`."""
-    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], credential)
+    if offer.get("key") in _keys:
+        return _keys[offer.get("key")]
     # Any user can encrypt a key for this user; only this user's own is accepted.
+    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     found = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
     if not found:
         raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
-    return bytes.fromhex(found[1])
+    key = bytes.fromhex(found[1])
+    _keys[_name_of(key)] = key
+    return key
+
+
+def _name_of(key: bytes) -> str:
+    """Returns a name for a random key, from which nobody can find the key."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def find_means() -> str:

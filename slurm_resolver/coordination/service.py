@@ -3,9 +3,14 @@
 It admits processes (`wire`), answers their gathers (`rounds`), and passes on what they report and
 how they end to `training_with_servers`, and to `progress`, which watches all trainings.
 
-A process whose connection ends after a goodbye has left; without one it is lost. The kernel ends
-the connection to a node that has been silent for the grace. A process that keeps its connection,
-but does not answer, is lost as well: see `silence`.
+| a connection ends | the process |
+|---|---|
+| after a goodbye | has left |
+| without one, as the process closed it | is lost, unless it returns within 2 s |
+| without one, as it was reset | is lost, unless it returns within half of the grace |
+| without one, as its node is silent | is lost, unless it returns within the grace |
+
+A process that keeps its connection, but does not answer, is lost as well: see `silence`.
 
 A service that cannot start, as it may not open enough files, says so to each task, and to all tasks
 before its process ends: the others would wait for it.
@@ -25,15 +30,15 @@ import socket
 import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
+from dataclasses import dataclass
 from time import monotonic
-from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
-from slurm_resolver.coordination.secret import REMEDY, Secret
+from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.silence import Silence, describe, why_lost
-from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at, why_ended
+from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.training_with_servers import ServedTraining
 from slurm_resolver.coordination.wire import (
     HANDSHAKE_SECONDS,
@@ -49,6 +54,7 @@ from slurm_resolver.coordination.wire import (
 from slurm_resolver.errors import RendezvousError
 
 _TELL_SECONDS = 30.0  # for the tasks to learn, at the end of this process, that it cannot serve
+RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 # Linux takes a whole answer at once: this task may then hold the interpreter, and block the
 # service.
 _SEND_BYTES = 1 << 20
@@ -63,11 +69,15 @@ _ACCEPTED = 32
 _BACKLOG = 4096
 
 
-class _Link(NamedTuple):
+@dataclass
+class _Link:
     """A process that represents a task, and its connection."""
 
     process: Process
-    writer: StreamWriter
+    writer: StreamWriter | None = None  # None while the connection has failed
+    # after the connection has failed: what will make the process lost, and why
+    loss: asyncio.TimerHandle | None = None
+    reason: str = ""
 
 
 class Service:
@@ -87,7 +97,7 @@ class Service:
         # why it cannot serve: the secret cannot be obtained, or too few files may be open
         self._problem = ""
         # the ranks that know that, and until when it waits for the others
-        self._informed: set[int] = set()
+        self._informed: set[object] = set()
         self._inform_until = math.inf
         try:
             self._secret = Secret()
@@ -129,7 +139,7 @@ class Service:
         own = self.address.rank
         for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
             is_meant = ranks is None or link.process.rank in ranks
-            if is_meant and not link.writer.is_closing():
+            if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
 
     def close(self) -> None:
@@ -199,48 +209,41 @@ class Service:
 
         Raises OSError if it is refused.
         """
+        if self._problem:
+            greeting = {"identity": self.address.identity, "problem": self._problem}
+            writer.write(encode({"protocol": PROTOCOL, **greeting}))
+            hello = decode(await reader.readuntil())
+            if hello.get("role") != "observer":
+                self._informed.add(str(hello.get("rank")))
+            raise ConnectionRefusedError
         challenge = secrets.token_hex(16)
-        key = b""
-        offer = {}
-        if not self._problem:
-            if self._secret.is_due:  # munge may take long
-                await asyncio.get_running_loop().run_in_executor(None, self._secret.renew)
-            key = self._secret.key
-            offer = self._secret.offer
-        identity = self.address.identity
-        greeting = {
-            "protocol": PROTOCOL,
-            "identity": identity,
-            "challenge": challenge,
-            "offer": offer,
-        }
-        writer.write(encode(greeting))
+        key = self._secret.key
+        if self._secret.is_due:  # munge may take long
+            await asyncio.get_running_loop().run_in_executor(None, self._secret.offer)
+        offer = self._secret.offer()
+        writer.write(encode({"protocol": PROTOCOL, "challenge": challenge, "offer": offer}))
         hello = decode(await reader.readuntil())
         proof = hello.pop("proof", None)
+        if hello.get("identity") != self.address.identity:
+            writer.write(encode({"other": True}))
+            raise ConnectionRefusedError
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         is_valid = (
-            hello.get("identity") == identity
-            and process.role in ("program", "launcher", "observer")
+            process.role in ("program", "launcher", "observer")
             and {*map(type, hello.values())} <= {int, str}
             and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
         )
         if not is_valid:
             raise ConnectionRefusedError
-        ranks = {process.rank} if process.role != "observer" else set()
-        if self._problem:
-            self._informed |= ranks
-            refusal = f"cannot start: {self._problem}"
-        elif not is_proof(proof, key, "task", challenge, hello):
-            self._rounds.unproven |= ranks
-            refusal = f"and this task have different secrets. {REMEDY}."
-        else:
-            refusal = self._find_rival(process)
-        if refusal:
-            writer.write(encode({"refused": refusal}))
+        if not is_proof(proof, key, "task", challenge, hello):
+            if process.role != "observer":
+                self._rounds.unproven.add(process.rank)
+            writer.write(encode({"unproven": True}))
             raise ConnectionRefusedError
         answer = {
             "proof": prove(key, "service", challenge, hello),
+            "grace": self.address.grace,
             "rank": self.address.rank,
             "service": self._monitor.describe(self._own),
         }
@@ -248,6 +251,10 @@ class Service:
             silent = self._silence.silent_for(self.address.grace / 2)
             names = [*map(self._monitor.describe, silent)]
             answer.update(self._monitor.status(), silent=names)
+        refusal = self._find_rival(process)
+        if refusal:
+            writer.write(encode({**answer, "refused": refusal}))
+            raise ConnectionRefusedError
         writer.write(encode(answer))
         return process
 
@@ -257,11 +264,12 @@ class Service:
         Raises OSError if it may be a stranger, or needs the next service.
         """
         link = self._links.get(process[:2])
-        if link and link.process.number != process.number:
+        if link and link.process.number == process.number:  # it returns
+            return ""
+        if link and link.writer:
             return (
-                f"refuses this process: rank {process.rank} is represented by process "
-                f"{link.process.pid}, which still runs; process {process.pid} is its child, or a "
-                "second program in the task."
+                f"rank {process.rank} is represented by process {link.process.pid}, which still "
+                f"runs; process {process.pid} is its child, or a second program in the task"
             )
         is_task = process.role != "observer"
         has_program = (process.rank, "program") in self._links
@@ -271,18 +279,12 @@ class Service:
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         """Passes on what a process sends, and notes why its connection ends."""
-        link = _Link(process, writer)
-        before = self._links.get(process[:2])
-        if before:  # the process has given up that connection
-            before.writer.close()
-        self._links[process[:2]] = link
-        for told in self._told.values():
-            writer.write(encode(told))
-        if self._is_closing:
-            writer.write(encode({"closing": True}))
+        link = self._enter(process, writer)
+        seconds = self.address.grace / 2  # once to notice the silence, and once to return
+        reason = f"its node has not answered for {self.address.grace:g} s"
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-        detect_dead_peers(sock, self.address.grace)
+        detect_dead_peers(sock, seconds)
         try:
             while True:
                 message = decode(await reader.readuntil())
@@ -293,19 +295,50 @@ class Service:
                     self.send(None, {"silent": f"{self._name_of(process.rank)} answers again"})
                 if "pong" not in message:
                     self._receivers[next(iter(message))](process, message)
-        except (EOFError, OSError) as error:
-            if self._links.get(process[:2]) is not link:
-                return
-            if self._is_closing:  # it has all messages
-                del self._links[process[:2]]
-            else:
-                self._end(link, why_ended(error, self.address.grace), said_goodbye=False)
+        except (EOFError, ConnectionError) as error:
+            if self._is_closing and link.writer is writer:  # it has all messages
+                self._links.pop(process[:2], None)
+                link.writer = None
+            # After an outage, a node resets the connections that it has given up before it returns;
+            # a firewall may do so, too.
+            reason = f"its connection was reset, and it has not returned for {seconds:g} s"
+            if not isinstance(error, ConnectionResetError):
+                seconds = RETURN_SECONDS
+                reason = "its process has ended"
+        finally:
+            if link.writer is writer:
+                link.writer = None
+                self._silence.heard(process)
+                link.reason = reason
+                link.loss = asyncio.get_running_loop().call_later(
+                    seconds, self._end, link, reason, False
+                )
+                self._rounds.disconnected(process)
 
     def _tell(self, process: Process, message: Message) -> None:
         """Tells all tasks what a process tells them."""
         told = {**message, "rank": process.rank}
         self._told[message["told"], process.rank] = told
         self.send(None, told)
+
+    def _enter(self, process: Process, writer: StreamWriter) -> _Link:
+        """Lets a process represent its task by this connection, and tells it what others tell."""
+        link = self._links.get(process[:2])
+        if link and link.loss:
+            link.loss.cancel()
+        if link is None or link.process.number != process.number:
+            if link:  # it has ended, and this process follows it
+                self._training.ended(link.process, link.reason, said_goodbye=True)
+                self._monitor.ended(link.process)
+            link = self._links[process[:2]] = _Link(process)
+        elif link.writer:
+            link.writer.close()
+        link.writer = writer
+        for told in self._told.values():
+            writer.write(encode(told))
+        if self._is_closing:
+            writer.write(encode({"closing": True}))
+        return link
 
     def _find_silent(self) -> None:
         """Pings all processes, names those that are silent, and ends them after a longer time."""
@@ -314,7 +347,8 @@ class Service:
             self._pings_at = now + min(self._monitor.report_seconds(), self.address.grace / _PINGS)
             self.send(None, {"ping": self._monitor.describe(self._own)})
             for link in self._links.values():
-                self._silence.await_answer(link.process)
+                if link.writer:
+                    self._silence.await_answer(link.process)
         new = self._silence.find()
         if new:
             names = [*map(self._monitor.describe, new)]
@@ -330,7 +364,9 @@ class Service:
             self.send(None, {"gone": process.rank, "why": failure})
         self._links.pop(process[:2], None)
         self._silence.heard(process)
-        link.writer.close()  # it may be stopped: it learns the reason once it continues
+        if link.writer:  # it may be stopped: it learns the reason once it continues
+            link.writer.close()
+        link.writer = None
         if failure or process.role == "program":  # else its program follows
             self._rounds.ended(process, failure, said_goodbye)
         self._training.ended(process, failure, said_goodbye)

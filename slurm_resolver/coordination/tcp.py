@@ -7,6 +7,9 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+# by host and port: the address that has answered
+_reached: dict[tuple[str, int], list[str]] = {}
+
 
 def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     """Returns a socket that listens at a port of this node, for IPv4 and IPv6 if it has both.
@@ -25,30 +28,33 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
 def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -> socket.socket:
     """Connects as `socket.create_connection`, but if wanted to the first address of a name only.
 
-    `seconds` are those of an attempt; the look-up of the name comes before, and may take longer.
-    The error has the address that was tried first.
+    `seconds` are those of an attempt; the look-up of the name comes before, and may take longer. It
+    is not repeated after a success, as a task that reconnects has little time. The error has the
+    address that was tried first.
     """
     host = host.strip("[]")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = _reached.get((host, port)) or [
+            str(address[0])
+            for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ]
     except OSError as error:
         raise type(error)(f"{error} at {host}") from None
     errors = []
-    for *_, address in found[:1] if only_first else found:
+    for address in addresses[:1] if only_first else addresses:
         try:
-            return socket.create_connection((str(address[0]), port), seconds)
+            connection = socket.create_connection((address, port), seconds)
         except OSError as error:
-            errors.append(type(error)(f"{error} at {address[0]}"))
+            errors.append(type(error)(f"{error} at {address}"))
+        else:
+            _reached[host, port] = [address]
+            return connection
     raise errors[0]
 
 
-def detect_dead_peers(sock: socket.socket, grace: float) -> None:
-    """Lets the kernel end a TCP connection whose other node is silent for the grace: tcp(7).
-
-    It does so a little before, so that `silence` does not say that only the process is silent.
-    """
-    seconds = 0.9 * grace
-    interval = max(1, int(seconds / 12))
+def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
+    """Lets the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
+    interval = max(1, int(seconds / 6))
     options = {
         socket.TCP_KEEPIDLE: interval,
         socket.TCP_KEEPINTVL: interval,
@@ -58,15 +64,6 @@ def detect_dead_peers(sock: socket.socket, grace: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in options.items():
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def why_ended(error: Exception, grace: float) -> str:
-    """Returns why a connection has ended with an error; after `detect_dead_peers`."""
-    if isinstance(error, EOFError) or type(error) is ConnectionError:  # see `wire.Connection`
-        return "its process has ended"
-    if isinstance(error, ConnectionError):
-        return "its connection was reset: its process was killed, or a firewall has cut it"
-    return f"its node has not answered for {grace:g} s"
 
 
 def outlast_outages(port: int, seconds: float) -> None:

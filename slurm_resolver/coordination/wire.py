@@ -2,14 +2,14 @@ r"""What a task and the coordination service send each other: JSON objects, one 
 
 A connection begins with a mutual handshake, in which the secret itself is never sent::
 
-    service: {"protocol": 1, "identity": I, "challenge": N,
-              "offer": {"means": "munge", "credential": …}}
+    service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
-    service: {"proof": HMAC(secret, "service" N and the same), "rank": 0}
-             with what an observer asks for; or {"refused": "why"}
+    service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
+             and {"refused": "why"}, or what an observer asks for
 
-A service that cannot start offers nothing, and refuses all.
+A service that cannot start greets with {"protocol": 1, "identity": I, "problem": "why"}, and the
+task answers with its rank and role. It answers {"unproven": true} to another secret.
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -55,7 +55,7 @@ from time import monotonic
 from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.secret import RefusedError, accept_offer
+from slurm_resolver.coordination.secret import REMEDY, RefusedError, accept_offer
 from slurm_resolver.coordination.tcp import connect_to
 
 Message = dict[str, Any]
@@ -200,16 +200,15 @@ def _shake(
     connection = Connection(sock)
     try:
         greeting = connection.receive(until)
+        if "problem" in greeting and greeting.get("identity") == address.identity:
+            connection.send(process._asdict())
+            raise RefusedError(f"{address.name} cannot start: {greeting['problem']}")
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise ConnectionError(
                 "another program or another version of slurm_resolver answers there"
             )
-        if greeting.get("identity") != address.identity:
-            raise ConnectionError(
-                "a service answers there, but it belongs to another step, or another start"
-            )
-        key = accept_offer(offer, address.name) if offer else b""  # which may take long
+        key = accept_offer(offer, address.name)  # which may take long
         until = monotonic() + HANDSHAKE_SECONDS
         hello = {
             **process._asdict(),
@@ -219,9 +218,13 @@ def _shake(
         challenge = greeting.get("challenge")
         connection.send({**hello, "proof": prove(key, "task", challenge, hello)})
         answer = connection.receive(until)
-        if "refused" in answer:
-            raise RefusedError(f"{address.name} {answer['refused']}")
-        if not offer or not is_proof(answer.get("proof"), key, "service", challenge, hello):
+        if "other" in answer:
+            raise ConnectionError(
+                "a service answers there, but it belongs to another step, or another start"
+            )
+        if "unproven" in answer:
+            raise RefusedError(f"{address.name} and this task have different secrets. {REMEDY}.")
+        if not is_proof(answer.get("proof"), key, "service", challenge, hello):
             raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
             )
