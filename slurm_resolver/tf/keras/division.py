@@ -40,6 +40,7 @@ from slurm_resolver.tf.keras.sharing import (
     undivided_shares,
     without,
 )
+from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.plan import Compute, Plan
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
@@ -241,11 +242,12 @@ def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Da
 
 
 def _operations(dataset: tf.data.Dataset) -> list[tuple[str, Any]]:
-    """Returns the operations of a map, with the values of its constants."""
+    """Returns the operations of a map and of what it calls, with the values of constants."""
+    operations = [node.operation for node in Flat(_graph_of_map(dataset)).nodes]
     return [
         (operation.type, operation.node_def.attr["value"].SerializeToString())
-        for operation in _graph_of_map(dataset).get_operations()
-        if operation.type not in ("Identity", "Placeholder")
+        for operation in operations
+        if operation.type != "Identity"
     ]
 
 
