@@ -109,13 +109,14 @@ def _adding(comparison: Comparison, batch: Any, replica: int, bytes_per_bucket: 
 def _of_enough_rows(add: AddUp, total: Any, replicas: int) -> AddUp:
     """Returns a function that adds up tensors, in another replica than the first one.
 
-    If all replicas have all rows, because there are too few, the first replica adds them alone.
+    If all replicas have all rows, because there are too few, the first replica adds them alone:
+    the others add -0.0, which leaves also the sign of a zero as it is.
     """
 
     def add_own(tensors: Sequence[Any]) -> list[Any]:
         counted = tf.cond(
             total < replicas,
-            lambda: list(map(tf.zeros_like, tensors)),
+            lambda: [-tf.zeros_like(one) for one in tensors],
             lambda: list(map(tf.identity, tensors)),
         )
         return add(counted)

@@ -2,7 +2,7 @@
 
 TensorFlow moves a limit that is beyond an axis, such as the end of `x[:100]` if there are 8 rows.
 So a limit that depends on N, or is of an axis that does, is known only if it is within the axis for
-any N. Sizes are linear in N: it is tested for 2 rows, and for both samples.
+any N. Sizes are linear in N: it is tested for a single row, and for both samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from slurm_resolver.tf.partition.values import COUNTS
 
 KEPT = 32  # the place of an axis that a specification does not mention
-_FEWEST = 2  # rows, of as many replicas
+_FEWEST = 1  # row
 
 
 def axes_of_slice(operation: Any, count: int, rank: int) -> tuple[list[int], list[int]]:
@@ -96,7 +96,7 @@ def certain_limits(
 
 
 def _for_few(pair: Any) -> list[float]:
-    """Returns a size that is linear in N, for 2 rows and for both N."""
+    """Returns a size that is linear in N, for a single row and for both N."""
     first, second = map(int, pair)
     slope = (second - first) / (COUNTS[1] - COUNTS[0])
     return [first - slope * (COUNTS[0] - _FEWEST), first, second]
