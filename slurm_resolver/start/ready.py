@@ -90,24 +90,22 @@ def _connect(cluster: Cluster) -> Client | None:
 
 def agreement_facts(cluster: Cluster) -> Note:
     """Returns what must be the same in all tasks, by what it is: causes before effects."""
+    digest = hashlib.sha256(repr(cluster.tasks).encode()).hexdigest()
     return {
         "the version of slurm_resolver": __version__,
         "the version of TensorFlow": find_tensorflow_version(),
         "the jobs (argument jobs)": {job: len(ranks) for job, ranks in cluster.roles.items()},
         "where the ranks run, or their jobs or addresses (arguments placement, het_groups, "
-        "port_base and node_address)": hashlib.sha256(repr(cluster.tasks).encode()).hexdigest()[
-            :16
-        ],
+        "port_base and node_address)": digest[:16],
     }
 
 
 def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:
     """Returns the first difference between the tasks, with its values; [] if all agree."""
-    for what in agreement_facts(cluster):
-        values = {
-            rank: json.dumps(note["facts"].get(what), sort_keys=True)
-            for rank, note in notes.items()
-        }
+    # Tasks with another version of this package may tell other facts, or none.
+    facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
+    for what in max(facts.values(), key=len):
+        values = {rank: json.dumps(own.get(what), sort_keys=True) for rank, own in facts.items()}
         told = named(values, cluster.name_of)
         if len(told) > 1:
             return [f"the tasks disagree on {what}: {'; '.join(told[:4])}"]

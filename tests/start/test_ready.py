@@ -14,7 +14,7 @@ import slurm_resolver as sr
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.local.environment import free_ports
 from slurm_resolver.start import probe, reach
-from slurm_resolver.start.ready import wait_until_ready
+from slurm_resolver.start.ready import agreement_facts, find_disagreement, wait_until_ready
 
 TASKS = 3
 
@@ -32,6 +32,13 @@ def cluster_of(rank: int, ports: list[int]) -> sr.Cluster:
             "SLURM_STEP_RESV_PORTS": ",".join(map(str, ports)),
         },
     )
+
+
+def test_tasks_with_another_version_of_this_package_are_named() -> None:
+    """They tell other facts, or none."""
+    cluster = cluster_of(0, free_ports(TASKS + 1))
+    told = find_disagreement({0: {"facts": agreement_facts(cluster)}, 1: {}}, cluster)
+    assert "disagree on the version of slurm_resolver" in told[0]
 
 
 def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:

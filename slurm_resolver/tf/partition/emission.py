@@ -70,7 +70,7 @@ class Emission:
 
     def inside(self, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         """Writes a function that an operation calls, and returns its outputs."""
-        written = type(self)(plan, self.rows, inputs, self._add_up)
+        written = Emission(plan, self.rows, inputs, self._add_up)
         return written.all(self._add_up)
 
     def _compute(self, step: Compute) -> None:

@@ -162,7 +162,7 @@ def function_graph(operation: Any, name: str) -> Any:
     function = _find_function(operation, name)
     if hasattr(function, "graph"):
         return function.graph
-    if function is None:
+    if function is None or private_names.GRAPH_OF_DEFINITION.is_missing():
         raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
     # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, which have a definition alone.
     return _imported(function.definition, operation)

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.operation import Operation, size_at
-from slurm_resolver.tf.partition.sizes import Pair
+from slurm_resolver.tf.partition.sizes import Pair, is_count
 from slurm_resolver.tf.partition.slice_limits import (
     KEPT,
     axes_of_slice,
@@ -45,15 +45,10 @@ def slice_by_size(op: Operation) -> Split:
 
 def _whole_batches(sizes: Any, value: Value) -> int:
     """Returns how many batches that many places are, for both sizes of the batch."""
-    found = set()
-    for size, count in zip(sizes, COUNTS):
-        batches, rest = divmod(int(size), count * value.inner)
-        if rest:
-            raise NotByPartError("some of the rows")
-        found.add(batches)
-    if len(found) > 1:
+    batches = int(sizes[0]) // (COUNTS[0] * value.inner)
+    if not is_count(sizes, batches, value.inner):
         raise NotByPartError("some of the rows")
-    return found.pop()
+    return batches
 
 
 def _takes_all(op: Operation, place: int) -> bool:

@@ -63,10 +63,10 @@ EQUATIONS = """
     AdjustSaturation                    ..._->..._
 
     AvgPool                             N*->N*
-    BiasAdd                             N*,->N*
     AvgPool3D                           N*->N*
     AvgPool3DGrad                       #,N*->N*
     AvgPoolGrad                         #,N*->N*
+    BiasAdd                             N*,->N*
     Conv2D                              N*->N*
     Conv2DBackpropInput                 #,,N*->N*
     Conv3D                              N*->N*
