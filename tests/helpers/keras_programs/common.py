@@ -26,6 +26,8 @@ TOLERANCES: dict[str, float] = {}
 # Keras 3.16 weights the loss of each output by the rows of a batch, if their number is a constant.
 _KERAS = tuple(map(int, keras.__version__.split(".")[:2]))
 WEIGHTED_BY_ROWS = "weights the losses of outputs by rows" if _KERAS >= (3, 16) else None
+# It also traces a step anew for a smaller last batch, in one process.
+TRACED_TWICE = "begins the sequences again in a second graph" if _KERAS >= (3, 16) else None
 ROWS = 120
 COLUMNS = 6
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 from keras_programs.common import (
     COLUMNS,
+    TRACED_TWICE,
     WEIGHT,
     Outcome,
     X,
@@ -173,7 +174,6 @@ class OfGlobalSeed(layers.Layer):
 
 
 MODELS: dict[str, Action] = {
-    "random_of_global_seed": lambda: perceptron(OfGlobalSeed, kind=OwnStep),
     "own": lambda: perceptron(kind=OwnStep),
     "random_without_seed": lambda: perceptron(Unseeded, kind=OwnStep),
     "decorated": lambda: perceptron(kind=Decorated),
@@ -192,6 +192,11 @@ def _of(strategy: Any, entry: Action) -> Outcome:
 
 
 add_each("step", _of, MODELS)
+
+
+@program("step", differs=TRACED_TWICE)
+def random_of_global_seed(strategy: Any) -> Outcome:
+    return _of(strategy, lambda: perceptron(OfGlobalSeed, kind=OwnStep))
 
 
 def _run(strategy: Any, entry: Fields) -> Outcome:
