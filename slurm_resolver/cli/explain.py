@@ -23,7 +23,8 @@ from slurm_resolver.wording import shorten
 DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA, NCCL and Slurm that it knows: the
 cause, the task that the message names, and the remedy. The first line names what failed first.
-All logs are taken for those of one job. If it was started several times, the last start counts."""
+All logs are taken for those of one job. If it was started several times, the last start counts.
+The lines with which trainings said where their time went come last."""
 
 EPILOG = """\
 exit status: 0 if it found no failure, 1 if it found one, 2 if a file cannot be read. Messages that
@@ -63,7 +64,8 @@ def main(args: Namespace) -> int:
     # The other tasks end after the one that failed first, and so do their logs.
     readers = [reader for _, reader in sorted(logs, key=itemgetter(0))]
     has_failed = any(reader.has_failed for reader in readers)
-    for line in _explain(readers, has_failed):
+    usage = [line for reader in readers for line in reader.usage]
+    for line in (*_explain(readers, has_failed), *usage):
         print(line)
     if not has_failed and not status:
         print_line(_NO_FAILURE, "slurm-resolver explain")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import statistics
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
@@ -15,7 +14,9 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination.progress import Report
 from slurm_resolver.coordination.secret import VARIABLE
+from slurm_resolver.coordination.usage import BETWEEN, DATA, advise, describe, share_of, slowest
 from slurm_resolver.coordination.wire import NO_ANSWER, Message, Process, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.log import print_line
@@ -38,8 +39,9 @@ from slurm_resolver.wording import aligned, shorten
 
 DESCRIPTION = """\
 Shows for each worker of a running step: epoch, step, what it does, milliseconds per step, and the
-shares of time spent waiting for data and between steps. Below, it says where the time of an epoch
-goes. Run it on a node of the job. For a job without such a step, it says what Slurm knows."""
+shares of time spent waiting for data and between steps. Below, it says where the time of this
+training went, and what to do about the largest loss. Run it on a node of the job. For a job without
+such a step, it says what Slurm knows."""
 
 EPILOG = """\
 exit status: 0; 1 if no coordination service answers; 2 if usage or environment is wrong.
@@ -59,8 +61,8 @@ _COLUMNS = {
     "stage": "{stage}",
     "doing": "{phase}",
     "ms per step": "{ms:.1f}",
-    "data": "{waiting:.0%}",
-    "between": "{outside:.0%}",
+    "data": "{data:.0%}",
+    "between": "{between:.0%}",
     "reported": "{silent:.0f} s ago",
 }
 _NUMBERS = (1, 2, 5, 6, 7, 8)  # the columns that are aligned right
@@ -68,8 +70,6 @@ _NUMBERS = (1, 2, 5, 6, 7, 8)  # the columns that are aligned right
 _NO_REPORT = (
     "no worker reports yet: only slurm_resolver.MultiWorkerMirroredStrategy and ResumableLoop do"
 )
-_SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
-_WAITING = 0.2  # from this share on, waiting for data is worth a remedy
 _MOST_REASONS = 3  # why no service answers
 
 
@@ -222,58 +222,29 @@ def _ask(address: ServiceAddress) -> Message:
 
 def _print(answer: Message, as_json: bool) -> None:
     workers: list[Worker] = answer["workers"]
+    reports = {worker["name"]: _report_of(worker) for worker in workers}
     silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
-    slow = None if silent else slowest(workers)
+    slow = None if silent else slowest(reports)
     if as_json:
-        shown = {"workers": workers, "slowest": slow and slow["rank"], "silent": silent}
+        ranks = [worker["rank"] for worker in workers if worker["name"] == slow]
+        shown = {"workers": workers, "slowest": ranks[0] if ranks else None, "silent": silent}
         print(json.dumps(shown))
         return
     lines = [_NO_REPORT]
     if workers:
-        lines = [table(workers), describe_epoch(slow or workers[0]), advise(workers)]
-    if slow:
-        lines.append(f"slowest: {slow['name']}, which spends the most time outside of steps")
+        lines = [table(workers), describe(reports), *advise(reports)]
     print("\n".join(filter(None, [*lines, *silent])))
+
+
+def _report_of(worker: Worker) -> Report:
+    return Report(**{field: worker[field] for field in Report._fields})
 
 
 def table(workers: list[Worker]) -> str:
     """Returns a line for each worker, below the headings."""
-    rows = [[cell.format(**worker) for cell in _COLUMNS.values()] for worker in workers]
+    rows = []
+    for worker in workers:
+        report = _report_of(worker)
+        shares = {"data": share_of(report, DATA), "between": share_of(report, BETWEEN)}
+        rows.append([cell.format(**worker, **shares) for cell in _COLUMNS.values()])
     return "\n".join(aligned([[*_COLUMNS], *rows], _NUMBERS))
-
-
-def describe_epoch(worker: Worker) -> str:
-    """Returns a line with what a worker has spent its last whole epoch with; '' before its end."""
-    total = sum(worker["seconds"].values())
-    if not total:
-        return ""
-    spent = sorted(worker["seconds"].items(), key=itemgetter(1), reverse=True)
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)
-    return (
-        f"last epoch: {total:.1f} s, {1000 * total / worker['steps']:.1f} ms per step: {shares}"
-        f" ({worker['name']})"
-    )
-
-
-def advise(workers: list[Worker]) -> str:
-    """Returns a line with what to do if all workers wait for data for long; else ''."""
-    share = min(worker["waiting"] for worker in workers)
-    if share < _WAITING:
-        return ""
-    remedy = "end the dataset with prefetch(tf.data.AUTOTUNE), and give each task more CPUs"
-    if any(worker["whole"] for worker in workers):
-        remedy = "each worker produces all rows; expensive work belongs in a map before batch(n)"
-    return f"data: all workers wait for it {share:.0%} of the time: {remedy} (docs/data.md)"
-
-
-def slowest(workers: list[Worker]) -> Worker | None:
-    """Returns the worker that the others wait for; None if no worker is clearly slower.
-
-    The workers wait for each other in a step. The slowest spends more time than the others waiting
-    for data, or between steps.
-    """
-    outside = [worker["waiting"] + worker["outside"] for worker in workers]
-    most = max(outside, default=0.0)
-    if most - statistics.median_low(outside or [0.0]) < _SLOWER:
-        return None
-    return workers[outside.index(most)]

@@ -52,13 +52,15 @@ class Report(NamedTuple):
     phase: str = IDLE
     age: float = 0.0  # seconds since the phase began
     ms: float = 0.0  # the median duration of a step; 0 if unknown
-    waiting: float = 0.0  # the share of this epoch spent waiting for data
-    outside: float = 0.0  # the share of this epoch spent between steps
     silent: float = 0.0  # seconds since the report came; `age` includes them
-    # The last whole epoch: how many steps it had, and how many seconds by what was done in them.
+    # This call of `fit`, or this loop: its epochs, its steps, and its seconds by cause (`usage`).
+    epochs: int = 0
     steps: int = 0
     seconds: Mapping[str, float] = {}
-    whole: bool = False  # whether this worker produces all rows of the data, not only its own
+    whole_data: bool = False  # whether this worker produces all rows of the data, not only its own
+    whole_steps: bool = False  # whether it computes whole batches
+    gpu_memory: int = 0  # the most bytes that TensorFlow has allocated on one of its GPUs
+    gpu_busy: float | None = None  # the mean share of the time in which its GPUs had work
 
     def where(self) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
+from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.known_messages import FAULTS
 from slurm_resolver.diagnostics.message_search import MessageReader
 from slurm_resolver.diagnostics.task_output import Failure, TaskOutput, kind_of
@@ -74,6 +75,7 @@ class FailureReader(MessageReader):
         ended_on: the nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
         has_crashed: whether a task has crashed, other than by the end of all.
+        usage: the lines with which trainings say where their time went.
         all_end: whether srun, or somebody else, ends all tasks.
     """
 
@@ -87,6 +89,7 @@ class FailureReader(MessageReader):
         super().__init__(file)
         self.ends: dict[str, Failure] = {}
         self.ended_on: set[str] = set()
+        self.usage: list[str] = []
         self._tasks: dict[str, TaskOutput] = {}  # by rank; '' without a label
         self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
 
@@ -101,6 +104,7 @@ class FailureReader(MessageReader):
         if _LAUNCHER.match(text):
             self._read_launcher(text, number)
             return
+        self.usage.extend(LINE.findall(text))
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()

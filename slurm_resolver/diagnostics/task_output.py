@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.message_search import search
 
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
@@ -46,7 +47,7 @@ _DUMP = re.compile(
     r")"
 )
 # A line of Keras, which trains.
-_STEP = re.compile(r"Epoch \d+/\d+|\s*\d+/\d+ (?:━|\[[=>.])")
+_STEP = re.compile(rf"Epoch \d+/\d+|\s*\d+/\d+ (?:━|\[[=>.])|{LINE.pattern}")
 # Python gives a syntax error of the program itself no traceback.
 _FATAL = re.compile(
     r"F(?:\d{4} [\d:.]+ +\d+)? \S+:\d+\] "
@@ -116,7 +117,7 @@ class TaskOutput:
 
     Attributes:
         is_fatal: whether a line other than Python's tells the error; what follows it is no other.
-        trained: the number of the last line of Keras that shows steps of training.
+        trained: the number of the last line that shows steps of training, or its end.
     """
 
     is_fatal: bool = False

@@ -122,6 +122,8 @@ class SlurmStep:
     network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
     start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
     stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
+    # set by the user: whether a training says at its end where the time went
+    usage_report = Variable("SLURM_RESOLVER_REPORT", parse_switch, "on or off")
     # set by the user: how many steps are compared with one process
     verified_steps = number_variable("SLURM_RESOLVER_VERIFY", 0, 1_000_000)
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm

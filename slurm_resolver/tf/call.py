@@ -58,6 +58,8 @@ class Call:
 
     Attributes:
         names: every worker's name, such as "worker 0"; none if the strategy trains alone.
+        full_names: the same with rank and node, such as "worker 0 (rank 0 on n1)", if these are
+            known.
         name: of this worker.
         index: of this worker.
         client: the connection to the coordination service; None under TF_CONFIG.
@@ -87,10 +89,12 @@ class Call:
         ]
         self.name = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(self.name) if self.names else 0
+        self.full_names = self.names
         self.client: Any = client
         if client:
             cluster = resolver.cluster
             self.ranks = ranks_of(cluster.roles, TRAIN)
+            self.full_names = list(map(cluster.name_of, self.ranks))
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)

@@ -16,90 +16,123 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination import progress as phases
+from slurm_resolver.coordination import usage
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.tcp import outlast_outages
+from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.coordination.wire import Message
+from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.tf.gpu_usage import GpuUsage
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
 _STALL_SECONDS = 300.0
-# What the time of an epoch is spent with; else it is callbacks.
-_SPENT_WITH = {
-    phases.FIRST: "compilation",
-    phases.COMPILING: "compilation",
-    phases.STEP: "steps",
-    phases.DATA: "data",
+_MOST_DURATIONS = 10_001  # of the last steps, whose median is reported
+# What the time of a training is spent with in a phase, if not with a validation.
+_CAUSES = {
+    phases.PREPARING: usage.START,
+    phases.FIRST: usage.START,
+    phases.COMPILING: usage.START,
+    phases.STEP: usage.STEPS,
+    phases.DATA: usage.DATA,
+    phases.SAVING: usage.SAVING,
+    phases.MEETING: usage.WAITING,
 }
 
 
 class Reporter:
-    """What this process is doing; stage, phase, epoch, step and begun are as in `Report`."""
+    """What this process is doing; the attributes are as in `Report`.
+
+    Attributes:
+        waited: returns for how many seconds this process has waited for other workers in all its
+            training steps (see `keras.waits`); None if that is not measured.
+    """
 
     stage = ""
     phase = phases.IDLE
     epoch = 0
     step = 0
     begun = 0
+    whole_data = False
+    whole_steps = False
     _began = 0.0  # when the last step of this stage began; 0 before the first one
-    _rank: int | None = None  # once it reports
-    whole = False
+    _cluster: Cluster | None = None  # once it reports
     _exits = False  # once it is behind in a stall
-    _steps = 0  # of this epoch
-    _last_epoch: tuple[int, Mapping[str, float]] = 0, {}  # its steps, and what it was spent with
+    _epochs = 0  # of this training
+    _steps = 0
+    _waited_before = 0.0  # this training, and while other workers compiled
+    _waited_at_compilation = 0.0
 
     def __init__(self) -> None:
+        self.waited: Callable[[], float] | None = None
+        self._waited: Callable[[], float] | None = None  # the same, if this training is measured
         self._since = time.monotonic()
-        self._durations: deque[float] = deque(maxlen=101)
-        # seconds of this epoch, or this call of `evaluate`
-        self._spent: dict[str, float] = defaultdict(float)
+        self._durations: deque[float] = deque(maxlen=_MOST_DURATIONS)
+        self._seconds: dict[str, float] = defaultdict(float)  # of this training, by cause
+        self._gpu_usage = GpuUsage()
+
+    def begin_training(self, *, is_measured: bool) -> None:
+        """Begins to count the steps and seconds of a call of `fit`, or of a loop.
+
+        Args:
+            is_measured: whether `waited` counts in its steps.
+        """
+        self._waited = self.waited if is_measured else None
+        self._since = time.monotonic()
+        self._seconds.clear()
+        self._durations.clear()
+        self._epochs = 0
+        self._steps = 0
+        self._waited_before = self._waited() if self._waited else 0.0
+        self.whole_data = False
+        self.whole_steps = False
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
         self.enter(phases.START, self.stage)
-        self._end_epoch()
+        self._epochs += 1
         self.epoch = epoch
         self.step = 0
-
-    def _end_epoch(self) -> None:
-        if self._steps:
-            self._last_epoch = self._steps, dict(self._spent)
-        self._steps = 0
-        self._spent.clear()
 
     def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
         now = time.monotonic()
-        self._count(self._spent, now)
+        self._seconds[self._cause()] += now - self._since
         if stage is not None:
-            if not stage or not self.stage:
-                self._end_epoch()
             self.stage = stage
             self._began = 0.0
+        if phase == phases.COMPILING and self.phase != phase and self._waited:
+            self._waited_at_compilation = self._waited()
         self.phase = phase
         self._since = now
 
-    def _count(self, spent: dict[str, float], now: float) -> None:
-        """Counts what the time of this phase was spent with."""
+    def _cause(self) -> str:
+        """Returns what the time is being spent with."""
+        if not self._steps:
+            return usage.START
         if self.stage == phases.VALIDATION:
-            spent[phases.VALIDATION] += now - self._since
-        elif self.stage:
-            spent[_SPENT_WITH.get(self.phase, "callbacks")] += now - self._since
+            return usage.VALIDATION
+        return _CAUSES.get(self.phase, usage.BETWEEN)
 
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
-        self._steps += steps if self.stage == phases.TRAINING else 0
         self.enter(phase)
-        if self._began:
+        if self._began and self.stage != phases.VALIDATION:
             self._durations.append((self._since - self._began) / steps)
         self._began = self._since
 
-    def end_step(self) -> None:
-        """Ends the step."""
+    def end_step(self, steps: int = 1) -> None:
+        """Ends a step, or several; none if there was no data for it."""
+        if self.phase == phases.COMPILING and self._waited:  # for others, which compiled as well
+            self._waited_before += self._waited() - self._waited_at_compilation
         self.enter(phases.CALLBACK if self.stage else phases.IDLE)
+        self._steps += steps if self.stage == phases.TRAINING else 0
 
     @contextlib.contextmanager
     def doing(self, phase: str) -> Iterator[None]:
@@ -117,27 +150,48 @@ class Reporter:
 
     def report(self) -> phases.Report:
         """Returns what this process is doing."""
-        phase = self.phase
-        since = self._since
-        spent = defaultdict(float, self._spent)
         now = time.monotonic()
-        self._count(spent, now)
-        total = max(sum(spent.values()), 0.001)
-        steps, seconds = self._last_epoch
+        age = now - self._since
+        seconds = defaultdict(float, self._seconds)
+        seconds[self._cause()] += age
+        if self._waited:
+            in_steps = seconds.pop(usage.STEPS, 0.0)
+            waited = min(max(self._waited() - self._waited_before, 0.0), in_steps)
+            seconds[usage.COMPUTING] += in_steps - waited
+            seconds[usage.WAITING] += waited
         return phases.Report(
             stage=self.stage,
             epoch=self.epoch,
             step=self.step,
             begun=self.begun,
-            phase=phase,
-            age=now - since,
+            phase=self.phase,
+            age=age,
             ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
-            waiting=round(spent["data"] / total, 3),
-            outside=round(spent["callbacks"] / total, 3),
-            steps=steps,
-            seconds=seconds,
-            whole=self.whole,
+            epochs=self._epochs,
+            steps=self._steps,
+            seconds={cause: round(value, 3) for cause, value in seconds.items()},
+            whole_data=self.whole_data,
+            whole_steps=self.whole_steps,
+            gpu_memory=self._gpu_usage.peak_memory(),
+            gpu_busy=self._gpu_usage.busy(),
         )
+
+    def of_all_workers(self, timeout: float) -> Mapping[str, phases.Report]:
+        """Returns the report of each worker, by name; of none, if one does not call it in time.
+
+        Args:
+            timeout: seconds.
+        """
+        cluster = self._cluster
+        if cluster is None:
+            return {}
+        ranks = ranks_of(cluster.roles, TRAIN)
+        own = self.report()
+        try:
+            given = self._client.gather("the end of the training", own, timeout, ranks)
+        except RendezvousError:
+            return {}
+        return {cluster.name_of(rank): phases.Report(*one) for rank, one in given.items()}
 
     def start(self, resolver: Any, on_stall: str | None = None) -> None:
         """Begins to report, if this process is one of several workers of a live step.
@@ -154,16 +208,18 @@ class Reporter:
         self._limit = _STALL_SECONDS if seconds is None else float(seconds)
         if on_stall:
             self._exits = on_stall == "exit"
-        if self._rank is not None:
+        if self._cluster:
             return
-        client = connect(cluster.service, cluster.name_of)
-        self._rank = client.address.rank
+        self._cluster = cluster
+        self._client = client = connect(cluster.service, cluster.name_of)
+        rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
-        port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
+        port = int(cluster.tasks[rank].address.rpartition(":")[2])
 
         def run() -> None:
             while not ends.wait(phases.report_seconds(self._limit)):
+                self._gpu_usage.sample()
                 outlast_outages(port, 2 * client.address.silence)
                 client.say(
                     "progress",
@@ -179,7 +235,7 @@ class Reporter:
 
     def _take_stall(self, message: Message) -> None:
         warn("%s", message["stall"])
-        if self._rank in message["behind"]:
+        if self._client.address.rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
             if self._exits:
                 warn("this task ends with status 1 (on_stall='exit')")

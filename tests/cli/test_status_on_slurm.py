@@ -54,7 +54,7 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
     for worker in found["workers"]:
         assert worker["stage"] == "training"
         assert worker["ms"] > 300
-        assert worker["outside"] > 0  # its callback sleeps 0.3 s a step
+        assert worker["seconds"]["between steps"] > 0  # its callback sleeps 0.3 s a step
     assert other.stdout == ""
     assert f"no coordination service answers in a step of job {job_id}" in other.stderr
 

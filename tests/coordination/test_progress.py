@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_resolver.cli.status import (
-    advise,
     choose_job,
-    describe_epoch,
     describe_state,
-    slowest,
     table,
 )
 from slurm_resolver.coordination.progress import (
@@ -24,6 +21,8 @@ from slurm_resolver.coordination.progress import (
     describe_stall,
     find_stall,
 )
+from slurm_resolver.coordination.usage import BETWEEN, COMPUTING, WAITING
+from slurm_resolver.coordination.usage import DATA as OF_DATA
 from slurm_resolver.errors import LaunchError
 
 LIMIT = 300.0
@@ -54,11 +53,11 @@ def said(workers: dict[int, Report]) -> str:
 
 
 FIRST_FIVE = ", ".join(task(rank) for rank in range(5))
-WAITING = dict.fromkeys(range(7), at(812))
+IN_A_STEP = dict.fromkeys(range(7), at(812))
 STALLS = {
     "several": (
         {
-            **WAITING,
+            **IN_A_STEP,
             3: at(811, CALLBACK),
             5: at(811, DATA),
             7: at(811, CALLBACK),
@@ -71,7 +70,7 @@ STALLS = {
         ),
     ),
     "all in the step": (
-        WAITING,
+        IN_A_STEP,
         (
             f"{FIRST_FIVE} and 2 more in step 812. They wait for each other in its collective "
             "operations: look at the network between their nodes (firewalls, the MTU), and at "
@@ -142,9 +141,9 @@ GOOD = {
             age=3500,
         ),
     },
-    "one worker has just begun a step": {**WAITING, 3: at(813, age=299)},
+    "one worker has just begun a step": {**IN_A_STEP, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
-    "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
+    "one saves, the others wait": {**IN_A_STEP, 7: at(811, SAVING, age=3500)},
     "nobody trains": dict.fromkeys(
         range(8),
         at(
@@ -199,7 +198,7 @@ def test_the_table_of_status() -> None:
             step=812,
             phase=STEP,
             ms=51.23,
-            waiting=0.01,
+            seconds={OF_DATA: 1, COMPUTING: 99},
         ),
         shown(
             1,
@@ -207,8 +206,7 @@ def test_the_table_of_status() -> None:
             epoch=3,
             step=1,
             phase=DATA,
-            waiting=0.34,
-            outside=0.1,
+            seconds={OF_DATA: 34, BETWEEN: 10, WAITING: 56},
         ),
         shown(2, silent=40.0),
     ]
@@ -219,37 +217,6 @@ def test_the_table_of_status() -> None:
         f"worker 2 (rank 2 on n1) 0 0 {IDLE} 0.0 0% 0% 40 s ago",
     ]
     assert len({len(line) for line in table(workers).splitlines()}) == 1
-    slow = slowest(workers)
-    assert slow is not None
-    assert slow["rank"] == 1
-
-
-def test_the_time_of_an_epoch_and_what_to_do_about_data() -> None:
-    workers = [
-        shown(
-            rank,
-            waiting=0.3,
-            steps=8,
-            seconds={"data": 1, "steps": 3},
-        )
-        for rank in (0, 1)
-    ]
-    assert describe_epoch(workers[0]) == (
-        "last epoch: 4.0 s, 500.0 ms per step: steps 75%, data 25% (worker 0 (rank 0 on n0))"
-    )
-    assert describe_epoch(shown(0)) == ""
-    assert "wait for it 30% of the time: end the dataset with prefetch" in advise(workers)
-    assert "a map before batch(n) (docs" in advise(
-        [
-            *workers,
-            shown(
-                2,
-                waiting=0.5,
-                whole=True,
-            ),
-        ]
-    )
-    assert advise([*workers, shown(2, waiting=0.1)]) == ""
 
 
 JOBS = {

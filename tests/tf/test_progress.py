@@ -52,19 +52,35 @@ def stalls(lines: Strings) -> Strings:
     return [re.sub(r"\d+ s", "N s", re.sub(r" of epoch \d+", "", line)) for line in said]
 
 
-def test_the_last_whole_epoch_is_reported_during_the_next_one() -> None:
+def test_the_time_of_a_training_is_counted_by_cause() -> None:
     reporter = Reporter()
+    reporter.begin_training(is_measured=False)
     reporter.enter(phases.START, phases.TRAINING)
     for epoch in (1, 2):
         reporter.begin_epoch(epoch)
-        assert reporter.report().steps == (3 if epoch == 2 else 0)
-        for _ in range(3):
+        for count in (1, 1, 0):  # at the end there is no data for a step
             reporter.begin_step()
-            reporter.end_step()
+            reporter.end_step(count)
         reporter.enter(phases.STEP, phases.VALIDATION)
         reporter.enter(phases.CALLBACK, phases.TRAINING)
-    seconds = reporter.report().seconds
-    assert {"steps", "callbacks", "validation"} <= seconds.keys()
+    report = reporter.report()
+    assert (report.epochs, report.steps) == (2, 4)
+    assert {"start", "steps", "between steps", "validation"} <= report.seconds.keys()
+
+
+def test_waiting_while_another_worker_compiles_is_no_loss() -> None:
+    reporter = Reporter()
+    waited = [5.0]
+    reporter.waited = lambda: waited[0]
+    reporter.begin_training(is_measured=True)
+    reporter.enter(phases.START, phases.TRAINING)
+    reporter.begin_step()
+    reporter.enter(phases.COMPILING)
+    waited[0] += 100.0
+    reporter.end_step()
+    reporter.begin_step()
+    reporter.end_step()
+    assert reporter.report().seconds["waiting for other workers and sending"] == 0.0
 
 
 NAMES = [f"worker {rank} (rank {rank} on localhost)" for rank in (0, 1)]

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.coordination.progress import IDLE
+from slurm_resolver.coordination.progress import IDLE, Report
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
@@ -35,7 +37,9 @@ from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, shar
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.usage_report import tell_usage
 
+_EXIT_SECONDS = 2.0  # for which the workers wait for each other's reports before they exit
 SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and create its optimizer there too."
 )
@@ -79,9 +83,25 @@ def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) ->
         described = [*describe_call(name, arguments), *describe_model(model)]
         compare_weights(workers, model, f"at the start of {name}", remedy, described)
         reporter.enter(IDLE, "")
+        reporter.begin_training(is_measured=True)
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers):
-            return original(*bound.args, **bound.kwargs)
+            try:
+                result = original(*bound.args, **bound.kwargs)
+            except SystemExit:  # in all workers, if the training has been saved
+                _tell_usage(strategy, name, reporter.of_all_workers(_EXIT_SECONDS))
+                raise
+            if name == "fit":
+                reports = workers.exchange("ends fit", reporter.report())
+                by_name = zip(workers.full_names, itertools.starmap(Report, reports))
+                _tell_usage(strategy, name, dict(by_name))
+            return result
+
+
+def _tell_usage(strategy: Any, call: str, reports: Mapping[str, Report]) -> None:
+    """Lets the first worker say where the time of this call went."""
+    if strategy.workers.index == 0 and call == "fit":
+        tell_usage(strategy.cluster_resolver, call, reports)
 
 
 def _is_in_scope(name: str, model: Any) -> bool:

@@ -108,7 +108,7 @@ def share_out(
                 f"each worker produces all rows of the data and keeps only its own: {error}. Put "
                 "expensive work into a map directly before batch(n)"
             )
-            reporter.whole = True
+            reporter.whole_data = True
         return undivided()
     shares = divided if generated else divided.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset

@@ -143,8 +143,14 @@ class MultiWorkerMirroredStrategy(
             bytes_per_bucket=given_bytes or BYTES_PER_BUCKET,
         )
         self.of_several = len(self.workers.names) > 1
+        # How many seconds this worker has waited in its steps; GPUs end what they do unnoticed.
+        self.waited: Any = None
         self.verified_steps = 0  # that are compared with one process
         if self.of_several:
+            if "GPU" not in self.extended.worker_devices[0]:
+                with tf.device("/cpu:0"):
+                    self.waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+                reporter.waited = self._read_waited
             private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
             step = slurm_step_of(cluster_resolver)
             _agree_on_seeds(self.workers, step.job_id)
@@ -152,6 +158,10 @@ class MultiWorkerMirroredStrategy(
         private_names.replace(self.extended, "update", update_once)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
+
+    def _read_waited(self) -> float:
+        with tf.init_scope():  # while a step is being traced
+            return float(self.waited.numpy())
 
     def read_dataset(self, iterator: Any, dataset: Any) -> Any:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.

@@ -44,7 +44,6 @@ def reporting(name: str) -> Iterator[Any]:
         on_predict_batch_begin = on_train_batch_begin
 
     reporter.enter(phases.MEETING, name)
-    reporter.whole = False
     try:
         yield SlurmResolverProgress()
     finally:

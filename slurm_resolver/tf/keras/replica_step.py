@@ -6,6 +6,7 @@ each worker reads its own data, which together are the global batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.step import plan_whole, write_step
@@ -50,6 +52,7 @@ def compute_step(
     planned: PlannedStep,
     batch: Any,
     comparison: Comparison,
+    waited: Any,
     *,
     whole: bool,
 ) -> Any:
@@ -59,19 +62,23 @@ def compute_step(
         planned: the model's step for batches of this kind.
         batch: a `Share`, or what this worker has read for itself.
         comparison: of the workers' steps.
+        waited: a variable to which the seconds are added that this worker waits; or None.
         whole: whether each replica computes all rows.
 
     Raises:
         NotWrittenError: if the plan could not be written.
     """
     replica = replica_number()
-    add = _adding(comparison, batch, replica, sharing.bytes_per_bucket)
+    add_all: AddUp = functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket)
+    if replica == sharing.first_replica:
+        add_all = timed(add_all, waited)
+    add = _adding(comparison, batch, replica, add_all)
     try:
         if whole:
             add([])  # compares the workers
             part, own = _all_of_batch(batch, replica)
         else:
-            part, own = _part_of_replica(batch, replica, sharing)
+            part, own = _part_of_replica(batch, replica, sharing, add_all)
         if whole and sharing.local_replicas == 1 and not planned.draws:
             results = call_traced(planned, part)
         else:
@@ -87,17 +94,17 @@ def compute_step(
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
 
-def compare_step(comparison: Comparison, batch: Any) -> None:
+def compare_step(comparison: Comparison, waited: Any, batch: Any) -> None:
     """Compares the workers in a step that they compute without a collective."""
-    _adding(comparison, batch, replica_number(), 0)([])
+    _adding(comparison, batch, replica_number(), timed(add_up, waited))([])
 
 
-def _adding(comparison: Comparison, batch: Any, replica: int, bytes_per_bucket: int) -> AddUp:
+def _adding(comparison: Comparison, batch: Any, replica: int, add_all: AddUp) -> AddUp:
     """Returns a function that adds up tensors, and compares the workers in its first call."""
     compared = [comparison.row(replica, batch)]
 
     def add(tensors: Sequence[Any]) -> list[Any]:
-        sums = add_up([*tensors, *compared], bytes_per_bucket)
+        sums = add_all([*tensors, *compared])
         for table in sums[len(tensors) :]:
             comparison.check(table)
         compared.clear()
@@ -153,7 +160,9 @@ def is_not_split(batch: Any, sharing: Sharing) -> bool:
     return len(counts) > 1
 
 
-def _part_of_replica(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, OwnRows]:
+def _part_of_replica(
+    batch: Any, replica: int, sharing: Sharing, add_all: AddUp
+) -> tuple[Any, OwnRows]:
     """Returns a replica's part of a batch, and which rows these are.
 
     Replica r of R has the rows r, r + R, r + 2 R, and so on of a `Share`, or all rows if there are
@@ -162,7 +171,7 @@ def _part_of_replica(batch: Any, replica: int, sharing: Sharing) -> tuple[Any, O
     """
     if not isinstance(batch, Share):
         own = tf.convert_to_tensor(count_rows(batch), tf.int32)
-        (counts,) = add_up([tf.one_hot(replica, sharing.replicas, on_value=own, off_value=0)])
+        (counts,) = add_all([tf.one_hot(replica, sharing.replicas, on_value=own, off_value=0)])
         places = tf.range(own) + tf.reduce_sum(counts[:replica])
         return batch, OwnRows(tf.reduce_sum(counts), places, own, replica)
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))

@@ -75,6 +75,7 @@ class StepFunction:
         self._strategy = model.distribute_strategy
         self._step = ModelStep(model, kind)
         self._comparison = Comparison(self._strategy, model)
+        self._waited = self._strategy.waited if kind == "train" else None
         self._verification: Verification | None = None
         if self._strategy.verified_steps:
             self._verification = Verification(model, kind, self._strategy.verified_steps)
@@ -87,6 +88,7 @@ class StepFunction:
         if self._kind == "train" and not self._strategy.workers.call:
             self._compare_in_own_loop()
         reporter.begin_step(count)
+        results: list[Any] = []
         begins = STEP_OF_CALLBACK if is_in_hook() else STEP
         try:
             with self._strategy.workers.step(begins):
@@ -101,7 +103,7 @@ class StepFunction:
                 raise FitError(f"{where}: {what}. {REMEDY}") from error
             raise
         finally:
-            reporter.end_step()
+            reporter.end_step(len(results))
         if len(results) == 1 or not isinstance(data, list):
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *results)
@@ -200,6 +202,7 @@ class StepFunction:
                 planned,
                 batch,
                 self._comparison,
+                self._waited,
                 whole=whole or planned.reason is not None,
             )
 
@@ -213,7 +216,7 @@ class StepFunction:
     def _run_eagerly(self, batch: Any) -> Any:
         """Returns the result of a step that computes all rows in each worker, as one process."""
         self._check_whole(batch, "it runs eagerly")
-        compare = functools.partial(compare_step, self._comparison)
+        compare = functools.partial(compare_step, self._comparison, self._waited)
         run_in_replicas(self._strategy, compare, batch)
         first = self._of_first_replica(tensors_of(batch))
         return self._step.run_eagerly(without_optionals(first))
@@ -239,6 +242,7 @@ class StepFunction:
                 f"{text} The workers have already divided the data: change this before the call "
                 "of fit, evaluate or predict."
             )
+        reporter.whole_steps = True
         warn_once(f"{text} Every worker computes whole batches, as one process does.")
 
 

@@ -11,6 +11,9 @@ from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINI
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.termination import TerminationConfig
+from slurm_resolver.tf.usage_report import tell_usage
+
+_END_SECONDS = 60.0  # for which the workers wait for each other's reports
 
 
 class ResumableLoop(Backup):
@@ -60,13 +63,15 @@ class ResumableLoop(Backup):
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
         strategy = strategy or tf.distribute.get_strategy()
-        reporter.start(strategy.cluster_resolver)
+        self._resolver = strategy.cluster_resolver
+        reporter.start(self._resolver)
         super().__init__(strategy, state, directory, termination, save_every, max_to_keep)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs that are left, and saves after the last one."""
         self.say_start(count)
         trained = self.epoch < count
+        reporter.begin_training(is_measured=False)
         while self.epoch < count:
             yield self.epoch
             self.epoch += 1
@@ -75,6 +80,9 @@ class ResumableLoop(Backup):
                 self.drawn = 0
         if trained:
             self.save()
+            of_all = reporter.of_all_workers(_END_SECONDS)
+            if self.leads:
+                tell_usage(self._resolver, "the loop", of_all)
 
     def batches(self, data: Iterable[Any], steps: int | None = None) -> Iterator[Any]:
         """Yields the batches of this epoch that are left; each is a step.

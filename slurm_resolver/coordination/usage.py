@@ -1,0 +1,211 @@
+"""Where the time of a training went, and what to do about the largest loss.
+
+Each worker counts the seconds of its training by cause, in the `seconds` of its `Report`. Workers
+wait for each other in every step, so that one that is slow for any cause costs the others time: for
+them it is WAITING.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping
+from operator import itemgetter
+
+from slurm_resolver.coordination.progress import Report
+from slurm_resolver.wording import brief, counted
+
+# Causes, in the words of messages. Where COMPUTING and WAITING are not told apart, it is STEPS.
+START = "start"
+COMPUTING = "computing"
+WAITING = "waiting for other workers and sending"
+STEPS = "steps"
+DATA = "waiting for data"
+BETWEEN = "between steps"
+SAVING = "saving"
+VALIDATION = "validation"
+
+_SHOWN = 0.005  # shares below this one are left out
+_SLOWER = 0.05  # the slowest worker loses this much less of its time to the others
+# A loss is worth a remedy from this share on, and from so many seconds.
+_LOSS = 0.2
+_LOST_SECONDS = 10.0
+
+_REMEDIES = {
+    DATA: (
+        "end the dataset with prefetch(tf.data.AUTOTUNE), and give each task more CPUs "
+        "(docs/data.md)"
+    ),
+    WAITING: (
+        "a step is short for this network: larger batches, fewer workers, or NCCL over a faster "
+        "network (docs/many_nodes.md)"
+    ),
+    BETWEEN: "callbacks, and other code between the steps: run it less often",
+    SAVING: "save less often, or to a faster file system (docs/fault_tolerance.md)",
+    VALIDATION: "validate less often (validation_freq), or in larger batches",
+}
+# What to do about the one worker for which the others wait.
+_REMEDIES_OF_ONE = {
+    **_REMEDIES,
+    DATA: "its node reads or decodes more slowly: compare its disk and CPUs with the others'",
+    COMPUTING: (
+        "look for other processes on its node (top) and for GPUs that are throttled "
+        "(nvidia-smi -q -d PERFORMANCE), or leave the node out (--exclude)"
+    ),
+}
+_WHOLE_DATA = (
+    "each worker produced all rows of the data, and kept only its own: put expensive work into a "
+    "map directly before batch(n) (docs/data.md)"
+)
+_WHOLE_STEPS = (
+    "every worker computed whole batches, so that more workers are not faster: the line with "
+    '"cannot be split" says why (docs/keras.md)'
+)
+
+Workers = Mapping[str, Report]  # by name
+
+# The lines that a training prints at its end, after a rank or a time.
+LINE = re.compile(r"slurm_resolver: (usage of (?:fit|the loop): .+)")
+
+
+def summarize(what: str, workers: Workers, nodes: int) -> list[str]:
+    """Returns the lines for the end of a training; none if it had no step.
+
+    Args:
+        what: has ended: "fit" or "the loop".
+        workers: of the training.
+        nodes: on how many nodes they run.
+    """
+    line = describe(workers, nodes)
+    return [f"usage of {what}: {text}" for text in (line, *advise(workers))] if line else []
+
+
+def describe(workers: Workers, nodes: int = 0) -> str:
+    """Returns a line with where the time of a training went: the mean of its workers' shares.
+
+    It is "" before the end of the first step.
+
+    Args:
+        workers: of the training.
+        nodes: on how many nodes they run; 0 if that is not known.
+    """
+    shares = _mean_shares(workers)
+    steps = max((report.steps for report in workers.values()), default=0)
+    if not steps:
+        return ""
+    epochs = max(report.epochs for report in workers.values())
+    ms = statistics.median(report.ms for report in workers.values())
+    parts = [
+        f"{cause} {share:.0%}"
+        for cause, share in sorted(shares.items(), key=itemgetter(1), reverse=True)
+        if share >= _SHOWN
+    ]
+    memory = max(report.gpu_memory for report in workers.values())
+    if memory:
+        parts.append(f"GPU memory at most {memory / 2**30:.1f} GiB")
+    busy = [report.gpu_busy for report in workers.values() if report.gpu_busy is not None]
+    if busy:
+        parts.append(f"GPUs busy {statistics.mean(busy):.0%} of the time")
+    slow = slowest(workers)
+    if slow:
+        parts.append(f"slowest: {slow}")
+    place = f" on {counted(nodes, 'node')}" if nodes else ""
+    return (
+        f"{counted(epochs, 'epoch')}, {counted(steps, 'step')} in {brief(_seconds(workers))} s "
+        f"with {counted(len(workers), 'worker')}{place}, {ms:.1f} ms a step: {', '.join(parts)}"
+    )
+
+
+def advise(workers: Workers) -> list[str]:
+    """Returns a line with the largest loss of time and its remedy, and one for what is undivided.
+
+    A loss of less than a fifth of the time, or of a few seconds, is not worth a line.
+    """
+    lines = []
+    slow = slowest(workers)
+    # Where it is not known how long the others wait, they wait for the slowest one.
+    shares = _mean_shares({slow: workers[slow]} if slow and _in_steps(workers) else workers)
+    losses = {cause: share for cause, share in shares.items() if cause in _REMEDIES}
+    cause = max(losses, key=losses.__getitem__, default="")
+    share = losses.get(cause, 0.0)
+    is_whole = any(report.whole_data for report in workers.values())
+    if share >= _LOSS and share * _seconds(workers) >= _LOST_SECONDS:
+        if slow and _costs_the_others(workers[slow], cause, share):
+            lines.append(_advise_of_one(workers, slow))
+        elif cause != DATA or not is_whole:
+            lines.append(f"{cause} takes {share:.0%} of the time: {_REMEDIES[cause]}")
+    if is_whole:
+        lines.append(_WHOLE_DATA)
+    if any(report.whole_steps for report in workers.values()):
+        lines.append(_WHOLE_STEPS)
+    return lines
+
+
+def slowest(workers: Workers) -> str:
+    """Returns the name of the worker for which the others wait; "" if none is clearly slower."""
+    own = {name: _own_share(report) for name, report in workers.items()}
+    slow = max(own, key=own.__getitem__, default="")
+    if not slow or own[slow] - statistics.median_low(own.values()) < _SLOWER:
+        return ""
+    return slow
+
+
+def _seconds(workers: Workers) -> float:
+    return max(sum(report.seconds.values()) for report in workers.values())
+
+
+def _costs_the_others(slow: Report, cause: str, share: float) -> bool:
+    """Returns whether the slowest worker explains the largest loss, of which this is the share.
+
+    If it waits nearly as long as the others, they all wait for the network.
+    """
+    if STEPS in slow.seconds:
+        return cause != VALIDATION
+    return cause == WAITING and share_of(slow, WAITING) < share / 2
+
+
+def _in_steps(workers: Workers) -> bool:
+    """Returns whether the workers do not know how long they waited in their steps."""
+    return any(STEPS in report.seconds for report in workers.values())
+
+
+def share_of(report: Report, *causes: str) -> float:
+    """Returns which share of a worker's time had one of these causes."""
+    total = sum(report.seconds.values())
+    return sum(report.seconds.get(cause, 0.0) for cause in causes) / total if total else 0.0
+
+
+def _own_share(report: Report) -> float:
+    """Returns the share of the time in which a worker was busy, and did not wait for the others.
+
+    If it does not know how long it waited in its steps, all of its steps are left out.
+    """
+    if STEPS in report.seconds:
+        return share_of(report, DATA, BETWEEN, SAVING)
+    return share_of(report, DATA, BETWEEN, SAVING, COMPUTING)
+
+
+def _mean_shares(workers: Workers) -> dict[str, float]:
+    causes = {cause for report in workers.values() for cause in report.seconds}
+    return {
+        cause: statistics.mean(share_of(report, cause) for report in workers.values())
+        for cause in causes
+    }
+
+
+def _advise_of_one(workers: Workers, slow: str) -> str:
+    """Returns what the slowest worker does for longer than the others, and the remedy."""
+
+    def usual(cause: str) -> float:
+        return statistics.median(
+            share_of(report, cause) for name, report in workers.items() if name != slow
+        )
+
+    def excess(cause: str) -> float:
+        return share_of(workers[slow], cause) - usual(cause)
+
+    cause = max((DATA, BETWEEN, SAVING, COMPUTING), key=excess)
+    return (
+        f"the others wait for {slow}: {cause} takes {share_of(workers[slow], cause):.0%} of its "
+        f"time, and {usual(cause):.0%} of theirs: {_REMEDIES_OF_ONE[cause]}"
+    )

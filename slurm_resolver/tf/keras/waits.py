@@ -1,0 +1,38 @@
+"""Measures for how long a worker waits in its steps, for the others and for what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from slurm_resolver.tf.partition.emission import AddUp
+
+
+def timed(add_up: AddUp, waited: Any) -> AddUp:
+    """Returns a function that adds up tensors, and adds to `waited` the seconds that this takes.
+
+    They begin when all tensors are there, and end when all sums are. So what is sent while a worker
+    still computes does not count.
+
+    Args:
+        add_up: returns the sums of tensors over all replicas.
+        waited: a variable of type float64 on the CPU; None if the time is not measured.
+    """
+    if waited is None:
+        return add_up
+
+    def add_up_timed(tensors: Sequence[Any]) -> list[Any]:
+        began = _time_after(tensors)
+        sums = add_up(list(tensors))
+        waited.assign_add(_time_after(sums) - began)
+        return sums
+
+    return add_up_timed
+
+
+def _time_after(tensors: Sequence[Any]) -> Any:
+    """Returns the time in seconds when all of these have been computed."""
+    with tf.control_dependencies(tensors), tf.device("/cpu:0"):
+        return tf.timestamp()
