@@ -270,6 +270,8 @@ def package(session: nox.Session) -> None:
         run("python", "-c", WITHOUT_TENSORFLOW)
         show = ("slurm-resolver", "show", "--jobs", "ps=1,worker=-1")
         run("slurm-resolver", "run", "-n", "2", "--", *show)
+        good_log = ROOT / "tests" / "data" / "logs" / "good" / "leader-ends-first.log"
+        run("slurm-resolver", "explain", str(good_log))  # reads messages.ini
     # The build for GPUs is twice as large and trains no better here, so it only needs to exist.
     session.run("python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[tensorflow]")
     with bare_environment(session, f"{wheel}[tensorflow-cpu]") as run:

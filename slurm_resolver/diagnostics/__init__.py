@@ -1,7 +1,7 @@
 """What a log says about a failure: which task failed first, and what known messages mean.
 
     start            one run of a job's tasks; a log may hold several of a requeued job
-    known message    a message whose cause and remedy are in the table of `known_messages`
+    known message    a message whose cause and remedy are in the table messages.ini
     finding          a known message in a log, with its first line and how often it comes
     failure          the error of a task, or its end in the words of srun
     follows          said of a failure that another task's failure has caused
