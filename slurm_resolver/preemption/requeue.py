@@ -1,14 +1,13 @@
 """Requeues a job whose training was saved because its end is near, if that is asked for.
 
 `scontrol requeue` ends a running job and puts it back into the queue, with the same id. It would
-requeue a cancelled job as well, so this looks first at what `scontrol show job` prints (measured on
-live clusters; SIGNALING is RUNNING while a signal is under way):
+requeue a cancelled job as well, so this looks first at what `scontrol show job` prints. The first
+line that fits decides (measured on live clusters; SIGNALING is RUNNING during a signal):
 
-    JobState=RUNNING                         somebody has sent a signal: requeue
-    JobState=RUNNING, PreemptTime is set     preempted: requeue, unless Slurm does (below)
-    JobState=COMPLETING, Reason=TimeLimit    at its time limit: requeue
-    JobState=COMPLETING, Restarts has grown  requeued already, by preemption or by a user
-    JobState=COMPLETING otherwise            cancelled: do not requeue
+    Restarts has grown       requeued already, by preemption or by a user
+    JobState=COMPLETING      cancelled, unless Reason=TimeLimit: do not requeue
+    PreemptTime is set       preempted: requeue, unless Slurm does (below)
+    JobState=RUNNING         somebody has sent a signal: requeue
 
 If the state cannot be read, the job may have been cancelled. Then the tasks' exit status asks the
 batch file for the requeue; a cancelled job no longer has one.
@@ -41,9 +40,6 @@ _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months hav
 # KillWait is 30 s by default, and a signal before the time limit may leave less.
 _MOST_SECONDS = 20.0
 _LEAST_SECONDS = 2.0
-# How long tasks wait for Slurm to end them, with the job or with the batch file.
-_JOB_END_SECONDS = 60.0
-_BATCH_END_SECONDS = 5.0
 
 
 class ExitPlan(NamedTuple):
@@ -58,6 +54,57 @@ class ExitPlan(NamedTuple):
     status: int
     message: str
     wait: float = 0.0
+
+
+# By the state of the job: how the tasks exit. Messages have the names of values in braces.
+_PLANS = {
+    "requeue unwanted": ExitPlan(
+        TERMINATED_STATUS,
+        "ending, without a requeue (requeue=None)",
+    ),
+    "restarted too often": ExitPlan(
+        MAX_RESTARTS_STATUS,
+        "not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}. The "
+        "checkpoint is kept: submit the job again to resume",
+    ),
+    "outside Slurm": ExitPlan(
+        REQUEUE_STATUS,
+        "exit status {status} asks to start the program again",
+    ),
+    "left to the batch file": ExitPlan(
+        REQUEUE_STATUS,
+        "exit status {status} leaves job {job} to be requeued, by the batch file or with scontrol",
+    ),
+    "requeued already": ExitPlan(
+        REQUEUE_STATUS,
+        "job {job} has been requeued already",
+    ),
+    "cancelled": ExitPlan(
+        TERMINATED_STATUS,
+        "job {job} is being cancelled: not requeued",
+    ),
+    "task failed": ExitPlan(
+        TERMINATED_STATUS,
+        "job {job} not requeued: this step received SIGTERM, but Slurm is neither preempting nor "
+        "ending the job, and {others} of its step's {tasks} tasks did not save, one of which may "
+        "have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH --signal=USR1@120)",
+    ),
+    "requeued by Slurm": ExitPlan(
+        TERMINATED_STATUS,  # does not ask the batch file for another requeue
+        "job {job} is preempted, and Slurm requeues it, restart {restart}",
+        wait=5.0,
+    ),
+    "to requeue": ExitPlan(
+        REQUEUE_STATUS,
+        "job {job} requeued, restart {restart}",
+        wait=60.0,
+    ),
+}
+# What is run on the job in some of these states.
+_COMMANDS = {
+    "requeued by Slurm": ("scancel", "--batch", "--signal=TERM"),  # ends the batch file's shell
+    "to requeue": ("scontrol", "requeue"),
+}
 
 
 def check_options(requeue: str | None, max_restarts: int | None) -> None:
@@ -93,7 +140,7 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
-    job_label = step.job_label
+    others = 0 if announced else (step.num_tasks or 1) - saved
     # All commands together may take a quarter of the time until the job's end.
     quarter = ((step.job_end_time or math.inf) - time.time()) / 4
     until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
@@ -101,66 +148,64 @@ def requeue_job(
     def seconds_left() -> float:
         return until - time.monotonic()
 
+    job = step.job_label
+    problem = ""
     if requeue is None:
-        return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
-    if max_restarts is not None and restarts >= max_restarts:
-        if job_label and not step.simulated:
+        state = "requeue unwanted"
+    elif max_restarts is not None and restarts >= max_restarts:
+        state = "restarted too often"
+        if job and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
                 job_ref, _ = scontrol.own_job(step, seconds_left())
                 scontrol.forbid_requeue(job_ref, seconds_left())
-        return ExitPlan(
-            MAX_RESTARTS_STATUS,
-            f"not requeued: SLURM_RESTART_COUNT={restarts} has reached "
-            f"max_restarts={max_restarts}. The checkpoint is kept: submit the job again to resume",
-        )
-    asks = f"exit status {REQUEUE_STATUS} "
-    if not job_label:
-        asks += "asks to start the program again"
-    elif step.simulated:  # scontrol might requeue a real job with the same id
-        asks += "asks slurm-resolver run to start the tasks again"
+    elif not job or step.simulated:  # scontrol might requeue a real job with the same id
+        state = "outside Slurm"
+    elif requeue == "exit-code":
+        state = "left to the batch file"
     else:
-        asks += f"leaves job {job_label} to be requeued, by the batch file or with scontrol"
-        if requeue == "scontrol":
-            others = 0 if announced else (step.num_tasks or 1) - saved
-            try:
-                return _plan_by_state(step, others, seconds_left)
-            except (OSError, KeyError, ValueError) as error:  # of Slurm, or of what it prints
-                asks = f"not requeued ({error}); {asks}"
-    return ExitPlan(REQUEUE_STATUS, asks)
+        try:
+            job_ref, slurm_job = scontrol.own_job(step, seconds_left())
+            state = _state_of(slurm_job, restarts, others, seconds_left)
+            if state in _COMMANDS:
+                scontrol.run_on(job_ref, *_COMMANDS[state], timeout=seconds_left())
+            job = job_ref
+        except (OSError, KeyError, ValueError) as error:  # of Slurm, or of what it prints
+            state = "left to the batch file"
+            problem = f"not requeued ({error}); "
+    plan = _PLANS[state]
+    message = plan.message.format(
+        status=plan.status,
+        job=job,
+        restarts=restarts,
+        restart=restarts + 1,
+        max_restarts=max_restarts,
+        others=others,
+        tasks=step.num_tasks,
+    )
+    return plan._replace(message=problem + message)
 
 
-def _plan_by_state(step: SlurmStep, others: int, seconds_left: Callable[[], float]) -> ExitPlan:
-    """Requeues a job, unless its state forbids it.
+def _state_of(
+    slurm_job: scontrol.Fields, restarts: int, others: int, seconds_left: Callable[[], float]
+) -> str:
+    """Returns the state of a Slurm job (`show_job`) whose step has been restarted so often.
 
     `others` is how many tasks of a step that received SIGTERM alone did not save.
 
     Raises:
-        OSError: if Slurm does not answer, or refuses.
+        OSError: if Slurm does not answer.
     """
-    ref, slurm_job = scontrol.own_job(step, seconds_left())
-    restarts = step.restart_count or 0
     is_running = slurm_job["JobState"] in scontrol.RUNNING_STATES
     is_preempted = scontrol.is_preempted(slurm_job)
     if int(slurm_job.get("Restarts", "0")) > restarts:
-        return ExitPlan(REQUEUE_STATUS, f"job {ref} has been requeued already")
+        return "requeued already"
     if not is_running and slurm_job.get("Reason") != "TimeLimit":
-        return ExitPlan(TERMINATED_STATUS, f"job {ref} is being cancelled: not requeued")
+        return "cancelled"
     if others > 0 and is_running and not is_preempted:
-        return ExitPlan(
-            TERMINATED_STATUS,
-            f"job {ref} not requeued: this step received SIGTERM, but Slurm is neither preempting "
-            f"nor ending the job, and {others} of its step's {step.num_tasks} tasks did not save, "
-            "one of which may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
-            "--signal=USR1@120)",
-        )
+        return "task failed"
     if is_preempted and _slurm_requeues(slurm_job, seconds_left):
-        # Ends the shell of the batch file; the status does not ask it for another requeue.
-        scontrol.run_on(ref, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
-        message = f"job {ref} is preempted, and Slurm requeues it, restart {restarts + 1}"
-        return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
-    scontrol.run_on(ref, "scontrol", "requeue", timeout=seconds_left())
-    message = f"job {ref} requeued, restart {restarts + 1}"
-    return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
+        return "requeued by Slurm"
+    return "to requeue"
 
 
 def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:

@@ -109,7 +109,7 @@ BEYOND = (
     ["update JobId=42 Requeue=0"],
 )
 OLD = "23.11.10 partition_prio REQUEUE REQUEUE"
-LOCAL = "asks slurm-resolver run to start the tasks again"
+LOCAL = "exit status 75 asks to start the program again"
 CASES = {
     "running": Case(RUNNING, *REQUEUED),
     "signalled": Case(running("JobState=SIGNALING"), *REQUEUED),
