@@ -24,6 +24,7 @@ from slurm_resolver.errors import (
     SlurmResolverError,
     find_rendezvous_error,
 )
+from slurm_resolver.log_lines import checked
 from slurm_resolver.slurm.step_variables import SlurmStep
 
 DESCRIPTION = """\
@@ -94,8 +95,7 @@ def main(args: Namespace) -> int:
     elif printing:
         for result in results:
             if args.verbose or result.is_bad:
-                # `explain` and `supervise` read these columns.
-                print(f"{result.id:10}  {result.status:7}  {result.detail}")
+                print(checked(*result))
         summary = ", ".join(f"{number} {name}" for name, number in counts.items())
         print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
     if args.collective and not status:

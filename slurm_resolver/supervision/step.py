@@ -21,6 +21,7 @@ from typing import NamedTuple
 from slurm_resolver import log, signals
 from slurm_resolver.diagnostics.first_failure import SAVED, FailureReader
 from slurm_resolver.diagnostics.task_output import Failure, kind_of
+from slurm_resolver.log_lines import find_bad_nodes, find_resumed
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step_variables import SlurmStep
 
@@ -33,12 +34,8 @@ _REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
 FAILED = "failed"  # a node, as messages say it
 _SHOWN_LENGTH = 300
 _VARYING = re.compile("0x[0-9a-f]+|[0-9]{4,}")  # process ids, times and addresses in errors
-_PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
-# Lines of `check --collective` about nodes, and a node with what is wrong there.
-_CHECKED = re.compile(r"(?: *\d+: )?(?:presence +failed |warning: \S+ \d+ \()")
-_BAD = re.compile(r"\(rank \d+ on (\S+)\)(?: (\w+ [\d.]+ times as slowly))?")
 # The exit status of a task that a signal has ended, by what srun prints.
 _BY_SIGNAL = {signal.strsignal(number): 128 + number for number in signal.Signals}
 _BY_SIGNAL["Out Of Memory"] = 128 + signal.SIGKILL
@@ -95,7 +92,7 @@ class StepFailure(NamedTuple):
         error: what is the same if the step fails again in the same way.
         seconds: how long the step has run.
         node: the node, if it is known.
-        progress: the checkpoint from which the training said that it resumes.
+        progress: the checkpoint from which the training said that it resumes; or ''.
     """
 
     kind: str
@@ -104,7 +101,7 @@ class StepFailure(NamedTuple):
     error: str
     seconds: float
     node: str | None
-    progress: str | None
+    progress: str
 
 
 class StepOutput(FailureReader):
@@ -118,7 +115,7 @@ class StepOutput(FailureReader):
     status = 0
     _rest = b""
     _srun_error = ""  # the last one
-    _progress: str | None = None
+    _progress = ""
     _lines = 0
 
     def __init__(self) -> None:
@@ -136,11 +133,9 @@ class StepOutput(FailureReader):
             self.read(text, self._lines)
             if self.node and self.node.node:
                 self.bad[self.node.node] = FAILED
-            if _PROGRESS in text:
-                self._progress = text.partition(_PROGRESS)[2].rstrip()
-            if _CHECKED.match(text):
-                for node, why in _BAD.findall(text):
-                    self.bad.setdefault(node, why or FAILED)
+            self._progress = find_resumed(text) or self._progress
+            for node, why in find_bad_nodes(text).items():
+                self.bad.setdefault(node, why or FAILED)
             if _SRUN_ERROR.match(text):
                 self._srun_error = text.rstrip()
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
+from slurm_resolver.log_lines import slow_task, warning
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.wording import aligned
@@ -134,8 +135,8 @@ def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     median = statistics.median(row["step_ms"] for row in rows)
     warnings = [
-        f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
-        "median task; look at what else runs on its node, and at the CPUs that it was given"
+        slow_task(name_of(row["rank"]), row["step_ms"] / median)
+        + "; look at what else runs on its node, and at the CPUs that it was given"
         for row in rows
         if row["step_ms"] > _FAR_SLOWER * median
     ]
@@ -154,7 +155,7 @@ def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
     """Returns a table by rank, and the warnings."""
     cells = [[cell.format(**row) for cell in _COLUMNS.values()] for row in rows]
     lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3))
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in warnings)])
+    return "\n".join([*lines, *map(warning, warnings)])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from slurm_resolver import run_events
 from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.log_lines import resumes
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.keras.sharing import without
@@ -172,7 +173,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
                 "before it ends, and into this folder"
             )
         elif self.epoch < epochs:
-            text = f"training resumes from {self.restored}, saved {self._at}"
+            text = resumes(self.restored, self._at)
         else:
             text = (
                 f"nothing is left to train: {self.restored} was saved after epoch {self.epoch}. To "
