@@ -95,16 +95,15 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
             )
         if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name}")
-        gpus = task.gpus or ()
-        if any(gpu.startswith("MIG-") for gpu in gpus):
-            return slow(f"{name} has a MIG slice")
-        shared = [gpu for gpu in gpus if owners.setdefault((task.node, gpu), rank) != rank]
         sharing = ""
-        if shared:
-            owner = owners[task.node, shared[0]]
-            sharing = f"{name_of(owner)} shares GPU {shared[0]} with {name}"
-        elif first_rank != rank and None in (task.gpus, first.gpus):
+        if first_rank != rank and None in (task.gpus, first.gpus):
             sharing = f"{both} may share a GPU"
+        for gpu in task.gpus or ():
+            if gpu.startswith("MIG-"):
+                return slow(f"{name} has a MIG slice")
+            owner = owners.setdefault((task.node, gpu), rank)
+            if owner != rank:
+                sharing = f"{name_of(owner)} shares GPU {gpu} with {name}"
         if sharing:
             return slow(
                 sharing,
