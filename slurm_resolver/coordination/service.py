@@ -32,6 +32,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
 from dataclasses import dataclass
 from time import monotonic
+from typing import NoReturn
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
@@ -210,12 +211,7 @@ class Service:
         Raises OSError if it is refused.
         """
         if self._problem:
-            greeting = {"identity": self.address.identity, "problem": self._problem}
-            writer.write(encode({"protocol": PROTOCOL, **greeting}))
-            hello = decode(await reader.readuntil())
-            if hello.get("role") != "observer":
-                self._informed.add(str(hello.get("rank")))
-            raise ConnectionRefusedError
+            await self._tell_problem(reader, writer)
         challenge = secrets.token_hex(16)
         key = self._secret.key
         if self._secret.is_due:  # munge may take long
@@ -225,22 +221,12 @@ class Service:
         hello = decode(await reader.readuntil())
         proof = hello.pop("proof", None)
         if hello.get("identity") != self.address.identity:
-            writer.write(encode({"other": True}))
-            raise ConnectionRefusedError
-        process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
-        is_valid = (
-            process.role in ("program", "launcher", "observer")
-            and {*map(type, hello.values())} <= {int, str}
-            and type(process.rank) is int
-            and 0 <= process.rank < self.address.num_tasks
-        )
-        if not is_valid:
-            raise ConnectionRefusedError
+            _refuse(writer, {"other": True})
+        process = self._process_of(hello)
         if not is_proof(proof, key, "task", challenge, hello):
             if process.role != "observer":
                 self._rounds.unproven.add(process.rank)
-            writer.write(encode({"unproven": True}))
-            raise ConnectionRefusedError
+            _refuse(writer, {"unproven": True})
         answer = {
             "proof": prove(key, "service", challenge, hello),
             "grace": self.address.grace,
@@ -251,11 +237,33 @@ class Service:
             silent = self._silence.silent_for(self.address.grace / 2)
             names = [*map(self._monitor.describe, silent)]
             answer.update(self._monitor.status(), silent=names)
-        refusal = self._find_rival(process)
-        if refusal:
-            writer.write(encode({**answer, "refused": refusal}))
-            raise ConnectionRefusedError
+        rival = self._find_rival(process)
+        if rival:
+            _refuse(writer, {**answer, "refused": rival})
         writer.write(encode(answer))
+        return process
+
+    async def _tell_problem(self, reader: StreamReader, writer: StreamWriter) -> NoReturn:
+        """Tells the process that connects why this service cannot serve."""
+        identity = self.address.identity
+        problem = {"protocol": PROTOCOL, "identity": identity, "problem": self._problem}
+        writer.write(encode(problem))
+        hello = decode(await reader.readuntil())
+        if hello.get("role") != "observer":
+            self._informed.add(str(hello.get("rank")))
+        raise ConnectionRefusedError
+
+    def _process_of(self, hello: Message) -> Process:
+        """Returns the process that says hello; raises OSError if it cannot be one of this step."""
+        process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
+        is_valid = (
+            process.role in ("program", "launcher", "observer")
+            and {*map(type, hello.values())} <= {int, str}
+            and type(process.rank) is int
+            and 0 <= process.rank < self.address.num_tasks
+        )
+        if not is_valid:
+            raise ConnectionRefusedError
         return process
 
     def _find_rival(self, process: Process) -> str:
@@ -373,6 +381,12 @@ class Service:
         self._monitor.ended(process)
         if not failure and process.role == "program":
             self._departed.append(process.rank)
+
+
+def _refuse(writer: StreamWriter, message: Message) -> NoReturn:
+    """Tells a process why it is refused, and raises OSError."""
+    writer.write(encode(message))
+    raise ConnectionRefusedError
 
 
 def _allow_connections(address: ServiceAddress) -> None:
