@@ -18,6 +18,7 @@ Lines of one log are in the order of time.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 
 from slurm_resolver.coordination.usage import LINE
@@ -160,6 +161,27 @@ class FailureReader(MessageReader):
             return None
         return clue or end or self._refusal
 
+    def _reported(
+        self, ends: Mapping[str, Failure], errors: Mapping[str, Failure]
+    ) -> list[Failure]:
+        """Returns the ends of tasks without an error of their own, as others report them."""
+        failures = []
+        for rank, report in {**ends, **self._gone}.items():
+            if rank not in errors:
+                end = ends.get(rank, report)  # the launcher knows how, but may report later
+                failures.append(
+                    end._replace(
+                        line_number=min(report.line_number, end.line_number),
+                        node=report.node,
+                        # A task without an error of its own ends because of one that crashes.
+                        follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
+                    )
+                )
+            elif errors[rank].follows and rank in self._gone:
+                # A task that has been cut off reports that the others are gone.
+                failures.append(report)
+        return failures
+
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
 
@@ -179,20 +201,7 @@ class FailureReader(MessageReader):
             for rank in raised:
                 del ends[rank]
         failures = [self.node] if self.node else []
-        for rank, report in {**ends, **self._gone}.items():
-            if rank not in errors:
-                end = ends.get(rank, report)  # the launcher knows how, but may report later
-                failures.append(
-                    end._replace(
-                        line_number=min(report.line_number, end.line_number),
-                        node=report.node,
-                        # A task without an error of its own ends because of one that crashes.
-                        follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
-                    )
-                )
-            elif errors[rank].follows and rank in self._gone:
-                # A task that has been cut off reports that the others are gone.
-                failures.append(report)
+        failures += self._reported(ends, errors)
         for (id, name), (number, line) in self.found.items():
             if id == "check-failed":
                 what = f"{name}: {line.partition('failed   ')[2]}"
