@@ -136,7 +136,6 @@ class Supervisor:
         With --check, the nodes are checked before each start, and again after one that fails.
         """
         options = self._options
-        failures = self._failures
         wanted = options.nodes or len(self._states)
         least = options.min_nodes or wanted or 1
         to_check = options.check
@@ -157,24 +156,29 @@ class Supervisor:
                 is_known = output.bad.keys() <= self._suspects.keys()
                 to_check = FAILED in output.bad.values() and not is_known
             else:
-                now = f"now on {compress_hostlist(chosen)}{self._without(chosen)}"
-                if failures:
-                    os.environ[SlurmStep.step_restart.name] = str(len(failures))
-                    say(
-                        f"restart {len(failures)} of {options.restarts}; {now}; "
-                        f"first failure: {failures[-1].text}"
-                    )
-                elif self._suspects:
-                    say(now)
+                self._announce(chosen)
                 output = self._run_on(chosen, options.command)
                 if output.status == 0:
                     return
-                failures.append(output.failure())
+                self._failures.append(output.failure())
                 self._check_failure(spare=len(self._states) > len(chosen))
                 self._relay.wait(options.pause)
                 to_check = options.check
             self._suspects.update(output.bad)
             self._update_states(output.left_on(chosen))
+
+    def _announce(self, nodes: Sequence[str]) -> None:
+        """Tells the user and the tasks that the next step is a restart, if it is one."""
+        restarts = len(self._failures)
+        now = f"now on {compress_hostlist(nodes)}{self._without(nodes)}"
+        if restarts:
+            os.environ[SlurmStep.step_restart.name] = str(restarts)
+            say(
+                f"restart {restarts} of {self._options.restarts}; {now}; "
+                f"first failure: {self._failures[-1].text}"
+            )
+        elif self._suspects:
+            say(now)
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
