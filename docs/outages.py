@@ -1,16 +1,16 @@
-"""Stops workers or cuts their nodes off, and writes what happens to docs/fault_tolerance.md.
+"""Stops workers or cuts their nodes off, and writes what happens to benchmarks/README.md.
 
     python docs/outages.py outages          prints the table of nodes that are cut off
     python docs/outages.py stops            prints the table of stopped processes
     python docs/outages.py stops --grace 6  … with a grace of 6 s, and stops as much shorter
-    python docs/outages.py stops --write    also writes it to the guide, if no row is wrong
+    python docs/outages.py stops --write    also writes it there, if no row is wrong
     python docs/outages.py stops --slurm 26.05  uses this version of Slurm, of `make slurms`
 
 It needs root, TensorFlow and Slurm, and takes half an hour; with --at-once 2, twice as long. Each
 row is a training on a real Slurm, with a node for each worker. The status is 1 if a row is wrong: a
-training does not start, a shorter fault than what the guide says ends it, a longer one does not, or
-nobody or the wrong worker is named. Nothing else should run on the machine: a node that is cut off
-for 40 s is noticed only a few seconds before the end.
+training does not start, a shorter fault than what docs/fault_tolerance.md says ends it, a longer
+one does not, or nobody or the wrong worker is named. Nothing else should run on the machine: a node
+that is cut off for 40 s is noticed only a few seconds before the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slurm_cluster import SlurmCluster  # noqa: E402
 from slurm_conf import numbered  # noqa: E402
 from slurm_installation import installations, own  # noqa: E402
 
-GUIDE = DOCS / "fault_tolerance.md"
+PAGE = DOCS.parent / "benchmarks" / "README.md"
 MARKS = r"(<!-- {0} -->\n).*?(<!-- /{0} -->)"
 GRACE = 30
 NODES = 8
@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("table", choices=("outages", "stops"))
     parser.add_argument("--grace", type=float, default=GRACE, help="for stops (30)")
     parser.add_argument("--at-once", type=int, default=4, help="trainings (4)")
-    parser.add_argument("--write", action="store_true", help=f"write it to {GUIDE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write it to {PAGE.name}")
     parser.add_argument(
         "--slurm",
         metavar="VERSION",
@@ -361,9 +361,9 @@ def main() -> None:
     is_wrong = any("(wrong)" in line for line in lines)
     if args.write and not is_wrong:
         table = "\n".join(lines)
-        text = GUIDE.read_text(encoding="utf-8")
+        text = PAGE.read_text(encoding="utf-8")
         marks = re.compile(MARKS.format(args.table), re.S)
-        GUIDE.write_text(marks.sub(rf"\1\n{table}\n\n\2", text), encoding="utf-8")
+        PAGE.write_text(marks.sub(rf"\1\n{table}\n\n\2", text), encoding="utf-8")
     sys.exit(is_wrong)
 
 
