@@ -79,7 +79,7 @@ BLOCK
     "docs/parameter_servers.md 2": (2, "BLOCK\nprint(server.target)", "grpc://"),
     "docs/ports.md 0": ALONE,
     "docs/python.md 0": (2, "BLOCK", "worker 0"),
-    "docs/slurm.md 0": (2, "BLOCK", "worker 1"),
+    "docs/troubleshooting.md 0": (2, "BLOCK", "worker 1"),
     "docs/strategies.md 0": ALONE,
     "docs/strategies.md 1": WITH_RESOLVER,
     "docs/unchanged_programs.md 1": (
