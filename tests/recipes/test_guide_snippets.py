@@ -44,10 +44,7 @@ WITH_RESOLVER = (2, "resolver = SlurmClusterResolver()\nBLOCK", "")
 # By block of Python: how many tasks run it, a program in which the line BLOCK stands for the block,
 # and what the program prints.
 PROGRAMS = {
-    "docs/cloud.md 0": ALONE,
-    "docs/fault_tolerance.md 0": ALONE,
-    "docs/gpus.md 0": WITH_RESOLVER,
-    "docs/keras.md 0": (
+    "CONTRIBUTING.md 0": (
         1,
         """
 from keras import tree
@@ -60,6 +57,9 @@ print(data_batch.shape)
 """,
         "(4,)",
     ),
+    "docs/cloud.md 0": ALONE,
+    "docs/fault_tolerance.md 0": ALONE,
+    "docs/gpus.md 0": WITH_RESOLVER,
     "docs/parameter_servers.md 0": (4, "BLOCK", ""),
     "docs/parameter_servers.md 1": (
         3,
