@@ -36,10 +36,6 @@ FILES = [
 KNOWN = {
     "test_cooldown": "the test calls np.array() for a distributed variable, which is TensorFlow's",
     "test_custom_summary": "one worker writes the summaries",
-    **dict.fromkeys(
-        (f"test_trainer_with_raggeds_{kind}" for kind in ("functional", "layer", "model")),
-        "a FitError: ragged labels for a loss of your own, which sees all rows",
-    ),
     "test_swap_ema_weights_with_tf_distribute": "the test makes a strategy of its own",
     "test_retracing": "the first step builds the model, which TensorFlow traces twice",
 }
