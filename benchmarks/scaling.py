@@ -29,8 +29,11 @@ PARTS = {
     "arrays:mean": "arrays, own train_step: a mean",
     "arrays:comparing": "arrays, own contrastive train_step",
     "sleep:keras": "rows that sleep",
+    "step:keras": "nearly nothing, one step",
+    "steps:keras": "nearly nothing, 201 steps",
 }
-MANY = 8  # so many workers train only on rows that sleep, which need no CPU
+# These two tell what a fit and each step cost beside reading and computing.
+LITTLE = ("step:keras", "steps:keras")
 FILES, FEW_FILES = 3072, 64  # of the fit that is measured, and of the first one
 # As in a photograph, details of each size have the same contrast, and a file has 0.6 bytes for each
 # pixel, which is the average of ImageNet. With fewer details, decoding is faster.
@@ -78,7 +81,7 @@ Results = dict[str, dict[str, dict[int, Taken]]]  # by library, part and number 
 
 def main() -> None:
     """Publishes a table of CPU times, and a table of times."""
-    parser = report.make_parser(__doc__, counts=[1, 2, 4, MANY], of="workers")
+    parser = report.make_parser(__doc__, counts=[1, 2, 4, 8], of="workers")
     kinds = list(dict.fromkeys(part.split(":")[0] for part in PARTS))
     parser.add_argument(
         "--data", nargs="*", default=kinds, metavar="KIND", help=f"kinds of data {kinds}"
@@ -89,11 +92,7 @@ def main() -> None:
         make_images(Path(folder))
         for library, way in WAYS.items():
             for workers in [0, *args.counts]:
-                parts = [
-                    part
-                    for part in way.parts
-                    if part.split(":")[0] in args.data and (workers < MANY or "sleep:" in part)
-                ]
+                parts = [part for part in way.parts if part.split(":")[0] in args.data]
                 if not parts or (library == "tf_keras" and workers not in COUNTS_OF_TENSORFLOW):
                     continue
                 for part, taken in measure(library, workers, folder, parts).items():
@@ -155,19 +154,42 @@ def measure(library: str, workers: int, folder: str, parts: list[str]) -> dict[s
 
 def tables(results: Results, counts: list[int]) -> list[str]:
     """Returns a table of CPU times, and one of times."""
-    few = [count for count in counts if count < MANY]
-    cpu = ["CPU time of a worker ÷ one process alone", *columns(few), "one process, CPU s"]
+    cpu = ["CPU time of a worker ÷ one process alone", *columns(counts), "one process, CPU s"]
     wall = ["time ÷ one process alone", *columns(counts), "one process, s"]
     rows_of_cpu = []
     rows_of_wall = []
     for library, way in WAYS.items():
         for part, taken in results[library].items():
             kind, step, policy = part.split(":")
+            if f"{kind}:{step}" in LITTLE:
+                continue
             named = way.name if library == "keras" else f"{way.name}, {policy}"
             name = f"{PARTS[f'{kind}:{step}']}: {named}"
-            rows_of_cpu.append([name, *ratios({n: one.cpu for n, one in taken.items()}, few)])
+            rows_of_cpu.append([name, *ratios({n: one.cpu for n, one in taken.items()}, counts)])
             rows_of_wall.append([name, *ratios({n: one.wall for n, one in taken.items()}, counts)])
-    return [report.table(cpu, rows_of_cpu), report.table(wall, rows_of_wall)]
+    tables = [report.table(cpu, rows_of_cpu), report.table(wall, rows_of_wall)]
+    own = results["keras"]
+    first, all_steps = (own.get(f"{part}:AUTO", {}) for part in LITTLE)
+    if first and all_steps:
+        tables.append(table_of_overhead(first, all_steps, counts))
+    return tables
+
+
+def table_of_overhead(
+    first: dict[int, Taken], all_steps: dict[int, Taken], counts: list[int]
+) -> str:
+    """Returns a table of what a fit and its steps cost, if there is nearly nothing to compute.
+
+    Args:
+        first: by the number of workers, of a fit with one step; 0 is one process alone.
+        all_steps: the same with 201 steps.
+        counts: the numbers of workers.
+    """
+    runs = [0, *counts]
+    of_fit = [f"{1000 * first[n].cpu:.0f}" for n in runs]
+    of_step = [f"{5 * (all_steps[n].cpu - first[n].cpu):.1f}" for n in runs]
+    rows = [["a fit of one step", *of_fit], ["each further step", *of_step]]
+    return report.table(["CPU time, ms", "one process", *columns(counts)], rows)
 
 
 def draw(results: dict[str, dict[int, Taken]], *, write: bool) -> str:
@@ -176,7 +198,7 @@ def draw(results: dict[str, dict[int, Taken]], *, write: bool) -> str:
     for part, taken in results.items():
         kind, step, _ = part.split(":")
         counts = sorted(set(taken) - {0})
-        if kind != "sleep":
+        if kind not in ("sleep", "step", "steps"):
             ratio = [taken[count].cpu / taken[0].cpu for count in counts]
             lines[PARTS[f"{kind}:{step}"]] = [float(count) for count in counts], ratio
             lines["1 ÷ workers"] = [float(count) for count in counts], [1 / n for n in counts]

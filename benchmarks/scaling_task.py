@@ -114,6 +114,15 @@ def arrays(keras: Any, batches: int) -> Any:
     return images, np.arange(rows) % CLASSES
 
 
+def little(keras: Any, batches: int) -> Any:
+    """Returns a dataset of rows that need nearly no time, which are divided as others are."""
+    rows = tf.zeros([batches * DATA["step"].batch, SIZE])
+    labels = tf.zeros([rows.shape[0]], tf.int64)
+    dataset = tf.data.Dataset.from_tensor_slices((rows, labels))
+    dataset = dataset.map(lambda row, label: (row + 1, label))
+    return dataset.batch(DATA["step"].batch).prefetch(tf.data.AUTOTUNE)
+
+
 WARM_UP = 1  # batch of the first fit, which traces the graphs
 DATA = {
     "jpeg": Data(jpeg_files, batch=64, batches=48, model="small"),
@@ -121,6 +130,8 @@ DATA = {
     "tfrecord": Data(tfrecords, batch=64, batches=48, model="small"),
     "sleep": Data(sleeping, batch=64, batches=24, model="dense"),
     "arrays": Data(arrays, batch=512, batches=20, model="slow"),
+    "step": Data(little, batch=16, batches=1, model="dense"),
+    "steps": Data(little, batch=16, batches=201, model="dense"),
 }
 
 

@@ -94,7 +94,6 @@ def describe(workers: Workers, nodes: int = 0) -> str:
     if not steps:
         return ""
     epochs = max(report.epochs for report in workers.values())
-    ms = statistics.median(report.ms for report in workers.values())
     parts = [
         f"{cause} {share:.0%}"
         for cause, share in sorted(shares.items(), key=itemgetter(1), reverse=True)
@@ -109,10 +108,12 @@ def describe(workers: Workers, nodes: int = 0) -> str:
     slow = slowest(workers)
     if slow:
         parts.append(f"slowest: {slow}")
+    ms = statistics.median(report.ms for report in workers.values())
+    pace = f", {ms:.1f} ms a step" if ms else ""  # of one step, it is not known
     place = f" on {counted(nodes, 'node')}" if nodes else ""
     return (
-        f"{counted(epochs, 'epoch')}, {counted(steps, 'step')} in {brief(_seconds(workers))} s "
-        f"with {counted(len(workers), 'worker')}{place}, {ms:.1f} ms a step: {', '.join(parts)}"
+        f"{counted(epochs, 'epoch')}, {counted(steps, 'step')} in {brief(seconds_of(workers))} s "
+        f"with {counted(len(workers), 'worker')}{place}{pace}: {', '.join(parts)}"
     )
 
 
@@ -129,7 +130,7 @@ def advise(workers: Workers) -> list[str]:
     cause = max(losses, key=losses.__getitem__, default="")
     share = losses.get(cause, 0.0)
     is_whole = any(report.whole_data for report in workers.values())
-    if share >= _LOSS and share * _seconds(workers) >= _LOST_SECONDS:
+    if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
         if slow and _costs_the_others(workers[slow], cause, share):
             lines.append(_advise_of_one(workers, slow))
         elif cause != DATA or not is_whole:
@@ -150,7 +151,8 @@ def slowest(workers: Workers) -> str:
     return slow
 
 
-def _seconds(workers: Workers) -> float:
+def seconds_of(workers: Workers) -> float:
+    """Returns for how long the workers have trained."""
     return max(sum(report.seconds.values()) for report in workers.values())
 
 

@@ -1,6 +1,6 @@
 """Trains for two epochs of 20 steps, in which worker 1 is slow in the way that its argument names.
 
-The last argument may be "loop", for a ResumableLoop.
+The last argument may be "loop", for a ResumableLoop, or "twice", for two calls of `fit`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def fit(strategy: Any) -> None:
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), Computing(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    model.fit(data(), epochs=2, verbose=0, callbacks=[Callback()], validation_data=data())
+    for _ in range(2 if "twice" in sys.argv else 1):
+        model.fit(data(), epochs=2, verbose=0, callbacks=[Callback()], validation_data=data())
 
 
 def loop(strategy: Any) -> None:

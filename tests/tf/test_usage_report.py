@@ -60,6 +60,10 @@ def test_a_loop_says_it_too(tmp_path: Path) -> None:
     assert "slowest: worker 1" in line
 
 
+def test_only_the_first_of_short_trainings_says_it(tmp_path: Path) -> None:
+    assert len([line for line in usage(tmp_path, "nothing", "twice") if "40 steps" in line]) == 1
+
+
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     assert usage(tmp_path, "nothing", SLURM_RESOLVER_REPORT="off") == []
 
