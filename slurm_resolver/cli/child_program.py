@@ -29,8 +29,10 @@ _END_SECONDS = 5.0  # for the program to end by itself, when the training is ove
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
-def run_child(cluster: Cluster, command: list[str], environ: Variables) -> NoReturn:
+def run_child(cluster: Cluster, command: list[str], environ: Variables) -> None:
     """Runs the program until it has ended or the training is over, and ends this process.
+
+    Returns at once if this task takes no part in a training with parameter servers.
 
     Raises:
         OSError: if the program cannot be started.
@@ -40,7 +42,8 @@ def run_child(cluster: Cluster, command: list[str], environ: Variables) -> NoRet
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )
-    assert announced
+    if not announced:
+        return
     announced.update(seconds=START_SECONDS)
     has_ended = Event()
     ended_with: list[int] = []  # the training's status, if this process has ended the program

@@ -120,7 +120,7 @@ def main(args: Namespace) -> int:
         environ[startup.VARIABLE] = ",".join(args.replace)
     command = fill_in(command, cluster)
     try:
-        if _has_servers(cluster):  # imported here: it takes long
+        if "ps" in cluster.roles:  # imported here: it takes long
             from slurm_resolver.cli.child_program import run_child
 
             run_child(cluster, command, environ)
@@ -143,10 +143,3 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
     values = placeholders(cluster)
     values.update({f"{{{name}}}": f"{{{name}}}" for name in values})
     return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words]
-
-
-def _has_servers(cluster: Cluster) -> bool:
-    """Whether this task takes part in a training with parameter servers, which never end."""
-    jobs = cluster.roles
-    is_part = cluster.task and cluster.task.job in ("chief", "ps", "worker")
-    return bool(is_part and "ps" in jobs and {"chief", "worker"} & jobs.keys())
