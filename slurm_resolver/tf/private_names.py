@@ -292,10 +292,6 @@ PY_DATASET = Name("keras.src.trainers.data_adapters.py_dataset_adapter:PyDataset
 INITIAL_EPOCH = Name("keras:Model()._initial_epoch", RESUME)
 VALIDATION_DATA = Name("keras:Model()._eval_epoch_iterator", RESUME)
 VALIDATES = Name("keras:Model._should_eval(self, epoch, validation_freq)", RESUME)
-STOPS_AT_THE_END = Name(
-    "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)",
-    RESUME,
-)
 SYMBOLIC_BUILD = Name("keras:Model._symbolic_build(self, iterator, data_batch)", RESUME)
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.

@@ -40,9 +40,9 @@ def make_function(original: Any, model: Any, force: bool = False) -> Any:
         _made.setdefault(model, set()).add(kind)
     _check_made(kind, model)
     function = getattr(model, name)
-    unread = vars(strategy).pop("unread", None)
-    if unread and hasattr(function, "choose_data"):
-        function.choose_data(unread)
+    if strategy.unread and hasattr(function, "choose_data"):
+        function.choose_data(strategy.unread)
+    strategy.unread = None
     return function
 
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.origins import find_origins, serialized_graph
+from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
     Share,
@@ -36,7 +36,6 @@ from slurm_resolver.tf.keras.sharing import (
     count_rows,
     is_one_of,
     share,
-    takes_several,
     undivided_shares,
     without,
 )
@@ -79,29 +78,50 @@ class _About(NamedTuple):
     own: Any  # the number of those which this worker makes, int64
 
 
-def share_out(
-    dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool
-) -> tf.data.Dataset | None:
-    """Returns the dataset of `Share`s that a worker reads.
+class WorkerData:
+    """What a worker reads of a dataset, over which Keras makes iterators.
+
+    Attributes:
+        whole: the dataset, of global batches.
+        shares: the dataset of `Share`s that the worker reads.
+        size: the number of all rows of a batch if the shares have only this worker's, else None.
+    """
+
+    def __init__(self, whole: tf.data.Dataset, generated: bool) -> None:
+        self.whole = whole
+        self._is_generated = generated
+        self.undivide()
+
+    def __iter__(self) -> Any:
+        # The next reader of a generator does not get the batches that were read ahead. Their number
+        # is random, so the workers would be at different batches.
+        return iter(self.shares if self._is_generated else self.shares.prefetch(tf.data.AUTOTUNE))
+
+    def undivide(self) -> None:
+        """Lets the worker read all rows."""
+        reads_ahead = [private_names.PREFETCHED] if self._is_generated else []
+        self.shares = undivided_shares(without(self.whole, reads_ahead))
+        self.size: int | None = None
+
+
+def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> WorkerData | None:
+    """Returns what a worker reads of a dataset.
 
     That all workers make all rows is told, unless these are in memory.
 
     None stands for a dataset from which each worker reads its own files or data, or batches of a
-    tf.data service. The result has the attribute `whole_batches`, the given dataset. If the shares
-    have only this worker's rows, it has the `batch_size`, which is the number of all rows, and the
-    method `undivided` returns a dataset of shares with all rows.
+    tf.data service.
     """
     graph = serialized_graph(dataset)
     policy = tf.data.experimental.AutoShardPolicy
     of_dataset = dataset.options().experimental_distribute.auto_shard_policy
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
-    generated = b"GeneratorDataset" in graph
-    undivided = functools.partial(undivided_shares, dataset, generated)
+    data = WorkerData(dataset, generated=b"GeneratorDataset" in graph)
     if sharing.replicas == 1:
-        return undivided()
+        return data
     try:
-        divided = divide(dataset, sharing)
+        data.shares, data.size = divide(dataset, sharing)
     except UndividedError as error:
         if not in_memory:
             tell_once(
@@ -109,16 +129,11 @@ def share_out(
                 "expensive work into a map directly before batch(n)"
             )
             reporter.whole_data = True
-        return undivided()
-    shares = divided if generated else divided.prefetch(tf.data.AUTOTUNE)
-    shares.whole_batches = dataset
-    shares.undivided = undivided
-    shares.batch_size = divided.batch_size
-    return shares
+    return data
 
 
-def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
-    """Returns a dataset of `Share`s with this worker's rows, which has the `batch_size`.
+def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset, int]:
+    """Returns a dataset of `Share`s with this worker's rows, and the size of the whole batches.
 
     Raises:
         UndividedError: if that is not known to be right, or is not worthwhile.
@@ -134,26 +149,12 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
             raise UndividedError("its elements before the maps have no fixed shape")
     size = int(private_names.BATCH_SIZE.of(batch))
     drops = private_names.DROPS_REMAINDER.of(batch)
-    origins = find_origins(source)
-
-    def own_rows(*block: Any) -> tf.data.Dataset:
-        elements = block if takes_several(source) else block[0]
-        count = count_rows(elements)
-        number = tf.range(count) - sharing.first_replica
-        own = number % sharing.replicas < sharing.local_replicas
-        own |= count < sharing.replicas  # too few for all replicas, which have all of them
-        about = _About(
-            share(tf.nest.map_structure(_without_folder, elements), origins).digest,
-            count,
-            tf.math.count_nonzero(own),
-        )
-        made = tf.data.Dataset.from_tensor_slices((own, elements))
-        return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
 
     def as_share(about: _About, batch: Any) -> Share:
         return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
 
-    divided = source.batch(size, drop_remainder=drops).flat_map(own_rows)
+    blocks = tf.data.Dataset.zip((source.batch(size, drop_remainder=drops),))
+    divided = blocks.flat_map(functools.partial(_own_rows, sharing, find_origins(source)))
     for one in maps:
         divided = _mapped(divided, one)
     # The last batch may have another number of rows.
@@ -168,9 +169,22 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
             divided = _mapped_batches(divided, one)
         else:
             divided = type(one)(divided, private_names.COUNT.of(one))
-    divided = divided.map(as_share).with_options(dataset.options())
-    divided.batch_size = size
-    return divided
+    return divided.map(as_share).with_options(dataset.options()), size
+
+
+def _own_rows(sharing: Sharing, origins: list[Origin], block: Any) -> tf.data.Dataset:
+    """Returns the elements of this worker's rows of a batch, each with what is known of it."""
+    count = count_rows(block)
+    number = tf.range(count) - sharing.first_replica
+    own = number % sharing.replicas < sharing.local_replicas
+    own |= count < sharing.replicas  # too few for all replicas, which have all of them
+    about = _About(
+        share(tf.nest.map_structure(_without_folder, block), origins).digest,
+        count,
+        tf.math.count_nonzero(own),
+    )
+    rows = tf.nest.map_structure(lambda value: tf.boolean_mask(value, own), block)
+    return tf.data.Dataset.from_tensor_slices((rows,)).map(lambda row: (about, row))
 
 
 def _without_folder(value: Any) -> Any:
@@ -209,12 +223,12 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
     It raises UndividedError if the result depends on earlier elements.
     """
     function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(like))
-    unpacks = takes_several(_input_of(like))
 
     def mapped(about: Any, element: Any) -> Any:
         # Each worker draws other random numbers; seeds that remain are the program's.
         tf.compat.v1.get_default_graph().seed = None
-        made = function(*element) if unpacks else function(element)
+        # A named tuple is one argument.
+        made = function(*element) if type(element) is tuple else function(element)
         return about, tuple(made) if isinstance(made, list) else made
 
     calls = private_names.PARALLEL_CALLS.of(like, None)  # None if it makes one at a time

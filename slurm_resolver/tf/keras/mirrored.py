@@ -25,7 +25,7 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
-from slurm_resolver.tf.keras.division import share_out
+from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.one_process import update_once
 from slurm_resolver.tf.keras.patches import prepare
@@ -143,6 +143,7 @@ class MultiWorkerMirroredStrategy(
             bytes_per_bucket=given_bytes or BYTES_PER_BUCKET,
         )
         self.of_several = len(self.workers.names) > 1
+        self.unread: WorkerData | None = None  # until a model's function is made that reads it
         # How many seconds this worker has waited in its steps; GPUs end what they do unnoticed.
         self.waited: Any = None
         self.verified_steps = 0  # that are compared with one process
@@ -177,8 +178,8 @@ class MultiWorkerMirroredStrategy(
         call = self.workers.call
         compare(self.workers, f"at the start of {call}", own, [own], REMEDY_OF_DATA)
         in_memory = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
-        shares = share_out(dataset, self.sharing, in_memory)
-        return self.experimental_distribute_dataset(dataset) if shares is None else shares
+        self.unread = share_out(dataset, self.sharing, in_memory)
+        return self.unread or self.experimental_distribute_dataset(dataset)
 
     def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a function in each replica, as TensorFlow's class does; see its arguments.

@@ -57,6 +57,7 @@ class ParameterServerStrategy(
     """
 
     of_several = True
+    unread = None  # all steps take any batches
 
     def __init__(
         self,

@@ -131,7 +131,6 @@ def _read_data(
     read = functools.partial(distribute_strategy.read_dataset, iterator)
     reader = types.SimpleNamespace(experimental_distribute_dataset=read)
     original(iterator, reader, **given)
-    distribute_strategy.unread = iterator  # until the function is made that reads it
 
 
 def _build_without_data(original: Method, model: Any, **given: Any) -> None:

@@ -100,38 +100,10 @@ def names_of_tensors(share: Share) -> list[str]:
     ]
 
 
-def undivided_shares(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
-    """Returns the dataset of shares that have all rows of each batch.
-
-    Its attribute `whole_batches` is the given dataset.
-
-    Args:
-        dataset: of batches.
-        generated: whether a Python generator makes it.
-    """
-    if generated:
-        dataset = without(dataset, [private_names.PREFETCHED])
-    single = not takes_several(dataset)
+def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset of shares that have all rows of each batch of a dataset."""
     origins = find_origins(dataset)
-
-    def shared(*elements: Any) -> Share:
-        return share(elements[0] if single else elements, origins)
-
-    # The next reader of a generator does not get the batches that were read ahead. Their number is
-    # random, so the workers would be at different batches.
-    shares = dataset.map(shared)
-    if not generated:
-        shares = shares.prefetch(tf.data.AUTOTUNE)
-    shares.whole_batches = dataset
-    return shares
-
-
-def takes_several(dataset: tf.data.Dataset) -> bool:
-    """Whether the function of a map takes an argument for each part of an element.
-
-    It takes a named tuple as one argument.
-    """
-    return type(dataset.element_spec) is tuple
+    return tf.data.Dataset.zip((dataset,)).map(lambda batch: share(batch, origins))
 
 
 def is_one_of(thing: Any, kinds: Iterable[private_names.Name]) -> bool:

@@ -25,9 +25,9 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.tf import private_names
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
 from slurm_resolver.tf.keras.differences import REMEDY
+from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import (
@@ -119,20 +119,15 @@ class StepFunction:
         when = f"before step {step} of train_on_batch"
         compare_weights(self._strategy.workers, self._model, when)
 
-    def choose_data(self, data: Any) -> None:
-        """Lets Keras read whole batches if a step must compute them.
-
-        Args:
-            data: Keras' iterator over epochs, which has read nothing yet.
-        """
-        shares = private_names.DISTRIBUTED_DATASET.of(data)
-        if not hasattr(shares, "undivided"):
+    def choose_data(self, data: WorkerData) -> None:
+        """Lets the worker read whole batches if a step must compute them."""
+        if data.size is None:
             return
-        rows = tf.TensorSpec([shares.batch_size, 0])  # as of the first batch
-        first = shares.element_spec._replace(rows=rows)
+        rows = tf.TensorSpec([data.size, 0])  # as of the first batch
+        first = data.shares.element_spec._replace(rows=rows)
         is_whole = self._runs_eagerly() or self._verification
         if is_whole or not self._write(first, whole=False):
-            private_names.DISTRIBUTED_DATASET.set(data, shares.undivided())
+            data.undivide()
 
     def _runs_eagerly(self) -> bool:
         return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())

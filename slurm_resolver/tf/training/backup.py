@@ -26,7 +26,7 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.sharing import Share
+from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates
@@ -430,12 +430,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         Without a strategy, Keras would build them in the first step.
         """
         model = self.model
-        spec = private_names.DISTRIBUTED_DATASET.of(self._data).element_spec
+        data = private_names.DISTRIBUTED_DATASET.of(self._data)
+        spec = data.whole.element_spec if isinstance(data, WorkerData) else data.element_spec
         with model.distribute_strategy.scope():
             problem: Any = "Keras could not infer its inputs' shapes"
             try:
-                batch = spec.batch if isinstance(spec, Share) else spec
-                private_names.SYMBOLIC_BUILD.of(model)(data_batch=batch)
+                private_names.SYMBOLIC_BUILD.of(model)(data_batch=spec)
             except Exception as error:  # whatever the model's own code raises
                 problem = error
             if not model.built:

@@ -21,6 +21,7 @@ from slurm_resolver.log import warn
 from slurm_resolver.log_lines import resumes
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
+from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -246,7 +247,8 @@ def batch_size_of(data: Any) -> int:
     It is read from the dataset's chain of inputs, as TensorFlow's own sharding does.
     """
     # A strategy's dataset holds the one that it distributes.
-    whole = getattr(data, "whole_batches", private_names.ORIGINAL_DATASET.of(data, data))
+    is_ours = isinstance(data, WorkerData)
+    whole = data.whole if is_ours else private_names.ORIGINAL_DATASET.of(data, data)
     try:
         return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
     except (TypeError, ValueError):  # a tensor without a value yet

@@ -17,6 +17,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import PREPARING
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.dataset_graph import SEED, Findings, look_through
@@ -36,6 +37,8 @@ def findings_of(data: Any, fit: Any) -> Findings:
     if isinstance(adapter, private_names.ARRAYS.get()):
         return _findings_of_arrays(fit)
     dataset = private_names.DISTRIBUTED_DATASET.of(data)
+    if isinstance(dataset, WorkerData):
+        return look_through(dataset.shares)
     if isinstance(dataset, tf.data.Dataset):
         return look_through(dataset)
     whole = private_names.ORIGINAL_DATASET.of(dataset, None)
@@ -100,7 +103,7 @@ def read_earlier(
 def _read_epoch(data: Any, ends: float | None = None) -> None:
     """Goes through the steps of an epoch, which ends in this one; None: draws the batches."""
     count = data.steps_per_execution
-    with private_names.STOPS_AT_THE_END.of(data)():
+    with private_names.CATCH_STOP_ITERATION.of(data)():
         for step in data:
             if ends is None:
                 draw(step[-1], count)

@@ -109,6 +109,11 @@ def dense(batch: Any) -> list[Any]:
     return found
 
 
+def shares_of(dataset: Any, sharing: Sharing) -> list[Any]:
+    shares, _ = divide(dataset, sharing)
+    return list(shares)
+
+
 def lines(table: str) -> list[str]:
     return table.strip().splitlines()
 
@@ -117,15 +122,7 @@ def lines(table: str) -> list[str]:
 @pytest.mark.parametrize("pipeline", lines(DIVIDED))
 def test_the_workers_rows_are_those_of_one_process(pipeline: str, workers: int) -> None:
     whole = [dense(batch) for batch in eval(pipeline)]
-    shares = [
-        list(
-            divide(
-                eval(pipeline),
-                Sharing(k, 1, workers),
-            )
-        )
-        for k in range(workers)
-    ]
+    shares = [shares_of(eval(pipeline), Sharing(k, 1, workers)) for k in range(workers)]
     assert {len(of_worker) for of_worker in shares} == {len(whole)}
     for number, batch in enumerate(whole):
         for rank, share in enumerate(of_worker[number] for of_worker in shares):
@@ -139,7 +136,7 @@ def test_the_workers_rows_are_those_of_one_process(pipeline: str, workers: int) 
 
 
 def test_several_replicas_of_a_worker_have_their_rows_in_turn() -> None:
-    (share,) = divide(
+    (share,) = shares_of(
         tf.data.Dataset.range(6).map(double).batch(9),
         Sharing(1, 2, 3),
     )
@@ -164,7 +161,7 @@ def test_files_may_be_in_another_folder() -> None:
     digests = []
     for names in (["/a/1.jpg", "/a/2.jpg"], ["/b/c/1.jpg", "/b/c/2.jpg"], ["/a/2.jpg", "/a/1.jpg"]):
         pipeline = tf.data.Dataset.from_tensor_slices(names).map(tf.strings.length).batch(2)
-        (share,) = divide(pipeline, Sharing(0, 1, 2))
+        (share,) = shares_of(pipeline, Sharing(0, 1, 2))
         digests.append(share.digest.numpy().tolist())
     assert digests[0] == digests[1] != digests[2]
 
@@ -172,7 +169,7 @@ def test_files_may_be_in_another_folder() -> None:
 def test_a_random_map_without_a_seed_draws_for_each_worker() -> None:
     tf.random.set_seed(None)  # of another test
     pipeline = tf.data.Dataset.range(64).map(lambda x: tf.random.uniform([])).batch(64)
-    drawn = [next(iter(divide(pipeline, Sharing(k, 1, 2)))).batch.numpy() for k in range(2)]
+    drawn = [shares_of(pipeline, Sharing(k, 1, 2))[0].batch.numpy() for k in range(2)]
     assert (drawn[0] != drawn[1]).any()
 
 
