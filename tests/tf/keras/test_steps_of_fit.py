@@ -59,8 +59,14 @@ def test_fit_equals_one_process() -> None:
     """
     kinds = ("generator", "unknown", "compiled", "teacher")
     alone = run("nothing", *kinds)
-    options = {"REPLICAS": "2", "SLURM_RESOLVER_VERIFY": "2", "SLURM_RESOLVER_REPORT": "off"}
-    done = run("nothing", *kinds, workers=2, **options)
+    done = run(
+        "nothing",
+        *kinds,
+        workers=2,
+        REPLICAS="2",
+        SLURM_RESOLVER_VERIFY="2",
+        SLURM_RESOLVER_REPORT="off",
+    )
     assert found(done) == sorted(found(alone) * 2)
     assert "slurm_resolver" not in done.stderr
 
