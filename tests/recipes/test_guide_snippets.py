@@ -57,6 +57,7 @@ print(data_batch.shape)
 """,
         "(4,)",
     ),
+    "docs/api.md 0": (2, "BLOCK", "worker 0"),
     "docs/cloud.md 0": ALONE,
     "docs/fault_tolerance.md 0": ALONE,
     "docs/gpus.md 0": WITH_RESOLVER,
@@ -78,7 +79,6 @@ BLOCK
     ),
     "docs/parameter_servers.md 2": (2, "BLOCK\nprint(server.target)", "grpc://"),
     "docs/ports.md 0": ALONE,
-    "docs/python.md 0": (2, "BLOCK", "worker 0"),
     "docs/troubleshooting.md 0": (2, "BLOCK", "worker 1"),
     "docs/strategies.md 0": ALONE,
     "docs/strategies.md 1": WITH_RESOLVER,
@@ -98,7 +98,7 @@ BATCH_FILES = {
 }
 # The tests below run the programs of these pages as a whole, and test_sbatch_on_slurm.py the guide
 # of heterogeneous jobs. A test of the command covers `status` beside a training.
-WHOLE = re.compile(r"README|index|many_nodes|data|heterogeneous|unchanged_programs.md 0")
+WHOLE = re.compile(r"README|many_nodes|data|heterogeneous|unchanged_programs.md 0")
 OTHER_BATCH_FILES = {"docs/data.md 1", "docs/heterogeneous.md 0"}
 
 
@@ -191,10 +191,8 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 
 @pytest.mark.tensorflow
 def test_first_block_of_readme(tmp_path: Path) -> None:
-    """It runs as it stands, and the index shows the same program."""
-    program = program_of("../README.md")
-    assert program == program_of("index.md")
-    (tmp_path / "train.py").write_text(program)
+    """It runs as it stands."""
+    (tmp_path / "train.py").write_text(program_of("../README.md"))
     assert "loss" in run(tmp_path, *TWO_TASKS, "python", "train.py")
 
 
