@@ -2,9 +2,8 @@
 
     python docs/pictures.py
 
-The commands run in a terminal of 100 columns, on a real Slurm that the tests' helpers start. Rich
-converts the output to SVG. tests/recipes/test_documentation.py compares the pictures with the
-current output.
+The commands run in a terminal, on a real Slurm that the tests' helpers start. Rich converts the
+output to SVG. tests/recipes/test_documentation.py compares the pictures with the current output.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 COLUMNS = 100
+# README shows this picture, which a narrow screen must be able to show as well.
+NARROW = {"show": 62}
 
-_STEP = "srun -N2 --ntasks-per-node=4 --gpus-per-node=4"
+_STEP = "srun -N2 --ntasks-per-node=4 -G8"
 COMMANDS = {
     "show": f"{_STEP} slurm-resolver show",
     "check": f"{_STEP} slurm-resolver check --verbose",
@@ -34,9 +35,10 @@ COMMANDS = {
 ENVIRONMENT = {"SLURM_RESOLVER_SECRET": "only-those-who-read-this-know-it"}
 
 
-def in_terminal(command: str) -> str:
-    """Returns a command line that runs the command in a terminal of `COLUMNS` columns."""
-    terminal = f"env COLUMNS={COLUMNS} TERM=xterm-256color"
+def in_terminal(name: str) -> str:
+    """Returns a command line that runs the command with that name in a terminal."""
+    command = COMMANDS[name]
+    terminal = f"env COLUMNS={NARROW.get(name, COLUMNS)} TERM=xterm-256color"
     srun, found, program = command.partition(" slurm-resolver ")
     if not found:
         return f"{terminal} {command}"
@@ -45,7 +47,8 @@ def in_terminal(command: str) -> str:
 
 def draw(name: str, printed: str) -> str:
     """Returns the SVG of the output of the command with that name, including its colours."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    columns = NARROW.get(name, COLUMNS)
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     lines = [line.rstrip() for line in printed.replace("\r", "").strip("\n").split("\n")]
     # An empty last line: the picture clips the last line at the bottom.
     console.print(Text.from_ansi("\n".join([*lines, ""])))
@@ -80,8 +83,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cluster = SlurmCluster(nodes, Path(folder), installation=installations()[-1])
         with started(cluster):
-            for name, command in COMMANDS.items():
-                done = cluster.run(in_terminal(command), env=ENVIRONMENT, cwd=ROOT, status=None)
+            for name in COMMANDS:
+                done = cluster.run(in_terminal(name), env=ENVIRONMENT, cwd=ROOT, status=None)
                 (FOLDER / f"{name}.svg").write_text(draw(name, done.stdout), encoding="utf-8")
 
 

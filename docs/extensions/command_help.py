@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from typing import Any
 
 from docutils import nodes
@@ -11,7 +13,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from slurm_resolver.cli import COMMANDS, main
 
-WIDTH = "100"
+WIDTH = 88  # characters, which the pages show without a scroll bar
 
 
 class CommandHelp(SphinxDirective):
@@ -34,10 +36,15 @@ def help_of(words: list[str]) -> str:
     if words[0] not in (*COMMANDS, "--help"):
         raise ValueError(f"{words[0]!r}: expected one of {', '.join(COMMANDS)}")
     printed = io.StringIO()
-    os.environ.update(COLUMNS=WIDTH, NO_COLOR="1")
+    os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1")
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main(words)
-    return printed.getvalue()
+    return re.sub(r"(?:^[^ \n].*\n)+", _filled, printed.getvalue(), flags=re.M)
+
+
+def _filled(paragraph: re.Match[str]) -> str:
+    """Returns a paragraph with shorter lines; the terminal shows it as it is written."""
+    return textwrap.fill(paragraph[0], WIDTH, break_on_hyphens=False) + "\n"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

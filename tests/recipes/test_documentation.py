@@ -130,7 +130,7 @@ def masked(lines: Strings) -> dict[int, str]:
 @pytest.mark.parametrize("name", pictures.COMMANDS)
 def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -> None:
     done = real_slurm.run(
-        pictures.in_terminal(pictures.COMMANDS[name]),
+        pictures.in_terminal(name),
         env={**ENVIRONMENT, **pictures.ENVIRONMENT},
         cwd=ROOT,
         status=int(name == "explain"),
