@@ -90,7 +90,6 @@ BLOCK
 }
 # How many tasks run the program in each block of bash.
 BATCH_FILES = {
-    "README.md 0": 8,
     "docs/data.md 0": 0,
     "docs/gpus.md 0": 8,
     "docs/gpus.md 1": 2,
