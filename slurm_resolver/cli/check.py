@@ -18,13 +18,13 @@ from slurm_resolver.cli.options import (
 )
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.diagnostics.log_lines import checked
 from slurm_resolver.errors import (
     JobsError,
     NotInStepError,
     SlurmResolverError,
     find_rendezvous_error,
 )
-from slurm_resolver.log_lines import checked
 from slurm_resolver.slurm.step_variables import SlurmStep
 
 DESCRIPTION = """\

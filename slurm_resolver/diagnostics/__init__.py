@@ -8,5 +8,5 @@
 
 `log_starts` finds the last start in a log, `message_search` finds the messages of one, and
 `first_failure` the task that failed first. A log is read once, a line at a time; nothing in it can
-make that slow.
+make that slow. `log_lines` has the lines of this package that are read again.
 """

@@ -24,7 +24,7 @@ from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
-from slurm_resolver.run_events import VARIABLE
+from slurm_resolver.local.run_events import VARIABLE
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default

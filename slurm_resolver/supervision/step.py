@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from slurm_resolver import log, signals
 from slurm_resolver.diagnostics.first_failure import SAVED, FailureReader
+from slurm_resolver.diagnostics.log_lines import find_bad_nodes, find_resumed
 from slurm_resolver.diagnostics.task_output import Failure, kind_of
-from slurm_resolver.log_lines import find_bad_nodes, find_resumed
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step_variables import SlurmStep
 

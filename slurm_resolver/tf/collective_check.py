@@ -27,7 +27,7 @@ import tensorflow as tf
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.log_lines import slow_task, warning
+from slurm_resolver.diagnostics.log_lines import slow_task, warning
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.wording import aligned

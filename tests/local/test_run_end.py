@@ -147,7 +147,7 @@ def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
 
 TRAINING = """
 import os, signal, sys
-from slurm_resolver.run_events import report_first_step
+from slurm_resolver.local.run_events import report_first_step
 if "SLURM_RESTART_COUNT" in os.environ:
     sys.exit(print("goes on"))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))

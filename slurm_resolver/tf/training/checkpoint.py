@@ -14,11 +14,11 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver import run_events
 from slurm_resolver.coordination.progress import SAVING
+from slurm_resolver.diagnostics.log_lines import resumes
 from slurm_resolver.errors import ResumeError
+from slurm_resolver.local import run_events
 from slurm_resolver.log import warn
-from slurm_resolver.log_lines import resumes
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.keras.division import WorkerData

@@ -19,12 +19,12 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver import run_events
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.exit_status import REQUEUE_STATUS
+from slurm_resolver.local import run_events
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch

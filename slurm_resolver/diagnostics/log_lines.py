@@ -1,6 +1,6 @@
 """Lines that this package prints for people and `supervise` reads: their writers and readers.
 
-`explain` reads those of `slurm-resolver check` as well: `check-failed` in diagnostics/messages.ini.
+`explain` reads those of `slurm-resolver check` as well: `check-failed` in messages.ini.
 """
 
 from __future__ import annotations
