@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 # the packages of the extra `test` that the tests without Slurm and TensorFlow import
 TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10", "wrapt"]
-QUICK = ["-m", "not slurm and not tensorflow"]
+QUICK = ["-m", "not slurm and not tensorflow and not nightly"]
 # TensorFlow's contract for resolvers, and the package without TensorFlow
 CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package"]
 # one example for each strategy; those with TensorFlow's own strategies need no Keras 3
@@ -221,12 +221,41 @@ def bare_environment(session: nox.Session, requirement: str) -> Iterator[Callabl
 
 @nox.session(python=FOUND[-1])
 def docs(session: nox.Session) -> None:
-    """Builds the pages as `make docs` does, without TensorFlow; a warning is an error."""
+    """Builds the guides and the reference as pages in docs/_build; a warning is an error.
+
+    The pages load nothing from the network, and can be read offline. TensorFlow is not needed.
+    """
     with one_at_a_time():
         session.install("--config-settings", "editable_mode=compat", "-e", ".[docs]")
-    session.run(
-        "make", "pages", "VENV=" + os.path.relpath(session.virtualenv.location, ROOT), external=True
-    )
+    strict = ["--quiet", "--fail-on-warning", "--keep-going", "--nitpicky"]
+    session.run("sphinx-build", "--builder", "html", *strict, "-c", "docs", ".", "docs/_build")
+    first = '<meta http-equiv="refresh" content="0; url=docs/index.html">\n'
+    (ROOT / "docs" / "_build" / "index.html").write_text(first)
+
+
+BENCHMARKS = [
+    "resolution",
+    "hostlists",
+    "startup",
+    "meeting",
+    "meeting_live",
+    "first_step",
+    "keras_fit",
+    "scaling",
+    "collectives",
+    "overlap",
+    "parameter_servers",
+]
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Compares with other packages, and writes the figures of benchmarks/README.md."""
+    with one_at_a_time():
+        everything = ".[tensorflow,examples,bench]"
+        session.install("--config-settings", "editable_mode=compat", "-e", everything)
+    for name in session.posargs or BENCHMARKS:
+        session.run("python", f"benchmarks/{name}.py", "--write")
 
 
 def write_conda_recipe(session: nox.Session, archive: Path) -> None:
