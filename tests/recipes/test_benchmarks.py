@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from folders import ROOT
 from local_run import captured
 
@@ -17,6 +18,7 @@ def run(name: str, *arguments: str) -> str:
     ).stdout
 
 
+@pytest.mark.nightly
 def test_ratios_are_those_of_one_run() -> None:
     rows = run("startup", "--rounds", "1").splitlines()
     assert rows[0] == "| command | ratio | ms over Python | ms |"

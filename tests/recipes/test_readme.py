@@ -113,6 +113,7 @@ def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> s
     return output
 
 
+@pytest.mark.nightly  # pip makes an environment and downloads what builds the package
 @pytest.mark.parametrize("command", of_kind("pip"))
 def test_pip_can_install_the_package(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)

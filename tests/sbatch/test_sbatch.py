@@ -164,7 +164,7 @@ WORDS = st.lists(
 STUB = '#!/bin/bash\nwhile [ "$1" != program ]; do shift; done\nprintf \'%s\\0\' "$@" > "$ARGV"\n'
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(words=WORDS)
 def test_the_words_of_the_command_arrive(
     words: Strings, tmp_path_factory: pytest.TempPathFactory

@@ -189,6 +189,7 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     )
 
 
+@pytest.mark.nightly  # it waits as long as a user does
 def test_nodes_register_with_a_controller_that_has_just_started(folder: Path) -> None:
     unknown = "[ -e registered ] && cat node || sed s/MIXED/UNKNOWN/ node; touch registered"
     (folder / "scontrol.do").write_text(SCONTROL.replace("cat node", unknown))
