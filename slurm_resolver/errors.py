@@ -116,7 +116,15 @@ class KerasError(SlurmResolverError, RuntimeError):
 
 
 class FitError(SlurmResolverError, RuntimeError):
-    """The workers' `fit` is not one training, or one worker has failed."""
+    """The workers' `fit` is not one training, or one worker has failed.
+
+    Attributes:
+        is_passed_on: whether another worker has failed or is lost, and this one is innocent.
+    """
+
+    def __init__(self, message: str, is_passed_on: bool = False) -> None:
+        self.is_passed_on = is_passed_on
+        super().__init__(message)
 
 
 class SavingError(SlurmResolverError, RuntimeError):

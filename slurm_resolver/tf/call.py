@@ -25,6 +25,7 @@ import enum
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,9 +36,10 @@ from slurm_resolver.coordination.client import Client, leave_all
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, KerasError
-from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.log import debug, exit_at_once, warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 
 _GONE_SECONDS = 4.0  # in which the service names the task that is gone
@@ -94,7 +96,7 @@ class Call:
         if client:
             cluster = resolver.cluster
             self.ranks = ranks_of(cluster.roles, TRAIN)
-            self.full_names = list(map(cluster.name_of, self.ranks))
+            self.full_names = list(map(client.name_of, self.ranks))
             client.listen("told", self._take_failure)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)
@@ -125,7 +127,7 @@ class Call:
             with self.lock:
                 self.state = before
         if self.failure:  # a loss ends what waits next: these values may say why it came to that
-            raise FitError(self.failure)
+            raise self.passing_on(self.failure)
 
     def refuse_loss(self, state: State = State.EXCHANGE) -> None:
         """Raises FitError if another worker, for which this one would wait, has failed or is gone.
@@ -134,7 +136,11 @@ class Call:
         """
         reason = self.failure or (self.absence if state is State.STEP else self.loss)
         if reason:
-            raise FitError(reason)
+            raise self.passing_on(reason)
+
+    def passing_on(self, reason: str) -> FitError:
+        """Returns the error that says why another worker has ended what this one does."""
+        return FitError(reason, is_passed_on=reason in (self.failure, self.loss))
 
     def reason_of(self, error: BaseException) -> str:
         """Returns why another worker has ended what failed with an error, or ''."""
@@ -206,6 +212,22 @@ def abort_collectives(reason: str) -> None:
     abort(tf.errors.ABORTED, MARK + reason)
 
 
+def _shortened(print_error: Method) -> Method:
+    """Returns a `sys.excepthook` that prints the failure of another worker in one line.
+
+    The traceback in this worker says only where it waited; it is logged at the level DEBUG.
+    """
+
+    def print_short(kind: type[BaseException], error: BaseException, where: Any) -> None:
+        if isinstance(error, FitError) and error.is_passed_on:
+            debug("another worker has failed", error)
+            sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
+        else:
+            print_error(kind, error, where)
+
+    return print_short
+
+
 def _leave() -> None:
     """Tells the others which error ends this process. If a worker is lost, it ends at once.
 
@@ -221,5 +243,6 @@ def _leave() -> None:
 
 
 _newest: Call | None = None  # of the newest strategy
+sys.excepthook = _shortened(sys.excepthook)
 # After the functions that the program registers later.
 atexit.register(_leave)

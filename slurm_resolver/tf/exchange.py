@@ -114,7 +114,7 @@ class Workers(Call):
             # One that is lost says why; one that has left may have left out the call.
             self.await_reason()
             own = f"this worker {given.does}: {error} {IN_ALL}"
-            raise FitError(self.failure or self.loss or own) from None
+            raise self.passing_on(self.failure or self.loss or own) from None
         return [_Given(*given) for given in by_rank.values()]
 
     def _gather_by_tensorflow(self, given: _Given) -> list[_Given]:
@@ -147,7 +147,7 @@ class Workers(Call):
         except tf.errors.OpError as error:
             reason = "" if self.call else self.reason_of(error)
             if reason:  # as in `train_on_batch`
-                raise FitError(reason) from error
+                raise self.passing_on(reason) from error
             raise
 
     def make(self, create: Method, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +205,7 @@ class Workers(Call):
             reason = self.reason_of(error) if isinstance(error, tf.errors.OpError) else ""
             # After a loss, errors of Keras follow from it as well.
             if (reason or self.loss) and not isinstance(error, FitError):
-                raise FitError(self.failure or self.loss or reason) from error
+                raise self.passing_on(self.failure or self.loss or reason) from error
             if self.client and not self.failure and not self.absence:
                 self._fail(f"{self.name} has failed in {call}: {cause_of(error)}")
             raise

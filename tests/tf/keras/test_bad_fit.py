@@ -99,6 +99,8 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
     reason = f"worker {failing} has failed in fit: RuntimeError: of the callback"
     assert f"slurm_resolver.errors.FitError: {reason}" in done.stderr
     assert "RuntimeError: of the callback\n" in done.stderr.replace(reason, "")
+    # The traceback of the other worker would only say where it waited.
+    assert done.stderr.count("most recent call last") == 1
 
 
 @pytest.mark.parametrize(
