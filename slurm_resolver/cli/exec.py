@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,10 +19,12 @@ from slurm_resolver.cli.options import (
     cluster_options,
     command_of,
     seconds,
+    values_of,
 )
 from slurm_resolver.cluster.cluster import Cluster, placeholders
 from slurm_resolver.cluster.frameworks import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError
@@ -34,13 +37,11 @@ task's GPUs. These placeholders in its arguments are filled in: {job}, {index}, 
 {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or {main_host}
 and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts} and {chief_host}.
 {{rank}} becomes {rank}. COMMAND replaces this process: process id, signals and exit status are its
-own. In a step with a ps, COMMAND is a child process, which gets the signals that this process gets.
-A ps is ended when all workers have ended, and every COMMAND when the chief (else worker 0) or a ps
-is lost."""
+own. In a step with a ps, join() of TensorFlow's servers returns when the training is over."""
 
 EPILOG = """\
-exit status: COMMAND's; that of the training, 0 or 1, if this process ended COMMAND; 1 if the tasks
-do not meet or are not ready in time; 2 if usage or environment is wrong.
+exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time; 2 if usage or
+environment is wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
@@ -92,7 +93,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Replaces this process by the program, or runs it."""
+    """Replaces this process by the program."""
     command = command_of(args)
     check_startable(command)  # before the tasks meet: the others would wait for this one
     # The program may connect to the other tasks as well.
@@ -113,17 +114,17 @@ def main(args: Namespace) -> int:
     # A program of PyTorch uses the GPU with the number LOCAL_RANK of all that the task sees.
     if "torch" not in contracts or gpus.devices == gpus.visible_before:
         apply_gpus(gpus, cluster.step, environ)
-    if args.replace:
+    replaced = args.replace or []
+    if "ps" in cluster.roles:
+        replaced = [*replaced, "servers"]
+        environ[startup.OPTIONS] = json.dumps(values_of(args, ClusterOptions))
+    if replaced:
         environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, [startup.FOLDER, os.environ.get("PYTHONPATH")])
         )
-        environ[startup.VARIABLE] = ",".join(args.replace)
+        environ[startup.VARIABLE] = ",".join(replaced)
     command = fill_in(command, cluster)
     try:
-        if "ps" in cluster.roles:  # imported here: it takes long
-            from slurm_resolver.cli.child_program import run_child
-
-            run_child(cluster, command, environ)
         leave_all()  # the program represents the task
         signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)

@@ -15,7 +15,6 @@ leader is the chief, or worker 0 without a chief.
 | the leader or a ps does not come in time | the training is over, status 1 |
 | tasks define different clusters | the training is over, status 1 |
 
-A launcher decides for its task: its program may leave, be lost, and be followed by another one.
 `ServedTraining` is the service's part, and `member.Member` the part of a task's process.
 """
 
@@ -35,7 +34,6 @@ from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
 TRAIN = ("chief", "worker")
-START_SECONDS = 300.0  # for the leader and the servers to come
 TAKE_PART = (*TRAIN, "ps")
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
@@ -90,8 +88,8 @@ class ServedTraining:
         self._name_of = name_of
         # by rank of a task that has come: the random number of its last process
         self._numbers: TextByRank = {}
-        # by rank of a task whose process has not ended: the role of the one that decides
-        self._present: TextByRank = {}
+        # the ranks of the tasks whose processes have not ended
+        self._present: set[int] = set()
         # by rank of a task that trains: None, or once it has ended, why it failed or ''
         self._ends: dict[int, str | None] = {}
 
@@ -131,8 +129,7 @@ class ServedTraining:
         elif rank not in self._present:
             self._ends[rank] = None
         self._numbers[rank] = process.number
-        if self._present.get(rank) != "launcher":
-            self._present[rank] = process.role
+        self._present.add(rank)
         if message["cluster"] != self._cluster:
             self._end(
                 f"{self._names([next(iter(self._numbers)), rank])} define different clusters: all "
@@ -144,17 +141,15 @@ class ServedTraining:
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
         rank = process.rank
-        if self._present.get(rank) != process.role:
+        if rank not in self._present or process.number != self._numbers[rank]:
             return
-        del self._present[rank]
+        self._present.remove(rank)
         if self._outcome:
             return
         name = self._name_of(rank)
         if rank not in self._ends:
-            # Only a launcher knows that a server has ended well before the others.
-            if process.role == "program":
-                failure = failure or "its process ended before those that it serves"
-            self._take_end_of_server(rank, failure)
+            why = failure or "its process ended before those that it serves"
+            self._take_end_of_server(rank, why)
         elif rank == self._leader:
             self._ends[rank] = failure
             if failure:
@@ -174,13 +169,12 @@ class ServedTraining:
         """Ends the training if it cannot continue without this server; else says that it does."""
         name = self._name_of(rank)
         workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
-        ended = self._numbers.keys() - self._present.keys()
+        ended = self._numbers.keys() - self._present
         # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-        is_ps = self._jobs[rank] == "ps"
-        if failure and (is_ps or workers <= ended):
+        if self._jobs[rank] == "ps" or workers <= ended:
             self._end(f"{name} is lost, and the training needs it: {failure}")
-        elif not is_ps:
-            print_line(f"{name} is lost; the others continue: {failure or 'its process ended'}")
+        else:
+            print_line(f"{name} is lost; the others continue: {failure}")
 
     def _missing(self) -> list[int]:
         """Returns the leader and the servers that have not come yet."""

@@ -44,7 +44,7 @@ _TASK_END = re.compile(
 # A signal that no fault of the program sends: what it wrote before is not why.
 _ENDED = re.compile("Killed|Terminated|Out Of Memory|SIG(?:KILL|TERM)")
 # Neither another task nor srun causes these ends; SIGKILL may come from srun or a user.
-# A shell, and exec with parameter servers, end with 128 and the number of their program's signal.
+# A shell ends with 128 and the number of its program's signal.
 _CRASHED = re.compile(
     "Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV|Exited with exit code 13[59]"
 )

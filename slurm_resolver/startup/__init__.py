@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
-VARIABLE = "SLURM_RESOLVER_REPLACE"  # "strategy", "resolver" or both, separated by a comma
+VARIABLE = "SLURM_RESOLVER_REPLACE"  # "strategy", "resolver" and "servers", separated by commas
+OPTIONS = "SLURM_RESOLVER_EXEC_OPTIONS"  # the cluster's, as JSON, for "servers"
 HOOK = "slurm_resolver.tf.replace:replace"  # what is called once TensorFlow has been imported
 FOLDER = os.path.dirname(os.path.abspath(__file__))

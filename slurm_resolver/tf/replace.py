@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.startup import VARIABLE
+from slurm_resolver.startup import OPTIONS, VARIABLE
 from slurm_resolver.tf.keras import mirrored
 from slurm_resolver.tf.resolver import SlurmClusterResolver
+from slurm_resolver.tf.server import can_serve
 
 
 class MultiWorkerMirroredStrategy(mirrored.MultiWorkerMirroredStrategy):
@@ -46,7 +48,29 @@ def install() -> None:
     theirs.register(SlurmClusterResolver)
 
 
+def end_servers() -> None:
+    """Lets `join` of TensorFlow's servers end the process when the training is over.
+
+    This task takes part in the training from now on.
+    """
+    options = json.loads(os.environ[OPTIONS])
+    resolver = SlurmClusterResolver(**options, auto_set_gpu=False)
+
+    def join(server: Any) -> None:
+        sys.exit(resolver.serve(server))
+
+    if can_serve(resolver.cluster):
+        tf.distribute.Server.join = join
+
+
+_REPLACE = {
+    "strategy": replace_strategy,
+    "resolver": install,
+    "servers": end_servers,
+}
+
+
 def replace(tensorflow: object) -> None:
-    """Replaces the "strategy", the "resolver" or both; called when TensorFlow is imported."""
+    """Replaces what `exec` asks for; called when TensorFlow is imported."""
     for name in os.environ[VARIABLE].split(","):
-        {"strategy": replace_strategy, "resolver": install}[name]()
+        _REPLACE[name]()

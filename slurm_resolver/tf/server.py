@@ -114,16 +114,23 @@ def take_part(cluster: Cluster) -> Member | None:
     return _members[key]
 
 
+def can_serve(cluster: Cluster) -> bool:
+    """Whether this task may only serve those that train: a ps, or a worker beside a chief."""
+    jobs = {*cluster.roles}
+    servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
+    own = cluster.task
+    return own is not None and own.job in servers and not jobs.isdisjoint(TRAIN)
+
+
 def serve(resolver: Any, server: Any, start_timeout: float) -> int:
     """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
     cluster = resolver.cluster
     own = cluster.task
-    jobs = {*cluster.roles}
-    servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
-    if not own or own.job not in servers or jobs.isdisjoint(TRAIN):
+    if not own or not can_serve(cluster):
         where = f"{own.job} {own.index}" if own else "a process"
+        jobs = ", ".join(sorted(cluster.roles)) or "none"
         raise JobsError(
-            f"serve() in {where} of a cluster with the jobs {', '.join(sorted(jobs)) or 'none'}; "
+            f"serve() in {where} of a cluster with the jobs {jobs}; "
             "expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
             "train. Start the program with srun, or without Slurm with `slurm-resolver run`, and "
             "call serve() as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."

@@ -28,24 +28,21 @@ class Job:
             "127.0.0.1", port, "n0", "42.0 start 0", len(self.names), 0, True, 3.0
         )
         self.members: dict[str, Member] = {}
-        self.host = self.connect(0, "program")
+        self.host = self.connect(0)
 
-    def connect(self, rank: int, role: str) -> Client:
-        address = self.address._replace(
-            rank=rank, hosts_service=rank == 0, starts_program=role == "launcher"
-        )
-        client = Client(address)
+    def connect(self, rank: int) -> Client:
+        client = Client(self.address._replace(rank=rank, hosts_service=rank == 0))
         client.name_of = lambda rank: f"{self.names[rank]} (rank {rank} on n{rank})"
         return client
 
-    def come(self, name: str, role: str = "program", **more: object) -> Member:
+    def come(self, name: str, **more: object) -> Member:
         rank = self.names.index(name)
         announced = announcement(self.tasks, rank)
         assert announced is not None
         announced.update(more)
-        member = Member(self.connect(rank, role), announced, lambda member, outcome: None)
+        member = Member(self.connect(rank), announced, lambda member, outcome: None)
         member.await_joined(10)
-        self.members[name if role == "program" else f"{name}'s launcher"] = member
+        self.members[name] = member
         return member
 
     def do(self, acts: str) -> None:
@@ -55,8 +52,6 @@ class Job:
             if verb in ("come", "comes"):
                 for each in self.names[1:] if name == "all" else [name]:
                     self.come(each)
-            elif verb == "launched":
-                self.come(name, "launcher")
             elif verb in ("serves", "hurries"):
                 self.members[name].serve(60 if verb == "serves" else 0.3)
             elif verb == "dies":
@@ -161,16 +156,6 @@ CASES: dict[str, tuple[Strings, str, tuple[Outcome | None, str]]] = {
         P,
         "worker 0 comes, ps 0 comes, ps 0 hurries",
         failed("ps 1 (rank 3 on n3) did not start within 0.3 s"),
-    ),
-    "a program is lost under its launcher": (
-        W,
-        "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
-        CONTINUES,
-    ),
-    "a server ends by itself under its launcher": (
-        P,
-        "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves",
-        CONTINUES,
     ),
     "a worker comes late": (
         C,
