@@ -60,7 +60,7 @@ def batch_file(settings: BatchSettings) -> str:
         "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
         "all_nodes": settings.nodes + spare,
         "several": settings.nodes * settings.tasks_per_node > 1,
-        "plane": settings.nodes > 1,
+        "block": settings.nodes > 1,
         "counts": f"chief=1,ps={settings.ps},worker=-1",
         "run": run,
     }
@@ -130,9 +130,9 @@ several|    export SLURM_RESOLVER_SECRET
 several|fi
 several|
        |# The options of all steps. --label: the rank before each line of output.
-plane  |# --distribution: ranks in the order of the nodes, whatever the topology is.
+block  |# --distribution: neighbouring ranks share a node, or a block of Slurm 26.05's topology.
 cpus   |# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.
-       |step=(srun --label<plane: --distribution=plane=<each>><cpus: --cpus-per-task=<cpus>>)
+       |step=(srun --label<block: --distribution=block><cpus: --cpus-per-task=<cpus>>)
 script |
 script |# At a signal to all tasks, workers and parameter servers end before the chief can save. So
 script |# only this script gets it, and requeues the job. The training continues from the last save.

@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 import pytest
 from by_version import expected
+from captured import Captured
 from kinds import Strings, Texts
+from local_run import printed_batch_file
 from slurm_cluster import SlurmCluster
 from slurm_conf import Node, numbered
 from slurm_fixture import started
 from slurm_installation import Installation
+from slurm_jobs import ENVIRONMENT
 from task_accounts import assert_right, run, run_and_resolve
 
 TREE = """\
@@ -141,7 +144,7 @@ def cluster(
 
 
 def test_every_task_knows_the_true_cluster(
-    cluster: SlurmCluster, installation: Installation, tmp_path: Path
+    cluster: SlurmCluster, installation: Installation, tmp_path: Path, capsys: Captured
 ) -> None:
     names = [node.name for node in cluster.nodes]
     wide = f"-N4 -w {','.join(names[:4])}"
@@ -160,3 +163,8 @@ def test_every_task_knows_the_true_cluster(
     # If both orders were the same, this test would prove nothing.
     assert (used["default"] == names[:4]) is expected(IN_LIST_ORDER, installation)
     assert used["cyclic"] == names[:4]
+    # With one task per node, srun's own default would be cyclic.
+    file = tmp_path / "train.sbatch"
+    file.write_text(printed_batch_file("-N 4 --no-check", "printenv SLURMD_NODENAME", capsys))
+    lines = cluster.run(f"salloc {wide} bash {file}", env=ENVIRONMENT).stdout.splitlines()
+    assert [line.split()[1] for line in sorted(lines)] == used["default"]

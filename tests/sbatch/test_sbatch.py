@@ -62,7 +62,7 @@ wait $! || status=$?
 end_job "$status"
 """,
     "-N 1": "step=(srun --label)\n",
-    "-N 4 --tasks-per-node 4": "step=(srun --label --distribution=plane=4)\n",
+    "-N 4 --tasks-per-node 4": "step=(srun --label --distribution=block)\n",
     "-N 4 --tasks-per-node 2 --restarts 3 --spare-nodes 2": (
         "#SBATCH --no-kill\n#SBATCH --nodes=6\n"
     ),
