@@ -25,8 +25,9 @@ def order_by_ring(
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
     The ranks stay in ascending order where that is enough. Elsewhere the ring starts at the chief's
-    node, or at that of the lowest rank. It visits the nodes in the order of SLURM_NODEID, and the
-    workers of a node by rank. So worker 0 is the lowest rank, or the lowest on the chief's node.
+    node, or at that of the lowest rank. It visits the nodes by their lowest ranks, which a topology
+    may have ordered, and the workers of a node by rank. So worker 0 is the lowest rank, or the
+    lowest on the chief's node.
 
     `chief` has its rank, if there is one.
 
@@ -44,10 +45,15 @@ def order_by_ring(
         return workers
     by_index = list(workers)
     by_node = by_index[:]
+    first = ring[0]
     ascending = sorted(nodes)
-    if nodes != ascending:  # in block placement they are, and sorting by keys takes long
-        by_node.sort(key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    start = bisect.bisect_left(ascending, ring[0])
+    if nodes != ascending:  # without a topology, block placement needs no sorting, which takes long
+        place_of = {node: place for place, node in enumerate(dict.fromkeys(node_of))}
+        places = [place_of[node] for node in node_of]
+        by_node.sort(key=places.__getitem__)  # stable: the ranks of a node ascend
+        ascending = [places[rank] for rank in by_node]
+        first = place_of[first]
+    start = bisect.bisect_left(ascending, first)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index

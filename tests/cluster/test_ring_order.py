@@ -94,6 +94,14 @@ def test_the_workers_by_index(
     assert list(assign(layout, jobs, worker_order="rank")["worker"]) == sorted(roles["worker"])
 
 
+def test_the_ring_keeps_the_order_in_which_a_topology_gives_ranks_to_the_nodes() -> None:
+    node_of = [node for node in (0, 2, 1, 3) for _ in range(4)]
+    workers = order_by_ring(range(16), node_of)
+    by_ring = [node_of[workers[index]] for index in sorted(range(16), key=str)]
+    assert list(dict.fromkeys(by_ring)) == [0, 2, 1, 3]
+    assert leaves(by_ring) == 1
+
+
 small = st.lists(
     st.integers(0, 3),
     min_size=1,
