@@ -36,7 +36,7 @@ def worker(aborted: Strings) -> Workers:
         cluster_spec=lambda: SimpleNamespace(as_dict=lambda: {"worker": NAMES}),
         task_type="worker",
         task_id=1,
-        cluster=SimpleNamespace(roles={"worker": range(3)}, num_tasks=3),
+        cluster=SimpleNamespace(roles={"worker": range(3)}, num_tasks=3, name_of=NAMES.__getitem__),
     )
     client: Any = SimpleNamespace(
         name_of=NAMES.__getitem__,

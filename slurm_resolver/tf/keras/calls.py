@@ -34,6 +34,7 @@ from slurm_resolver.tf.keras.files.callback_files import writing_together
 from slurm_resolver.tf.keras.files.one_writer import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
+from slurm_resolver.tf.keras.waits import has_clock
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
@@ -83,7 +84,7 @@ def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) ->
         described = [*describe_call(name, arguments), *describe_model(model)]
         compare_weights(workers, model, f"at the start of {name}", remedy, described)
         reporter.enter(IDLE, "")
-        reporter.begin_training(is_measured=True)
+        reporter.begin_training(is_measured=has_clock())
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers):
             try:
