@@ -164,7 +164,8 @@ def keras_nightly(session: nox.Session) -> None:
     env = {"PYTHONPATH": str(keras_folder(session, "keras-nightly"))}
     run_tests(session, "tests/tf/test_private_names.py", env=env)
     two_workers_with_keras(session, "installed", env)
-    programs = ["tests/tf/keras/test_fit.py", "tests/tf/keras/test_fit_on_slurm.py"]
+    files = ("fit", "mirrored", "replica_step", "fit_on_slurm")
+    programs = [f"tests/tf/keras/test_{name}.py" for name in files]
     run_tests(session, *programs, "--slurm", "newest", "-m", "not nightly", env=env)
     env["KERAS_SOURCES"] = str(keras_folder(session, f"keras=={KERAS_WITH_TESTS}"))
     run_tests(session, "tests/tf/keras/test_keras_own_tests.py", env=env)

@@ -1,4 +1,7 @@
-"""Runs keras_programs in one process, and compares the results of several workers with it."""
+"""Runs keras_programs in one process, and compares the results of several workers with it.
+
+keras_programs is imported where it is used, because Keras 2 lacks what the programs use.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,11 @@ WHOLE = {
 }
 
 
-def selected(names: Strings) -> Strings:
-    """Returns the names of the programs, or those that KERAS_PROGRAMS gives instead."""
-    return os.environ.get("KERAS_PROGRAMS", "").split() or names
+def selected(patterns: Strings) -> Strings:
+    """Returns the programs that match these patterns, or those that KERAS_PROGRAMS has instead."""
+    from keras_programs.catalog import matching
+
+    return matching(os.environ.get("KERAS_PROGRAMS", "").split() or patterns)
 
 
 def outcomes(folder: Path, files: Strings) -> list[Any]:
@@ -54,17 +59,6 @@ def run_alone(folder: Path, names: Strings) -> Outcomes:
         timeout=SECONDS,
     )
     return dict(outcomes(folder, ["alone"])[0])
-
-
-def listed() -> dict[str, Strings]:
-    """Returns each program's tolerance and the reason why it differs by design."""
-    done = captured(
-        [*PROGRAM, "--list"],
-        status=0,
-        timeout=SECONDS,
-    )
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    return {name: rest for name, *rest in rows}
 
 
 def flat(value: Any) -> list[float]:
@@ -94,38 +88,38 @@ def difference(one: Any, other: Any) -> float:
     return largest
 
 
-def different(found: Outcomes, alone: Outcomes) -> Fields:
-    """Returns the results that differ from one process, by the program's name."""
-    told: Fields = {}
-    for name, (tolerance, by_design) in listed().items():
-        if name not in found or (by_design and not found[name]["whole"]):
-            continue
-        expected = alone[name]
-        came = found[name]
-        if "error" in came or "error" in expected:
-            told[name] = came.get("error"), expected.get("error")
-        else:
-            far = {
-                what: difference(
-                    expected[what],
-                    came.get(what),
-                )
-                for what in expected
-            }
-            far.pop("whole", None)
-            if max(far.values()) > float(tolerance or 1e-4):
-                told[name] = far
-    return told
+def differences(name: str, came: Fields, expected: Fields) -> Fields:
+    """Returns what differs from one process more than the program may, and how far."""
+    from keras_programs.common import DIFFERS_BY_DESIGN, TOLERANCES
+
+    if "error" in came or "error" in expected:
+        return {
+            "error": came.get("error"),
+            "error in one process": expected.get("error"),
+        }
+    if name in DIFFERS_BY_DESIGN and not came["whole"]:
+        return {}
+    allowed = TOLERANCES.get(name, 1e-4)
+    far = {
+        what: difference(value, came.get(what))
+        for what, value in expected.items()
+        if what != "whole"
+    }
+    return {what: size for what, size in far.items() if size > allowed}
 
 
-def assert_whole_batches(workers: list[Outcomes]) -> None:
-    """Only the programs in WHOLE, of those that have run, compute whole batches in every worker."""
-    for worker in workers:
-        whole = {name for name, came in worker.items() if came["whole"]}
-        assert whole == WHOLE & worker.keys()
+def faults(name: str, workers: list[Outcomes], alone: Outcomes) -> Fields:
+    """Returns what is wrong with a program in these workers; by design, some differ from alone.
 
-
-def assert_the_very_same(workers: list[Outcomes]) -> None:
-    """This includes programs that differ from one process by design."""
-    for other in workers[1:]:
-        assert [name for name in other if other[name] != workers[0][name]] == []
+    Only the programs in WHOLE compute whole batches, and all workers end with the very same.
+    """
+    ended = {"error": "the run ended before or in this program"}
+    came, *others = [worker.get(name, ended) for worker in workers]
+    found = differences(name, came, alone.get(name, ended))
+    for index, other in enumerate(others, start=1):
+        unlike = [what for what in {**came, **other} if other.get(what) != came.get(what)]
+        if unlike:
+            found[f"worker {index} differs from worker 0"] = unlike
+    if came.get("whole", name in WHOLE) != (name in WHOLE):
+        found["computes whole batches"] = came["whole"]
+    return found

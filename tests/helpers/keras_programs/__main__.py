@@ -10,8 +10,6 @@ import argparse
 import json
 import os
 import sys
-from fnmatch import fnmatch
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,12 @@ sys.path.insert(
 )
 
 import tensorflow as tf
-from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
+from keras_programs.catalog import matching
+from keras_programs.common import PROGRAMS
 from kinds import Fields, Strings
 
 import slurm_resolver as sr
 from slurm_resolver import log
-
-# Each module registers its programs.
-for module in ("losses", "steps", "data", "workflows"):
-    import_module(f"keras_programs.{module}")
 
 
 def outcome(name: str, strategy: Any) -> Fields:
@@ -66,7 +61,6 @@ def main() -> None:
         action="store_true",
         help="a chief and a parameter server",
     )
-    parser.add_argument("--list", action="store_true")
     parser.add_argument(
         "names",
         nargs="*",
@@ -74,19 +68,10 @@ def main() -> None:
         metavar="NAME",
     )
     args = parser.parse_args()
-    for given in args.names:
-        if not any(fnmatch(name, given) for name in PROGRAMS):
-            parser.error(f"no program {given}")
-    names = [name for name in PROGRAMS if any(fnmatch(name, given) for given in args.names)]
-    if args.list:
-        for name in names:
-            print(
-                name,
-                TOLERANCES.get(name, ""),
-                DIFFERS_BY_DESIGN.get(name, ""),
-                sep="\t",
-            )
-        return
+    try:
+        names = matching(args.names)
+    except LookupError as error:
+        parser.error(str(error))
     if args.alone:
         file = "alone"
         strategy = tf.distribute.get_strategy()

@@ -1,0 +1,103 @@
+"""What a replica computes of its own rows, and what it computes with the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from folders import quiet_helper
+from keras_marks import KERAS_3
+from local_run import captured, in_step
+from told_by_workers import told
+
+pytestmark = KERAS_3
+
+# The gradient by the predictions is divided by the number of rows that a worker has.
+OUTPUT_GRADIENTS = """
+import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
+class Own(keras.Model):
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            found = self(batch[0])
+        by_found = tf.ones_like(found) / tf.cast(tf.shape(found)[0], tf.float32)
+        gradients = tape.gradient(found, self.trainable_variables, output_gradients=by_found)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {}
+with sr.MultiWorkerMirroredStrategy().scope():
+    inputs = keras.Input((1,))
+    model = Own(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+    model.compile(keras.optimizers.SGD(0.5))
+model.fit(np.ones((8, 1)), np.ones(8), batch_size=8, verbose=0)
+print("told", model.get_weights()[0].tolist())
+"""
+
+
+def test_output_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    assert told(OUTPUT_GRADIENTS, tmp_path) == ["told [[0.5]]"] * 2
+
+
+# The rows are divided before the map, and each is compared with the others of its batch.
+WORDS = """
+import keras, tensorflow as tf, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    words = keras.Input((1,), dtype="string")
+    found = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(words)
+    model = keras.Model(words, found - keras.ops.max(found, axis=0, keepdims=True))
+data = tf.data.Dataset.from_tensor_slices([["a"], ["b"], ["b"]]).map(lambda word: word).batch(2)
+print("told", model.predict(data, verbose=0).tolist())
+"""
+
+
+def test_words_are_compared_though_tensorflow_does_not_send_them(tmp_path: Path) -> None:
+    rows = [[0, 0, -1], [0, -1, 0], [0, 0, 0]]
+    assert told(WORDS, tmp_path) == [f"told {rows}"] * 2
+
+
+def test_a_step_takes_few_round_trips_between_the_workers() -> None:
+    """The workers are compared in the first one. A synchronized layer takes two of its own."""
+    done = captured(in_step("--no-label -n2", *quiet_helper("keras_collectives.py")), status=0)
+    told = [line for line in done.stdout.splitlines() if line.startswith("collectives of ")]
+    assert told == [
+        "collectives of dense: 1",
+        "collectives of convolutions: 1",
+        "collectives of synchronized: 3",
+    ]
+
+
+# Each worker has other rows, 6 and 5 of them. A step of SGD is linear in the gradient, so that the
+# weights of both are the mean of what each of them would have alone.
+NORMALIZING = """
+import keras, numpy as np, slurm_resolver as sr, tensorflow as tf
+def make():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8)(inputs)
+    for _ in range(2):
+        hidden = keras.layers.BatchNormalization(momentum=0.5)(hidden)
+        hidden = keras.layers.Dense(8, "tanh")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+strategy = sr.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = make()
+with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+    alone = make()
+alone.set_weights(model.get_weights())
+x = np.random.default_rng(1).normal(2, 3, (11, 4))
+model.fit(x, x[:, :1], batch_size=11, epochs=3, shuffle=False, verbose=0)
+for _ in range(3):
+    before = alone.get_weights()
+    after = []
+    for part in (x[::2], x[1::2]):
+        alone.set_weights(before)
+        alone.train_on_batch(part, part[:, :1])
+        after.append([len(part) / 11 * one for one in alone.get_weights()])
+    alone.set_weights([one + other for one, other in zip(*after)])
+far = [np.abs(one - other).max() for one, other in zip(model.get_weights(), alone.get_weights())]
+print("told", max(far) < 1e-5, max(far))
+"""
+
+
+def test_batch_normalization_takes_the_statistics_of_each_workers_rows(tmp_path: Path) -> None:
+    for line in told(NORMALIZING, tmp_path):
+        assert line.startswith("told True"), line
