@@ -18,7 +18,6 @@ different
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import gc
@@ -348,27 +347,15 @@ def counter() -> Any:
     return increase
 
 
-def appended(state: Any, step: int) -> float:
-    state.append(step)
-    return float(sum(state))
-
-
 def growing(state: Any, step: int) -> float:
     state.append(Sum(step))
     return float(sum(each.total for each in state))
 
 
-def updated(state: Any, step: int) -> float:
-    state.update_state(step)
-    return float(state.result())
-
-
 CALLBACKS: dict[str, Any] = {
-    "deque": (lambda: collections.deque([0], maxlen=3), appended),
     "dataclass": (Sum, lambda state, step: state.add(step)),
     "list_of_objects": (list, growing),
     "closure": (counter, lambda state, step: state()),
-    "metric": (lambda: keras.metrics.Sum(), updated),
     "global_numpy": (lambda: None, lambda state, step: np.random.normal()),
     "eager_tensorflow": (lambda: None, lambda state, step: float(tf.random.normal(()))),
 }

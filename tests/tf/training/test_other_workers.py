@@ -121,7 +121,10 @@ def train_on_dataset(folder: str, size: int, story: Story) -> None:
     )
 
 
-@pytest.mark.parametrize("train", [train_loop, train_on_arrays, train_on_dataset])
+@pytest.mark.parametrize(
+    "train",
+    [train_loop, train_on_dataset, pytest.param(train_on_arrays, marks=pytest.mark.nightly)],
+)
 def test_with_batches_of_another_size_it_resumes_at_the_last_whole_batch(
     tmp_path: Path, train: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tensorflow as tf
 from folders import helper
 from keras_marks import KERAS_3
@@ -37,6 +38,7 @@ def saved_position(folder: Path) -> Counts:
     return {name: values[name] for name in ("epoch", "step")}
 
 
+@pytest.mark.nightly  # test_preemption_on_slurm.py sends signals to such trainings as well
 def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
     whole = tmp_path / "whole"

@@ -231,7 +231,7 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     [
         ["files_then_records", "counting_generator", "shuffled_and_cached"],
         ["py_dataset", "keras_random_in_call", "callback_with_dataclass"],
-        ["cached_validation", "learning_rate_scheduler", "callback_with_deque"],
+        ["cached_validation", "learning_rate_scheduler", "callback_with_dataclass"],
     ],
 )
 def test_after_a_requeue_each_fit_of_a_program_equals_an_uninterrupted_one(
