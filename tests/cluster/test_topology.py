@@ -166,5 +166,5 @@ def test_every_task_knows_the_true_cluster(
     # With one task per node, srun's own default would be cyclic.
     file = tmp_path / "train.sbatch"
     file.write_text(printed_batch_file("-N 4 --no-check", "printenv SLURMD_NODENAME", capsys))
-    lines = cluster.run(f"salloc {wide} bash {file}", env=ENVIRONMENT).stdout.splitlines()
-    assert [line.split()[1] for line in sorted(lines)] == used["default"]
+    placed = cluster.run(f"salloc {wide} bash {file}", env=ENVIRONMENT).stdout.splitlines()
+    assert [line.split()[1] for line in sorted(placed)] == used["default"]
