@@ -14,6 +14,7 @@
     ├── AddressError           RuntimeError  a port or host is not valid, or two addresses are equal
     ├── GpuError               RuntimeError  GPU variables or counts do not fit
     ├── LaunchError            RuntimeError  a command cannot start, or its options are not valid
+    ├── StartError             RuntimeError  TensorFlow was started before the strategy
     ├── KerasError             RuntimeError  Keras would train incorrectly on several workers
     ├── FitError               RuntimeError  the workers' fit is not one training, or one failed
     ├── SavingError            RuntimeError  another task does not finish saving a model
@@ -109,6 +110,10 @@ class GpuError(SlurmResolverError, RuntimeError):
 
 class LaunchError(SlurmResolverError, RuntimeError):
     """A command cannot be started on this machine, or its options are not valid."""
+
+
+class StartError(SlurmResolverError, RuntimeError):
+    """TensorFlow was started before the strategy, which has to do that."""
 
 
 class KerasError(SlurmResolverError, RuntimeError):

@@ -334,6 +334,9 @@ CONFIGURE_HEARTBEATS = Name(
     "enable_health_check, cluster_register_timeout_in_ms, heartbeat_timeout_in_ms)",
     OPTIONAL,
 )
+# Without these, the error does not name the line that started TensorFlow before the strategy.
+START = Name("tensorflow.python.eager.context:Context.ensure_initialized(self)", OPTIONAL)
+HAS_STARTED = Name("tensorflow.python.eager.context:Context()._initialized", OPTIONAL)
 # Without it, a resolver that comes too late to set the GPUs does not warn.
 PHYSICAL_DEVICES = Name("tensorflow.python.eager.context:Context()._physical_devices", OPTIONAL)
 # Without it, functions of atexit that are older than this package's do not run after a save.

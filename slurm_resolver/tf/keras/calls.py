@@ -85,6 +85,8 @@ def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) ->
         compare_weights(workers, model, f"at the start of {name}", remedy, described)
         reporter.enter(IDLE, "")
         reporter.begin_training(is_measured=has_clock())
+        if arguments["verbose"] == "auto" and workers.index:  # one bar is enough
+            arguments["verbose"] = 0
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers):
             try:

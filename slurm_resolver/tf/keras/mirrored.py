@@ -22,7 +22,7 @@ from slurm_resolver import signals
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
-from slurm_resolver.tf import private_names
+from slurm_resolver.tf import early_start, private_names
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
@@ -77,8 +77,6 @@ class MultiWorkerMirroredStrategy(
         """Waits until all workers are present, and starts this worker's server.
 
         Create the strategy before you use TensorFlow in any other way, such as for a dataset.
-        Otherwise TensorFlow raises RuntimeError ("Collective ops must be configured at program
-        startup").
 
         From then on, SIGUSR1 and SIGUSR2 are blocked in this thread and in the processes that it
         starts. Another thread gets them for this process, whose handlers run as before.
@@ -98,6 +96,7 @@ class MultiWorkerMirroredStrategy(
 
         Raises:
             ValueError: for another `on_stall`.
+            StartError: if the program has used TensorFlow before.
             RendezvousError: in every worker that is present, if others are missing, naming them; or
                 if they disagree on the cluster, or a port is taken.
             JobsError: in an evaluator, which does not train. In a cluster with parameter servers,
@@ -124,10 +123,11 @@ class MultiWorkerMirroredStrategy(
                     heartbeat_timeout_in_ms=_HEARTBEAT_MS,
                 )
                 configure.set(context, with_timeout)
-            super().__init__(
-                cluster_resolver,
-                choose_communication(communication_options, client, cluster_resolver, TRAIN),
-            )
+            options = choose_communication(communication_options, client, cluster_resolver, TRAIN)
+            try:
+                super().__init__(cluster_resolver, options)
+            except RuntimeError as error:
+                raise early_start.error_of(error) from None
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
         private_names.INITIAL_VALUE.replace(_initial_value, owner=self.extended)
         # TensorFlow now handles SIGTERM, which Python does not know. A forked child inherits the
@@ -247,3 +247,6 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
             set_seed(seed)
     if tf.compat.v1.get_seed(1)[0] == NO_SEED:  # an argument avoids a random number
         tf.random.set_seed(NO_SEED)
+
+
+early_start.watch()

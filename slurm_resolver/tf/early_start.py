@@ -1,0 +1,47 @@
+"""Notes which line of a program starts TensorFlow, which a strategy of several workers must do.
+
+A tensor, a dataset or a model starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+from slurm_resolver.errors import StartError
+from slurm_resolver.tf import private_names
+
+_TOO_LATE = "must be configured at program startup"  # TensorFlow's words
+_OTHERS = ("tensorflow", "keras", "slurm_resolver")  # packages that start it for a program
+_line = ""  # of the program
+
+
+def watch() -> None:
+    """Notes from now on which line starts TensorFlow."""
+    context = private_names.CONTEXT.get()()
+    if not private_names.HAS_STARTED.of(context, True):
+        private_names.START.replace(_note, owner=context)
+
+
+def _note(start: Any) -> None:
+    """Notes the line that calls this, which is done once."""
+    global _line
+    vars(private_names.CONTEXT.get()()).pop(private_names.START.name, None)
+    folders = [os.path.dirname(sys.modules[name].__file__ or "") for name in _OTHERS]
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((*folders, "<")):
+            _line = f" by {frame.filename}, line {frame.lineno}: {frame.line}"
+            break
+    start()
+
+
+def error_of(error: RuntimeError) -> Exception:
+    """Returns the error that says what started TensorFlow, for TensorFlow's own; others as are."""
+    if _TOO_LATE not in str(error):
+        return error
+    return StartError(
+        f"TensorFlow has been started before the strategy{_line or ' by a tensor or a dataset'}. "
+        "Create the strategy before everything else that uses TensorFlow"
+    )
