@@ -29,8 +29,8 @@ from slurm_resolver.slurm.step_variables import SlurmStep
 
 DESCRIPTION = """\
 Checks, before TensorFlow starts, whether it can start: all tasks are present and agree, names
-resolve, ports can be reached, no GPU is shared, and versions are equal. One task prints each
-warning and failure, and a summary."""
+resolve, ports can be reached, no GPU is shared, versions are equal, and no node is slow to read
+TensorFlow's files. One task prints each warning and failure, and a summary."""
 
 EPILOG = """\
 exit status, the same in every task: 0 if no check failed, 1 if one failed or --collective warns of

@@ -16,6 +16,7 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
+from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
@@ -48,11 +49,17 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             "results": _check_alone(cluster, cluster.service, port_taken),
             "cpus": cpu_facts(cluster.step, gpus is not None),
             "gpus": gpus,
+            # One task of each node is enough.
+            "imports": None if cluster.layout.local_rank_of[task.rank] else seconds_to_read(),
         }
         notes = client.gather("the exchange of results", note, _PROBING_SECONDS)
     cpus = defaultdict(list)
+    imports = {}
     for rank, note in notes.items():
-        cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
+        node = tasks[rank].node
+        cpus[node].append(CpuFacts(*note["cpus"]))
+        if note["imports"] is not None:
+            imports[node] = note["imports"]
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
     results = merge({rank: note["results"] for rank, note in notes.items()}, cluster)
     if not results["gpus"].is_bad:
@@ -60,6 +67,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     return [
         *results.values(),
         check_cpus(cpus),
+        check_imports(imports),
         result_of(
             "agreement",
             find_disagreement(notes, cluster),

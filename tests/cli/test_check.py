@@ -16,10 +16,10 @@ def run(*words: str, status: int = 0) -> str:
 
 def test_a_good_step_is_one_line() -> None:
     pytest.importorskip("tensorflow")
-    told = "check: 8 ok, 2 skipped"
+    told = "check: 9 ok, 2 skipped"
     assert run(*COMMAND, "check") == f"{told} (--verbose prints all)\n"
     *checks, last = run(*COMMAND, "check", "--verbose").splitlines()
-    assert (len(checks), last) == (10, told)
+    assert (len(checks), last) == (11, told)
     assert checks[0] == "presence    ok       2 tasks present"
 
 

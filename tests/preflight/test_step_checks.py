@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from kinds import Fields, Texts
@@ -24,6 +26,7 @@ IDS = [
     "keras",
     "gpus",
     "cpus",
+    "imports",
     "agreement",
 ]
 
@@ -86,6 +89,24 @@ def test_what_a_training_would_suffer_from(real_slurm: SlurmCluster, name: str) 
     result = run(real_slurm, f"-w n8 -N1 {options}")[name.strip()]
     assert result["status"] == "warning"
     assert re.match(told, result["detail"])
+
+
+def test_a_node_that_reads_slowly(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    modules = tmp_path / "tensorflow" / "python"
+    modules.mkdir(parents=True)
+    (modules.parent / "__init__.py").touch()
+    slow = modules / "slow.py"
+    os.mkfifo(slow)
+    script = (  # the file ends 4 s after the check has opened it
+        f'if [ "$SLURMD_NODENAME" = n9 ]; then export PYTHONPATH={tmp_path}; sleep 4 >{slow} & fi; '
+        f"{CHECK} --json"
+    )
+    done = real_slurm.run(
+        f"srun -w n8,n9,n10 -N3 --ntasks-per-node=2 bash -c {shlex.quote(script)}"
+    )
+    imports = results(done.stdout)["imports"]
+    assert imports["status"] == "warning"
+    assert re.match(r"n9 took [\d.]+ s [^;]*--exclude=n9$", imports["detail"])
 
 
 def test_a_taken_port(real_slurm: SlurmCluster) -> None:
