@@ -3,8 +3,8 @@
 #
 #     bash tests/run.sh [--all] [--measure] PART...
 #
-# The parts are the cases of run_part below. Several of them run side by side: every 20 seconds, a line
-# says which ones run, and how many tests of each are done. The output of a part, without the tests that
+# The parts are the cases of run_part below, and quick, which is both of its parts. They run side by side:
+# every 20 seconds, a line says which ones run, and how many tests of each are done. The output of a part, without the tests that
 # have passed, is printed when the part ends. The exit status is 1 if any part fails.
 #
 #     --all      also runs the tests that are marked nightly
@@ -20,6 +20,7 @@ for word in "$@"; do
     case $word in
     --all) selected= ;;
     --measure) measured=1 ;;
+    quick) parts+=(quick-waits quick-rest) ;;
     *) parts+=("$word") ;;
     esac
 done
@@ -55,18 +56,22 @@ lint() {
     fi
 }
 
-measured_of_tf() {
-    local report=(--data-file=.pytest_cache/tf.coverage --fail-under=90)
-    coverage combine --keep --quiet --data-file=.pytest_cache/tf.coverage \
-        .pytest_cache/tensorflow.coverage .pytest_cache/training.coverage &&
-        coverage report --include='*/slurm_resolver/tf/*' "${report[@]}"
+report() { # NAME PART PART OPTION...: the coverage of the code by two parts
+    local all=.pytest_cache/$1.coverage
+    coverage combine --keep --quiet --data-file="$all" ".pytest_cache/$2.coverage" \
+        ".pytest_cache/$3.coverage" && coverage report --data-file="$all" "${@:4}"
 }
 
 run_part() {
     case $1 in
     lint) lint ;;
     types) mypy ;;
-    quick) tests quick "not slurm and not tensorflow" ;;
+    # These mostly wait.
+    quick-waits) tests quick-waits "not slurm and not tensorflow" tests/cli tests/coordination ;;
+    quick-rest)
+        tests quick-rest "not slurm and not tensorflow" --ignore=tests/cli --ignore=tests/coordination \
+            --ignore=tests/tf
+        ;;
     slurm) tests slurm "slurm and not tensorflow" --slurm newest ;;
     tensorflow) low=1 tests tensorflow "tensorflow and not slurm" ;;
     training) low=1 tests training "tensorflow and slurm" --slurm newest ;;
@@ -189,13 +194,15 @@ else
 fi
 if [ -n "$measured" ]; then
     case " ${parts[*]} " in
-    *" quick "*)
-        coverage report --data-file=.pytest_cache/quick.coverage --omit='*/slurm_resolver/tf/*' ||
-            failed+=("coverage")
+    *" quick-rest "*)
+        report quick quick-waits quick-rest --omit='*/slurm_resolver/tf/*' || failed+=("coverage")
         ;;
     esac
     case " ${parts[*]} " in
-    *" tensorflow "*) measured_of_tf || failed+=("coverage of tf") ;;
+    *" tensorflow "*)
+        report tf tensorflow training --include='*/slurm_resolver/tf/*' --fail-under=90 ||
+            failed+=("coverage of tf")
+        ;;
     esac
 fi
 [ ${#failed[@]} = 0 ] || {
