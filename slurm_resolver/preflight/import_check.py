@@ -9,6 +9,7 @@ its memory. It does not import them, as that would take several seconds on every
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import util
@@ -48,6 +49,6 @@ def check_imports(seconds_on: Mapping[str, float]) -> Result:
             for node, seconds in seconds_on.items()
             if seconds > most
         ],
-        f"the nodes have read TensorFlow's modules in {median:.1f} s (median)",
+        f"half of the nodes or more read TensorFlow's modules within {math.ceil(median)} s",
         WARNING,
     )
