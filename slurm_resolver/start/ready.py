@@ -21,6 +21,8 @@ from slurm_resolver.start.probe import listening
 from slurm_resolver.start.reach import wait_until_reached
 from slurm_resolver.version import __version__
 
+_CLOSE_SECONDS = 60.0  # for a machine with far too many processes
+
 Note = dict[str, Any]
 
 
@@ -54,6 +56,8 @@ def wait_until_ready(
         _check(notes, cluster)
         waiting = {rank for rank, note in notes.items() if note["waits"]}
         wait_until_reached(cluster, client, waiting, notes.keys() - waiting, until)
+    # What TensorFlow of another task sends to a port before it is closed here is never answered.
+    client.gather("the start of TensorFlow", None, _CLOSE_SECONDS, waiting)
     return client
 
 
@@ -79,7 +83,7 @@ def offer_readiness(cluster: Cluster) -> None:
     if client:
         with listening(cluster.task) as problem:
             note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": False}
-            client.offer("the start", note)
+        client.offer("the start", note)  # from now on, the port is TensorFlow's
 
 
 def _connect(cluster: Cluster) -> Client | None:

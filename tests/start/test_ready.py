@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +15,7 @@ from task_variables import ALONE, ONE_NODE
 import slurm_resolver as sr
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.local.environment import free_ports
-from slurm_resolver.start import probe, reach
+from slurm_resolver.start import probe, reach, ready
 from slurm_resolver.start.ready import agreement_facts, find_disagreement, wait_until_ready
 
 TASKS = 3
@@ -102,6 +104,29 @@ def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
     else:
         (error,) = told
         assert error.startswith(f"not ready: {line}")
+
+
+def test_no_port_answers_any_more_when_tensorflow_of_the_first_task_may_start(
+    monkeypatch: Patch,
+) -> None:
+    """TensorFlow 2.16 waits without end if this package accepts its connection."""
+    ports = free_ports(TASKS + 1)
+    usual = probe.listening
+
+    @contextlib.contextmanager
+    def closing_late(task: Task) -> Iterator[str]:
+        with usual(task) as problem:
+            yield problem
+            time.sleep(0.5 if task.rank else 0.0)
+
+    monkeypatch.setattr(ready, "listening", closing_late)
+
+    def answering(rank: int) -> list[int]:
+        wait_until_ready(cluster_of(rank, ports), 20.0)
+        return [port for port in ports[:TASKS] if probe.answers(f"localhost:{port}")]
+
+    with ThreadPoolExecutor(TASKS) as pool:
+        assert [*pool.map(answering, range(TASKS))] == [[]] * TASKS
 
 
 def test_the_tasks_of_a_large_step_together_ask_all_and_each_asks_few() -> None:
