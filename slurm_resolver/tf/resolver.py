@@ -139,7 +139,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         # In less time and memory than `tf.train.ClusterSpec(jobs)`.
         definition = tf.train.ClusterDef()
         for job, addresses in self._cluster.jobs().items():
-            definition.job.add(name=job, tasks=dict(enumerate(addresses)))
+            definition.job.add(name=job).tasks.update(enumerate(addresses))
         self._spec = tf.train.ClusterSpec(definition)
         own = self._cluster.task
         self.task_type = own.job if own else None
