@@ -13,10 +13,8 @@ each node.
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 def order_by_ring(
@@ -34,41 +32,47 @@ def order_by_ring(
     >>> list(order_by_ring([0, 1, 2, 3], node_of=[0, 1, 0, 1]))  # cyclic on two nodes
     [0, 2, 1, 3]
     """
-    # The ring visits the names of the tasks in their order as text: 0, 1, 10, 11, 2, …
-    indices = _in_text_order(len(workers))
-    ring = [node_of[rank] for rank in chief]
-    nodes = [node_of[rank] for rank in workers]
-    ring += [nodes[index] for index in indices]
-    leaves = sum(map(operator.ne, ring, itertools.islice(ring, 1, None)))
-    leaves += ring[-1] != ring[0]  # the ring is closed
-    if leaves <= len(set(ring)):
+    # The ring visits the names of the tasks in their order as text.
+    ring = itertools.chain(chief, map(workers.__getitem__, _in_text_order(len(workers))))
+    if _leaves_each_node_once(map(node_of.__getitem__, ring)):
         return workers
-    by_index = list(workers)
-    by_node = by_index[:]
-    first = ring[0]
-    ascending = sorted(nodes)
-    if nodes != ascending:  # without a topology, block placement needs no sorting, which takes long
-        place_of = {node: place for place, node in enumerate(dict.fromkeys(node_of))}
+    nodes = list(dict.fromkeys(node_of))  # by their lowest ranks
+    places = node_of
+    if nodes != sorted(nodes):  # a topology has ordered them
+        place_of = {node: place for place, node in enumerate(nodes)}
         places = [place_of[node] for node in node_of]
-        by_node.sort(key=places.__getitem__)  # stable: the ranks of a node ascend
-        ascending = [places[rank] for rank in by_node]
-        first = place_of[first]
-    start = bisect.bisect_left(ascending, first)
-    for index, rank in zip(indices, by_node[start:] + by_node[:start]):
+    by_node = sorted(workers, key=places.__getitem__)  # stable: the ranks of a node ascend
+    first = places[(chief or workers)[0]]
+    start = next((place for place, rank in enumerate(by_node) if places[rank] >= first), 0)
+    by_index = by_node[:]
+    for index, rank in zip(_in_text_order(len(workers)), by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
 
 
-def _in_text_order(count: int) -> list[int]:
-    """Returns the numbers below `count` in their order as text, faster than by sorting them."""
-    numbers = list(range(min(count, 10)))
-    least = 1  # of the numbers with as many digits
-    while least * 10 < count:
-        longer = []
-        for number in numbers:
-            longer.append(number)
-            if number >= least:
-                longer += range(number * 10, min(number * 10 + 10, count))
-        numbers = longer
-        least *= 10
-    return numbers
+def _leaves_each_node_once(nodes: Iterator[int]) -> bool:
+    """Whether a closed ring that visits the nodes in this order leaves none of them twice.
+
+    It looks no further than to the first node that the ring comes back to: in a large step the ring
+    soon does, or every node has one task.
+    """
+    previous = first = next(nodes)
+    visited = {first}
+    for node in nodes:
+        if node in visited and node != previous:
+            return {node, *nodes} == {first}  # the ring is closed
+        visited.add(node)
+        previous = node
+    return True
+
+
+def _in_text_order(count: int) -> Iterator[int]:
+    """Returns the numbers below `count` in their order as text: 0, 1, 10, 100, 101, …, 11, 110, …
+
+    It is faster than sorting them, and lazy.
+    """
+    shorter = (count + 99) // 100 * 10  # all numbers below have ten longer ones, or none
+    for number in _in_text_order(shorter) if count > 10 else range(count):
+        yield number
+        if number * 10 >= shorter:
+            yield from range(number * 10, min(number * 10 + 10, count))
