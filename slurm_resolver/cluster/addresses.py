@@ -110,15 +110,15 @@ def make_addresses(
         AddressError: for two nodes with the same host, where the tasks with local rank 0 would have
             the same address.
     """
-    node_with = {hosts[node]: node for node in reversed(layout.nodes)}
-    for node in layout.nodes:
-        first = node_with[hosts[node]]
+    host_of = list(map(hosts.__getitem__, layout.nodes))
+    node_with: dict[str, str] = {}
+    for node, host in zip(layout.nodes, host_of):
+        first = node_with.setdefault(host, node)
         if first != node:
             raise AddressError(
-                f"node_address gives the nodes {first} and {node} the same host, {hosts[node]}; "
+                f"node_address gives the nodes {first} and {node} the same host, {host}; "
                 "expected a different host for every node."
             )
-    host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of

@@ -10,7 +10,6 @@ live clusters. A step may have 100,000 tasks: the loops over nodes do as little 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -99,8 +98,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         # block and cyclic are the same only where all nodes but the last have one task
         if components and not component.distribution and max(counts[:-1], default=1) > 1:
             unambiguous = False
-    layout = make_layout(step, nodes, node_of, source, components)
-    return layout._replace(unambiguous=unambiguous)
+    return make_layout(step, nodes, node_of, source, components)._replace(unambiguous=unambiguous)
 
 
 def make_layout(
@@ -112,13 +110,17 @@ def make_layout(
 ) -> Layout:
     """Returns the layout with these nodes, given by rank the index of its node."""
     # The ranks on each node are numbered from 0.
-    next_local_rank = [itertools.count() for _ in nodes]
+    placed_on = [0] * len(nodes)
+    local_rank_of = []
+    for node in node_of:
+        local_rank_of.append(placed_on[node])
+        placed_on[node] += 1
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
         nodes=tuple(nodes),
         node_of=node_of,
-        local_rank_of=list(map(next, map(next_local_rank.__getitem__, node_of))),
+        local_rank_of=local_rank_of,
         distribution=distribution or step.distribution or "block",
         source=source,
         components={
@@ -214,15 +216,14 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
         LayoutError: for a node that belongs to several components, or to none.
     """
     nodes_of_step = set(nodes)
-    components = []
-    components_with: Counter[str] = Counter()
-    for component in step.components:
-        hosts = tuple(host for host in component.nodes if host in nodes_of_step)
-        components_with.update(hosts)
-        if hosts:
-            components.append(component._replace(nodes=hosts))
+    components = [
+        component._replace(nodes=hosts)
+        for component in step.components
+        if (hosts := tuple(host for host in component.nodes if host in nodes_of_step))
+    ]
     if len(components) < 2:
         return []
+    components_with = Counter(host for component in components for host in component.nodes)
     wrong = [host for host in nodes if components_with[host] != 1]
     if wrong:
         raise LayoutError(
@@ -272,6 +273,7 @@ def _distribute(
     node_of: list[int] = []
     left = list(enumerate(counts, first))
     while left:
-        node_of += [node for node, count in left for _ in range(min(count, plane_size))]
+        for node, count in left:
+            node_of += [node] * min(count, plane_size)
         left = [(node, count - plane_size) for node, count in left if count > plane_size]
     return node_of
