@@ -12,6 +12,8 @@ from numbers import Integral
 
 LAST_PORT = 65_535  # the first one is 1
 
+_DIGITS = re.compile("[0-9]{1,19}")
+
 
 def whole_number(value: object, least: float = 0, most: float = math.inf) -> int | None:
     """Returns a value as an int; None unless it is a whole number from `least` to `most`.
@@ -31,4 +33,4 @@ def read_whole_number(text: str, least: float = 0, most: float = math.inf) -> in
     >>> read_whole_number("12"), read_whole_number("-1"), read_whole_number("12", most=9)
     (12, None, None)
     """
-    return whole_number(int(text), least, most) if re.fullmatch("[0-9]{1,19}", text) else None
+    return whole_number(int(text), least, most) if _DIGITS.fullmatch(text) else None

@@ -83,11 +83,10 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
         _ORDINAL: step.ordinal_devices,
     }
     shown = {name: _parse(name, text) for name, text in texts.items() if text is not None}
-    is_amd = _AMD_DRIVER.exists()
     # Slurm sets these two only beside CUDA's: something has unset that one.
-    if not shown or (shown.keys() == {_ROCR, _ORDINAL} and not is_amd):
+    if not shown or (shown.keys() == {_ROCR, _ORDINAL} and not _AMD_DRIVER.exists()):
         return VisibleDevices()
-    if _ROCR not in shown or (CUDA in shown and not is_amd):
+    if _ROCR not in shown or (CUDA in shown and not _AMD_DRIVER.exists()):
         first = next(iter(shown))
         return VisibleDevices(name=first, devices=shown[first], shown=shown)
     devices = shown[_ROCR]
