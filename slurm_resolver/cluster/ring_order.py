@@ -60,7 +60,8 @@ def _leaves_each_node_once(nodes: Iterator[int]) -> bool:
     visited = {first}
     for node in nodes:
         if node in visited and node != previous:
-            return {node, *nodes} == {first}  # the ring is closed
+            # The ring is closed: its end may be on the first node again.
+            return node == first and all(other == first for other in nodes)
         visited.add(node)
         previous = node
     return True
@@ -75,4 +76,4 @@ def _in_text_order(count: int) -> Iterator[int]:
     for number in _in_text_order(shorter) if count > 10 else range(count):
         yield number
         if number * 10 >= shorter:
-            yield from range(number * 10, min(number * 10 + 10, count))
+            yield from range(number * 10, count)[:10]
