@@ -21,6 +21,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import report
 import tensorflow as tf
+from measured_code import measured_code
 
 import slurm_resolver as sr
 
@@ -170,6 +171,7 @@ def main() -> None:
         parts.append(
             report.plot("resolution", lines, labels, lambda axes: axes.loglog(), write=args.write)
         )
+    parts.append(f"<!-- measured code: {measured_code()} -->")
     report.publish("resolution", "\n\n".join(parts), write=args.write)
 
 
