@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -25,3 +26,12 @@ def test_ratios_are_those_of_one_run() -> None:
     assert rows[2].startswith("| python | 1.00 | 0.0 | ")
     rows = run("meeting", "4", "8").splitlines()[2:]
     assert [row.split(" | ")[:2] for row in rows] == [["| 4", "1.0"], ["| 8", "2.0"]]
+
+
+def test_the_figures_of_resolution_are_of_this_code() -> None:
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    measured = re.findall("<!-- measured code: (.*) -->", page)
+    assert measured == run("measured_code").split(), (
+        "slurm/, cluster/ or the resolver has changed since the figures of benchmarks/README.md "
+        "were measured: run `python benchmarks/resolution.py --write`"
+    )
