@@ -3,12 +3,14 @@
 #
 #     bash tests/run.sh [--all] [--measure] PART...
 #
-# The parts are the cases of run_part below, and quick, which is both of its parts. They run side by side:
-# every 20 seconds, a line says which ones run, and how many tests of each are done. The output of a part, without the tests that
-# have passed, is printed when the part ends. The exit status is 1 if any part fails.
+# The parts are the cases of run_part below, and quick, which is two of them. They run side by side: every
+# 20 seconds, a line says which ones run, and how many tests of each are done. The output of a part is
+# printed when it ends, without the tests that have passed or were skipped, which pytest counts. The exit
+# status is 1 if any part fails.
 #
 #     --all      also runs the tests that are marked nightly
 #     --measure  measures the coverage of the code, which takes up to twice as long
+# shellcheck disable=SC2317 # functions are called by their names, and by a trap
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -67,10 +69,9 @@ run_part() {
     lint) lint ;;
     types) mypy ;;
     # These mostly wait.
-    quick-waits) tests quick-waits "not slurm and not tensorflow" tests/cli tests/coordination ;;
+    quick-waits) tests quick-waits "not slurm and not tensorflow" tests/coordination ;;
     quick-rest)
-        tests quick-rest "not slurm and not tensorflow" --ignore=tests/cli --ignore=tests/coordination \
-            --ignore=tests/tf
+        tests quick-rest "not slurm and not tensorflow" --ignore=tests/coordination --ignore=tests/tf
         ;;
     slurm) tests slurm "slurm and not tensorflow" --slurm newest ;;
     tensorflow) low=1 tests tensorflow "tensorflow and not slurm" ;;
@@ -124,7 +125,7 @@ start() { # NAME COMMAND...: in a process group of its own
     running[$name]=$!
 }
 
-passed='(PASSED|XFAIL.*) +\[ *[0-9]+/[0-9]+\]$'
+passed='(PASSED|SKIPPED.*) +\[ *[0-9]+/[0-9]+\]$'
 
 end() { # NAME: prints the output if the command has ended
     local alive='' status
@@ -166,46 +167,50 @@ finish() { # MOST: waits until at most this many commands run
     done
 }
 
-set -m
-trap stop INT TERM HUP
-failed=()
-said=-20
-verbose=(--verbose -o console_output_style=count)
-if [ ! "$venv/with-$extras" -nt setup.cfg ]; then
-    echo "Installing what the tests need into $venv"
-    start packages install
-    finish 0
-    [ ${#failed[@]} = 0 ] || exit 1
-fi
-PATH=$venv/bin:$PATH
+main() {
+    set -m
+    trap stop INT TERM HUP
+    failed=()
+    said=-20
+    verbose=(--verbose -o console_output_style=count)
+    if [ ! "$venv/with-$extras" -nt setup.cfg ]; then
+        echo "Installing what the tests need into $venv"
+        start packages install
+        finish 0
+        [ ${#failed[@]} = 0 ] || exit 1
+    fi
+    PATH=$venv/bin:$PATH
 
-if [ ${#parts[@]} = 1 ]; then
-    verbose=()
-    trap - INT TERM HUP
-    set +m
-    run_part "${parts[0]}" || exit
-else
-    for part in "${parts[@]}"; do
-        finish $((at_once - 1))
-        start "$part" run_part "$part"
-        say
-    done
-    finish 0
-fi
-if [ -n "$measured" ]; then
-    case " ${parts[*]} " in
-    *" quick-rest "*)
-        report quick quick-waits quick-rest --omit='*/slurm_resolver/tf/*' || failed+=("coverage")
-        ;;
-    esac
-    case " ${parts[*]} " in
-    *" tensorflow "*)
-        report tf tensorflow training --include='*/slurm_resolver/tf/*' --fail-under=90 ||
-            failed+=("coverage of tf")
-        ;;
-    esac
-fi
-[ ${#failed[@]} = 0 ] || {
-    printf '\nfailed: %s\n' "${failed[*]}" >&2
-    exit 1
+    if [ ${#parts[@]} = 1 ]; then
+        verbose=()
+        trap - INT TERM HUP
+        set +m
+        run_part "${parts[0]}" || exit
+    else
+        for part in "${parts[@]}"; do
+            finish $((at_once - 1))
+            start "$part" run_part "$part"
+            say
+        done
+        finish 0
+    fi
+    if [ -n "$measured" ]; then
+        case " ${parts[*]} " in
+        *" quick-rest "*)
+            report quick quick-waits quick-rest --omit='*/slurm_resolver/tf/*' || failed+=("coverage")
+            ;;
+        esac
+        case " ${parts[*]} " in
+        *" tensorflow "*)
+            report tf tensorflow training --include='*/slurm_resolver/tf/*' --fail-under=90 ||
+                failed+=("coverage of tf")
+            ;;
+        esac
+    fi
+    [ ${#failed[@]} = 0 ] || {
+        printf '\nfailed: %s\n' "${failed[*]}" >&2
+        exit 1
+    }
 }
+
+main; exit # in one line: bash reads no more of this file, which may change while the tests run
