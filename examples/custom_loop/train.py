@@ -1,7 +1,6 @@
 """Trains Keras 3 layers on every node in a custom loop, and resumes from checkpoints.
 
-Keras 3's `fit` fails under TensorFlow's own MultiWorkerMirroredStrategy, but its layers, losses and
-optimizers work. With the same `--checkpoints`, the next run continues where this one stopped.
+With the same `--checkpoints`, the next run continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from slurm_resolver import SlurmClusterResolver
+from slurm_resolver import MultiWorkerMirroredStrategy, SlurmClusterResolver
 
 
 def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
@@ -59,8 +58,7 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()
-    resolver.wait_until_ready(timeout=120)  # TensorFlow's own class would wait silently
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     rank = resolver.cluster.task.rank if resolver.cluster.task else 0
     chief = (resolver.task_id or 0) == 0  # worker 0, if no job has that name
 
