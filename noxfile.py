@@ -240,6 +240,7 @@ BENCHMARKS = [
     "startup",
     "meeting",
     "meeting_live",
+    "connection",
     "first_step",
     "keras_fit",
     "scaling",

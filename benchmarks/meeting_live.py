@@ -1,8 +1,8 @@
 """Measures how long the tasks of a real step meet.
 
 A meeting lasts from the arrival of the last task until the last task has its answer. The Slurm has
-four nodes on this machine. TensorFlow's own start is measured as well, with fewer tasks. All times
-are compared with that of `srun true` with the same number of tasks.
+four nodes on this machine. All times are compared with that of `srun true` with the same number of
+tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ WAYS = {
     "find the layout": "layout",
     "wait_until_ready()": "ready",
     "do not meet": "alone",
-    "TensorFlow makes the strategy": "tensorflow",
 }
 
 
@@ -54,15 +53,11 @@ def run(slurm: Any, command: str) -> tuple[float, float]:
 def main() -> None:
     """Publishes a table."""
     parser = report.make_parser(__doc__, counts=[16, 64, 128], rounds=3)
-    text = "numbers of tasks with TensorFlow [4 8 16]"
-    parser.add_argument(
-        "--tensorflow", type=int, nargs="*", default=[4, 8, 16], metavar="N", help=text
-    )
     args = parser.parse_args()
     rows: list[tuple[object, ...]] = []
     with start_slurm(NODES, cpus=64) as slurm:
         for name, way in WAYS.items():
-            for tasks in args.tensorflow if way == "tensorflow" else args.counts:
+            for tasks in args.counts:
                 bare_command = f"srun -N{NODES} -n{tasks} -O true"
                 results = [
                     (*run(slurm, srun_command(way, tasks)), run(slurm, bare_command)[1])

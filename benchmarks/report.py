@@ -1,4 +1,4 @@
-"""Makes tables and plots of a benchmark's results, and writes them to benchmarks/README.md."""
+"""Makes tables and plots of a benchmark's results, and writes them to a page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
+GUIDE = FOLDER.parent / "docs" / "many_nodes_at_once.md"
 PLOTS = FOLDER / "plots"
 
 
@@ -58,17 +59,17 @@ def plot(
     return f"![{labels[1]} by {labels[0]}](plots/{name}.png)"
 
 
-def publish(name: str, text: str, *, write: bool) -> None:
+def publish(name: str, text: str, *, write: bool, page: Path = README) -> None:
     """Prints the results; with `write`, also writes them between the marks of this name."""
     print(text.strip(), flush=True)
     if not write:
         return
-    readme = README.read_text(encoding="utf-8")
+    before = page.read_text(encoding="utf-8")
     marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
-    if len(marks.findall(readme)) != 1:
-        raise SystemExit(f"{README} needs the marks <!-- {name} --> and <!-- /{name} -->, once")
-    filled = marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", readme)
-    README.write_text(filled, encoding="utf-8")
+    if len(marks.findall(before)) != 1:
+        raise SystemExit(f"{page} needs the marks <!-- {name} --> and <!-- /{name} -->, once")
+    filled = marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", before)
+    page.write_text(filled, encoding="utf-8")
 
 
 def make_parser(
