@@ -8,7 +8,6 @@ its memory. It does not import them, as that would take several seconds on every
 
 from __future__ import annotations
 
-import glob
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +18,6 @@ from time import monotonic
 from slurm_resolver.preflight.result import WARNING, Result, result_of
 
 _MOST_SECONDS = 10.0  # of reading; the other tasks wait for the result
-_FACTOR = 3
 _FAST_SECONDS = 1.0  # a shorter median counts as this: such differences delay nobody
 
 
@@ -27,19 +25,19 @@ def seconds_to_read() -> float:
     """Returns how long this task needs to read TensorFlow's modules, at most `_MOST_SECONDS`."""
     begin = monotonic()
     found = util.find_spec("tensorflow")
-    for folder in (found and found.submodule_search_locations) or ():
-        for path in glob.iglob(f"{glob.escape(folder)}/python/**/*.py*", recursive=True):
-            with suppress(OSError):  # the import says what is wrong
-                Path(path).read_bytes()
-            if monotonic() - begin > _MOST_SECONDS:
-                break
+    with suppress(OSError):  # the import says what is wrong
+        for folder in (found and found.submodule_search_locations) or ():
+            for path in Path(folder, "python").rglob("*.py*"):
+                path.read_bytes()
+                if monotonic() - begin > _MOST_SECONDS:
+                    break
     return monotonic() - begin
 
 
 def check_imports(seconds_on: Mapping[str, float]) -> Result:
     """Returns the result for the nodes, by their names."""
     median = sorted(seconds_on.values())[(len(seconds_on) - 1) // 2]
-    most = _FACTOR * max(median, _FAST_SECONDS)
+    most = 3 * max(median, _FAST_SECONDS)
     return result_of(
         "imports",
         [
