@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -245,7 +245,7 @@ class Reporter:
 reporter = Reporter()
 
 
-def noting(iterator: Iterator[Any]) -> Iterator[Any]:
+def noting(iterator: Iterable[Any]) -> Iterator[Any]:
     """Yields the items of an iterator; while it waits for one, the phase is DATA."""
     reporter.enter(phases.DATA)
     for batch in iterator:

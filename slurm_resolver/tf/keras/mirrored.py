@@ -29,8 +29,8 @@ from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.one_process import update_once
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.replicas import BYTES_PER_BUCKET
-from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
+from slurm_resolver.tf.keras.protocols import EpochIterator, Model
+from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.private_names import Method
@@ -67,7 +67,7 @@ class MultiWorkerMirroredStrategy(
 
     def __init__(
         self,
-        cluster_resolver: Any = None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: Any = None,
         *,
         start_timeout: float | None = None,
@@ -115,14 +115,8 @@ class MultiWorkerMirroredStrategy(
         # processes, too.
         signals.keep_from_children(signals.OF_USERS)
         with starting_together(cluster_resolver, start_timeout, TRAIN) as client:
-            configure = private_names.CONFIGURE_HEARTBEATS
-            if client and not configure.is_missing():
-                context = private_names.CONTEXT.get()()
-                with_timeout = functools.partial(
-                    configure.of(context),
-                    heartbeat_timeout_in_ms=_HEARTBEAT_MS,
-                )
-                configure.set(context, with_timeout)
+            if client:
+                _configure_heartbeats()
             options = choose_communication(communication_options, client, cluster_resolver, TRAIN)
             try:
                 super().__init__(cluster_resolver, options)
@@ -145,26 +139,26 @@ class MultiWorkerMirroredStrategy(
         self.of_several = len(self.workers.names) > 1
         self.unread: WorkerData | None = None  # until a model's function is made that reads it
         # How many seconds this worker has waited in its steps; GPUs end what they do unnoticed.
-        self.waited: Any = None
+        self.waited: tf.Variable | None = None
         self.verified_steps = 0  # that are compared with one process
         if self.of_several:
-            if "GPU" not in self.extended.worker_devices[0]:
-                with tf.device("/cpu:0"):
-                    self.waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-                reporter.waited = self._read_waited
-            private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
-            step = slurm_step_of(cluster_resolver)
-            _agree_on_seeds(self.workers, step.job_id)
-            self.verified_steps = step.verified_steps or 0
+            self._prepare_several(cluster_resolver)
         private_names.replace(self.extended, "update", update_once)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 
-    def _read_waited(self) -> float:
-        with tf.init_scope():  # while a step is being traced
-            return float(self.waited.numpy())
+    def _prepare_several(self, resolver: Any) -> None:
+        """Measures how long this worker waits, and makes variables and seeds those of all."""
+        if "GPU" not in self.extended.worker_devices[0]:
+            with tf.device("/cpu:0"):
+                self.waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+            reporter.waited = functools.partial(_read_waited, self.waited)
+        private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
+        step = slurm_step_of(resolver)
+        _agree_on_seeds(self.workers, step.job_id)
+        self.verified_steps = step.verified_steps or 0
 
-    def read_dataset(self, iterator: Any, dataset: Any) -> Any:
+    def read_dataset(self, iterator: EpochIterator, dataset: tf.data.Dataset) -> object:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.
 
         Args:
@@ -181,16 +175,32 @@ class MultiWorkerMirroredStrategy(
         self.unread = share_out(dataset, self.sharing, in_memory)
         return self.unread or self.experimental_distribute_dataset(dataset)
 
-    def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, fn: Method, *args: object, **kwargs: object) -> Any:
         """Runs a function in each replica, as TensorFlow's class does; see its arguments.
 
         Metrics of Keras 3 that it updates have the same values in all workers afterwards.
         """
         return super().run(adding_up(fn) if self.sharing.replicas > 1 else fn, *args, **kwargs)
 
-    def make_function(self, model: Any, kind: str) -> Any:
+    def make_function(self, model: Model, kind: str) -> StepFunction:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        return StepFunction(model, kind)
+        return StepFunction(self, model, kind)
+
+
+def _configure_heartbeats() -> None:
+    configure = private_names.CONFIGURE_HEARTBEATS
+    if not configure.is_missing():
+        context = private_names.CONTEXT.get()()
+        with_timeout = functools.partial(
+            configure.of(context),
+            heartbeat_timeout_in_ms=_HEARTBEAT_MS,
+        )
+        configure.set(context, with_timeout)
+
+
+def _read_waited(waited: tf.Variable) -> float:
+    with tf.init_scope():  # while a step is being traced
+        return float(waited.numpy())
 
 
 def _check_job(resolver: Any) -> None:
@@ -208,7 +218,7 @@ def _check_job(resolver: Any) -> None:
         )
 
 
-def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
+def _initial_value(original: Method, *args: object, **kwargs: Any) -> object:
     """Returns what gives a new variable's value, which the first worker sends to all others.
 
     A type that cannot be sent, such as the int8 of a quantized layer, is sent as a wider one.
@@ -219,7 +229,7 @@ def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
     wider = tf.float32 if dtype.is_floating else tf.int64
     given = kwargs["initial_value"]
 
-    def widened() -> Any:
+    def widened() -> tf.Tensor:
         value = given() if callable(given) else given
         # a value from a checkpoint is wrapped
         return tf.cast(getattr(value, "wrapped_value", value), wider)

@@ -6,13 +6,12 @@ A *replica* is a copy of the model on one device; a worker has one for each of i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.protocols import Strategy
+from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, Structure
 from slurm_resolver.tf.private_names import Method
-
-BYTES_PER_BUCKET = 25 * 2**20
 
 
 def is_in_replica() -> bool:
@@ -25,14 +24,14 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
-def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
+def run_in_replicas(strategy: Strategy, function: Method, batch: Structure) -> Structure:
     """Calls a function in each replica of this worker, and returns the first one's result.
 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
     variables.
     """
 
-    def first(value: Any) -> Any:
+    def first(value: tf.distribute.DistributedValues) -> tf.Tensor:
         return strategy.experimental_local_results(value)[0]
 
     if strategy.sharing.local_replicas > 1:
@@ -42,15 +41,17 @@ def run_in_replicas(strategy: Any, function: Method, batch: Any) -> Any:
         return function(tf.nest.map_structure(first, batch))
 
 
-def add_up(values: Sequence[Any], bytes_per_bucket: int = BYTES_PER_BUCKET) -> list[Any]:
+def add_up(
+    values: Sequence[tf.Tensor], bytes_per_bucket: int = BYTES_PER_BUCKET
+) -> list[tf.Tensor]:
     """Returns the sums over all replicas.
 
     A collective takes the values of a type, in their order, until they fill a bucket. So a full
     bucket is sent while the next one is still computed.
     """
-    buckets: list[dict[int, Any]] = []
-    filled: dict[Any, int] = {}  # the bytes in the last bucket of a type
-    last: dict[Any, dict[int, Any]] = {}
+    buckets: list[dict[int, tf.Tensor]] = []
+    filled: dict[tf.DType, int] = {}  # the bytes in the last bucket of a type
+    last: dict[tf.DType, dict[int, tf.Tensor]] = {}
     for place, value in enumerate(values):
         # TensorFlow needs tensors that are made on this replica's device.
         sent = tf.identity(_as_sent(value))
@@ -61,14 +62,14 @@ def add_up(values: Sequence[Any], bytes_per_bucket: int = BYTES_PER_BUCKET) -> l
             buckets.append(last[dtype])
         last[dtype][place] = sent
         filled[dtype] += dtype.size * (sent.shape.num_elements() or 0)
-    sums: dict[int, Any] = {}
+    sums: dict[int, tf.Tensor] = {}
     context = tf.distribute.get_replica_context()
     for bucket in buckets:
         sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, bucket)
     return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
 
 
-def _as_sent(value: Any) -> Any:
+def _as_sent(value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor in a type that TensorFlow adds on every device.
 
     On GPUs it adds no bfloat16, and of integers only int64 (`CreateCollective` in

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import Origin, find_origins
-from slurm_resolver.tf.keras.replicas import BYTES_PER_BUCKET
 
+# Tensors, or their types, in tuples, lists and dicts, as `tf.nest` takes them.
+Structure = Any
 # TensorFlow's global seed for operations with a seed, if the program sets no global seed.
 NO_SEED = 87654321
 _DIGESTS = 2**24 - 3  # exact as float32
 _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+BYTES_PER_BUCKET = 25 * 2**20
 _OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
 
 
@@ -42,9 +44,12 @@ class Share(NamedTuple):
             or not.
     """
 
-    digest: Any
-    batch: Any
-    rows: Any = None
+    digest: tf.Tensor
+    batch: Structure
+    rows: tf.Tensor | None = None
+
+
+Batch = Union[Share, Structure]  # what a worker has read
 
 
 class Sharing(NamedTuple):
@@ -63,14 +68,14 @@ class Sharing(NamedTuple):
     bytes_per_bucket: int = BYTES_PER_BUCKET
 
 
-def share(batch: Any, origins: Sequence[Origin] | None = None) -> Share:
+def share(batch: Structure, origins: Sequence[Origin] | None = None) -> Share:
     """Returns a batch with the fingerprints of its tensors, by default of equal ones."""
     pairs = zip(tf.nest.flatten(batch), origins or itertools.repeat(Origin.EQUAL))
     found = [fingerprint(value, origin) for value, origin in pairs if has_rows(value)]
     return Share(tf.reshape(found, [-1, FINGERPRINT]), batch)
 
 
-def fingerprint(value: Any, origin: Origin) -> Any:
+def fingerprint(value: tf.Tensor, origin: Origin) -> tf.Tensor:
     """Returns a digest of a tensor, whether it tells rows apart, and its origin, as float32.
 
     The digest is of the first and the last row, or of all rows if they are small.
@@ -106,19 +111,19 @@ def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return tf.data.Dataset.zip((dataset,)).map(lambda batch: share(batch, origins))
 
 
-def is_one_of(thing: Any, kinds: Iterable[private_names.Name]) -> bool:
+def is_one_of(thing: object, kinds: Iterable[private_names.Name]) -> bool:
     """Whether a dataset, or what Keras makes of it, is of one of these classes."""
     return isinstance(thing, tuple(kind.get() for kind in kinds))
 
 
-def without(dataset: Any, kinds: Collection[private_names.Name]) -> Any:
+def without(dataset: tf.data.Dataset, kinds: Collection[private_names.Name]) -> tf.data.Dataset:
     """Returns what a dataset is made of, without these kinds at its end."""
     while is_one_of(dataset, kinds):
         (dataset,) = private_names.INPUTS.of(dataset)()
     return dataset
 
 
-def count_rows(batch: Any) -> Any:
+def count_rows(batch: Structure) -> int | tf.Tensor:
     """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
     for value in filter(has_rows, tf.nest.flatten(batch)):
         static = value.shape[0]
@@ -126,24 +131,24 @@ def count_rows(batch: Any) -> Any:
     return 1
 
 
-def tensors_of(batch: Any) -> Any:
+def tensors_of(batch: Batch) -> Structure:
     """Returns what a worker has of a batch."""
     return batch.batch if isinstance(batch, Share) else batch
 
 
-def without_optionals(batch: Any) -> Any:
+def without_optionals(batch: Structure) -> Structure:
     """Returns a batch, or its types, with None for what Keras has left out: sample weights."""
     return tf.nest.map_structure(
         lambda value: None if isinstance(value, _OPTIONAL) else value, batch
     )
 
 
-def type_of(value: Any) -> Any:
+def type_of(value: Any) -> tf.TypeSpec | None:
     """Returns the type of a part of a batch, given as a tensor, its type or None."""
     is_type = value is None or isinstance(value, tf.TypeSpec)
     return value if is_type else tf.type_spec_from_value(value)
 
 
-def has_rows(value: Any) -> bool:
+def has_rows(value: object) -> bool:
     """Whether a part of a batch is a tensor with a first dimension."""
     return isinstance(value, TENSORS) and value.shape.rank != 0

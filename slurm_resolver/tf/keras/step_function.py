@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -39,6 +39,7 @@ from slurm_resolver.tf.keras.model_step import (
     warn_of_sequences,
 )
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
+from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.replica_step import (
     compare_step,
     compute_step,
@@ -46,7 +47,14 @@ from slurm_resolver.tf.keras.replica_step import (
     type_of_batch,
 )
 from slurm_resolver.tf.keras.replicas import run_in_replicas
-from slurm_resolver.tf.keras.sharing import Share, share, tensors_of, without_optionals
+from slurm_resolver.tf.keras.sharing import (
+    Batch,
+    Share,
+    Structure,
+    share,
+    tensors_of,
+    without_optionals,
+)
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
@@ -58,7 +66,7 @@ _MISMATCH = "mismatch in the collective"
 _COMPARED = 64  # steps of `train_on_batch` between two comparisons of the weights
 
 
-def compiled(function: Method) -> Any:
+def compiled(function: Method) -> tf.types.experimental.PolymorphicFunction:
     """Compiles a function into a graph."""
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
@@ -69,26 +77,26 @@ class StepFunction:
 
     _own_steps = 0  # of `train_on_batch`
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, strategy: Strategy, model: Model, kind: str) -> None:
         self._model = model
         self._kind = kind
-        self._strategy = model.distribute_strategy
+        self._strategy = strategy
         self._step = ModelStep(model, kind)
-        self._comparison = Comparison(self._strategy, model)
-        self._waited = self._strategy.waited if kind == "train" else None
+        self._comparison = Comparison(strategy, model)
+        self._waited = strategy.waited if kind == "train" else None
         self._verification: Verification | None = None
-        if self._strategy.verified_steps:
-            self._verification = Verification(model, kind, self._strategy.verified_steps)
+        if strategy.verified_steps:
+            self._verification = Verification(model, kind, strategy.verified_steps)
         self._graphs = compiled(self._write_step)
         self._written: set[bool] = set()  # for whole batches, and for divided ones
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: list[Structure] | Iterator[Structure]) -> Structure:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
         count = len(data) if isinstance(data, list) else self._model.steps_per_execution
         if self._kind == "train" and not self._strategy.workers.call:
             self._compare_in_own_loop()
         reporter.begin_step(count)
-        results: list[Any] = []
+        results: list[Structure] = []
         begins = STEP_OF_CALLBACK if is_in_hook() else STEP
         try:
             with self._strategy.workers.step(begins):
@@ -132,7 +140,7 @@ class StepFunction:
     def _runs_eagerly(self) -> bool:
         return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())
 
-    def _compute(self, batch: Any) -> Any:
+    def _compute(self, batch: Batch) -> Structure:
         """Returns the result of a step; the first ones may be compared with one process."""
         if self._runs_eagerly():
             return self._run_eagerly(batch)
@@ -141,7 +149,7 @@ class StepFunction:
             return self._verification.compute(self._planned(batch), batch, step)
         return step()
 
-    def _run(self, batch: Any) -> Any:
+    def _run(self, batch: Batch) -> Structure:
         """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""
         whole = is_not_split(batch, self._strategy.sharing)
         if whole not in self._written and isinstance(batch, Share):
@@ -178,7 +186,7 @@ class StepFunction:
         self._step.give_up(error)
         self._graphs = compiled(self._write_step)
 
-    def _write_step(self, batch: Any, whole: bool) -> Any:
+    def _write_step(self, batch: Batch, whole: bool) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
 
         Args:
@@ -191,7 +199,7 @@ class StepFunction:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
 
-        def in_replica(batch: Any) -> Any:
+        def in_replica(batch: Batch) -> Structure:
             return compute_step(
                 self._strategy.sharing,
                 planned,
@@ -203,12 +211,12 @@ class StepFunction:
 
         return run_in_replicas(self._strategy, in_replica, batch)
 
-    def _planned(self, batch: Any) -> PlannedStep:
+    def _planned(self, batch: Batch) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
         reporter.enter(COMPILING)
         return self._step.planned(type_of_batch(batch))
 
-    def _run_eagerly(self, batch: Any) -> Any:
+    def _run_eagerly(self, batch: Batch) -> Structure:
         """Returns the result of a step that computes all rows in each worker, as one process."""
         self._check_whole(batch, "it runs eagerly")
         compare = functools.partial(compare_step, self._comparison, self._waited)
@@ -216,13 +224,13 @@ class StepFunction:
         first = self._of_first_replica(tensors_of(batch))
         return self._step.run_eagerly(without_optionals(first))
 
-    def _of_first_replica(self, batch: Any) -> Any:
+    def _of_first_replica(self, batch: Batch) -> Structure:
         """Returns what the first replica of this worker gets of a batch."""
         return tf.nest.map_structure(
             lambda value: self._strategy.experimental_local_results(value)[0], batch
         )
 
-    def _check_whole(self, batch: Any, reason: str) -> None:
+    def _check_whole(self, batch: Batch, reason: str) -> None:
         """Says why every worker computes whole batches, or cannot."""
         if self._strategy.sharing.replicas == 1:
             return
@@ -241,7 +249,7 @@ class StepFunction:
         warn_once(f"{text} Every worker computes whole batches, as one process does.")
 
 
-def _as_share(batch: Any) -> Any:
+def _as_share(batch: Structure) -> Batch:
     """Returns a batch of `train_on_batch`, which is the same in all workers, as a dataset does."""
     of_replicas = tf.distribute.DistributedValues
     if isinstance(batch, Share) or isinstance(tf.nest.flatten(batch)[0], of_replicas):

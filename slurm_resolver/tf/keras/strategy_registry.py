@@ -7,21 +7,22 @@ strategy is one of this package. All others train as without it.
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.sharing import Sharing
+
 # The strategies of this package that this process has made.
-ours: weakref.WeakSet[Any] = weakref.WeakSet()
+ours: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 
 
-def is_ours(strategy: Any) -> bool:
+def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy is one of this package."""
     return strategy in ours
 
 
-def sharing_of(strategy: Any) -> Any:
-    """Returns how a strategy's replicas share a batch, as a `Sharing`.
+def sharing_of(strategy: tf.distribute.Strategy) -> Sharing | None:
+    """Returns how a strategy's replicas share a batch.
 
     None for a strategy that coordinates workers, each of which takes whole batches, and for one
     that is not of this package.
