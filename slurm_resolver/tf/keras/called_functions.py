@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+
+import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 
 
-def graph_of_function(graph: Any, name: str) -> Any:
+def graph_of_function(graph: tf.Graph, name: str) -> tf.Graph | None:
     """Returns the graph of a function that a graph calls; None if TensorFlow has none."""
     return getattr(private_names.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
 
 
-def with_called(operations: Iterable[Any]) -> Iterator[Any]:
+def with_called(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     """Yields operations, and those in the functions that they call, such as datasets and branches.
 
     Raises:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +33,7 @@ from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
     Share,
     Sharing,
+    Structure,
     count_rows,
     is_one_of,
     share,
@@ -73,9 +74,9 @@ class UndividedError(Exception):
 class _About(NamedTuple):
     """What is known of the global batch of an element."""
 
-    digest: Any  # see `Share`
-    rows: Any  # their number, int32
-    own: Any  # the number of those which this worker makes, int64
+    digest: tf.Tensor  # see `Share`
+    rows: tf.Tensor  # their number, int32
+    own: tf.Tensor  # the number of those which this worker makes, int64
 
 
 class WorkerData:
@@ -92,7 +93,7 @@ class WorkerData:
         self._is_generated = generated
         self.undivide()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Share]:
         # The next reader of a generator does not get the batches that were read ahead. Their number
         # is random, so the workers would be at different batches.
         return iter(self.shares if self._is_generated else self.shares.prefetch(tf.data.AUTOTUNE))
@@ -150,7 +151,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
     size = int(private_names.BATCH_SIZE.of(batch))
     drops = private_names.DROPS_REMAINDER.of(batch)
 
-    def as_share(about: _About, batch: Any) -> Share:
+    def as_share(about: _About, batch: Structure) -> Share:
         return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
 
     blocks = tf.data.Dataset.zip((source.batch(size, drop_remainder=drops),))
@@ -172,7 +173,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
     return divided.map(as_share).with_options(dataset.options()), size
 
 
-def _own_rows(sharing: Sharing, origins: list[Origin], block: Any) -> tf.data.Dataset:
+def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.data.Dataset:
     """Returns the elements of this worker's rows of a batch, each with what is known of it."""
     count = count_rows(block)
     number = tf.range(count) - sharing.first_replica
@@ -187,7 +188,7 @@ def _own_rows(sharing: Sharing, origins: list[Origin], block: Any) -> tf.data.Da
     return tf.data.Dataset.from_tensor_slices((rows,)).map(lambda row: (about, row))
 
 
-def _without_folder(value: Any) -> Any:
+def _without_folder(value: tf.Tensor) -> tf.Tensor:
     """Returns the ends of strings, which may be the paths of files.
 
     Each worker may have copied the files into another folder.
@@ -224,7 +225,7 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
     """
     function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(like))
 
-    def mapped(about: Any, element: Any) -> Any:
+    def mapped(about: _About, element: Structure) -> tuple[_About, Structure]:
         # Each worker draws other random numbers; seeds that remain are the program's.
         tf.compat.v1.get_default_graph().seed = None
         # A named tuple is one argument.
@@ -255,7 +256,7 @@ def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Da
     return found
 
 
-def _operations(dataset: tf.data.Dataset) -> list[tuple[str, Any]]:
+def _operations(dataset: tf.data.Dataset) -> list[tuple[str, bytes]]:
     """Returns the operations of a map and of what it calls, with the values of constants."""
     operations = [node.operation for node in Flat(_graph_of_map(dataset)).nodes]
     return [
@@ -265,11 +266,11 @@ def _operations(dataset: tf.data.Dataset) -> list[tuple[str, Any]]:
     ]
 
 
-def _graph_of_map(dataset: tf.data.Dataset) -> Any:
+def _graph_of_map(dataset: tf.data.Dataset) -> tf.Graph:
     return private_names.MAP_FUNCTION.of(dataset).function.graph
 
 
-def _check_state(graph: Any) -> None:
+def _check_state(graph: tf.Graph) -> None:
     """Raises UndividedError for an operation whose results depend on earlier elements."""
     definition = graph.as_graph_def()
     functions = [function.node_def for function in definition.library.function]

@@ -13,7 +13,8 @@ from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
-from slurm_resolver.tf.keras.sharing import TENSORS, type_of
+from slurm_resolver.tf.keras.protocols import Model, Strategy
+from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
 from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.outside_graph import call_outside
@@ -40,7 +41,7 @@ class PlannedStep(NamedTuple):
         copies: the variables of the replicas.
     """
 
-    function: Any
+    function: tf.types.experimental.ConcreteFunction
     plan: Plan | None
     reason: str | None
     draws: bool
@@ -59,15 +60,15 @@ class ModelStep:
     that nothing of `build` runs in a step.
     """
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: Model, kind: str) -> None:
         self._step = getattr(model, f"{kind}_step")
-        self._strategy = model.distribute_strategy
+        self._strategy: Strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
         self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
         self._fault: str | None = None  # of a plan that could not be written
 
-    def planned(self, spec: Any) -> PlannedStep:
+    def planned(self, spec: Structure) -> PlannedStep:
         """Returns the step for a kind of batch.
 
         Args:
@@ -99,22 +100,22 @@ class ModelStep:
         self._fault = _reason_of_fault(error.args[0])
         self._planned.clear()
 
-    def run_eagerly(self, data: Any) -> Any:
+    def run_eagerly(self, data: Structure) -> Structure:
         """Returns the result of a step that runs eagerly, as in one process."""
         return call_outside(lambda: self._take(data))
 
-    def _take(self, data: Any) -> Any:
+    def _take(self, data: Structure) -> Structure:
         """Returns the result of a step on tensors, or on symbols of them."""
         with tf.variable_creator_scope(self._make_variable), as_one_process():
             return tf.nest.map_structure(as_tensor, self._step(data))
 
-    def _look_up(self, spec: Any, reason: str | None) -> PlannedStep:
+    def _look_up(self, spec: Structure, reason: str | None) -> PlannedStep:
         kind = repr(spec)
         if kind not in self._planned:
             self._planned[kind] = call_outside(lambda: self._plan(spec, reason))
         return self._planned[kind]
 
-    def _plan(self, spec: Any, reason: str | None) -> PlannedStep:
+    def _plan(self, spec: Structure, reason: str | None) -> PlannedStep:
         """Traces the step, and plans it.
 
         Args:
@@ -145,7 +146,7 @@ class ModelStep:
             copies=copies_of(self._strategy, traced),
         )
 
-    def _trace(self, spec: Any) -> Any:
+    def _trace(self, spec: Structure) -> tf.types.experimental.ConcreteFunction:
         """Traces the step until it makes no variable."""
         while True:
             made = self._made
@@ -153,7 +154,7 @@ class ModelStep:
             if self._made == made:
                 return traced
 
-    def _make_variable(self, make: Method, **given: Any) -> Any:
+    def _make_variable(self, make: Method, **given: Any) -> tf.Variable:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
         self._made += 1
         if tf.distribute.has_strategy():  # Keras makes it in the scope, outside of the graph
@@ -164,7 +165,7 @@ class ModelStep:
             if arguments["initial_value"] is None:
                 return make(**given)
 
-        def make_in_scope() -> Any:
+        def make_in_scope() -> tf.Variable:
             with self._strategy.scope():
                 return tf.Variable(**arguments)
 
@@ -181,12 +182,12 @@ def warn_of_sequences(planned: PlannedStep) -> None:
         )
 
 
-def as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> tf.Tensor | None:
     """Converts a number, array or variable."""
     return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
 
 
-def type_of_any_rows(value: Any) -> Any:
+def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
     """Returns the type of a tensor for an unknown number of rows."""
     spec = type_of(value)
     if isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)) and spec.shape.rank:
@@ -197,7 +198,7 @@ def type_of_any_rows(value: Any) -> Any:
     return spec
 
 
-def _reason_of_types(spec: Any) -> str | None:
+def _reason_of_types(spec: Structure) -> str | None:
     """Returns why batches of these types are computed whole: not all tensors have rows."""
     for one in tf.nest.flatten(spec):
         if isinstance(one, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
@@ -214,16 +215,16 @@ def _reason_of_fault(error: Exception) -> str:
     )
 
 
-def _draws(operation: Any) -> bool:
+def _draws(operation: tf.Operation) -> bool:
     return operation.type in RANDOM or is_drawn(operation)
 
 
-def _is_compiled(operation: Any) -> bool:
+def _is_compiled(operation: tf.Operation) -> bool:
     """Whether an operation calls a function that XLA compiles in one process."""
     return operation.type in CALLS and operation.node_def.attr["_XlaMustCompile"].b
 
 
-def _has(graph: Any, is_wanted: Callable[[Any], bool]) -> bool:
+def _has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:
     """Whether a graph, or a function that it calls, has or may have such an operation."""
     try:
         return any(map(is_wanted, with_called(graph.get_operations())))

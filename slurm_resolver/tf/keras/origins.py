@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import tensorflow as tf
 
@@ -32,7 +31,7 @@ class Origin(enum.IntEnum):
     EQUAL = 2  # from operations that compute the same in every worker
 
 
-def find_origins(dataset: Any) -> list[Origin]:
+def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
     found = [origin for one in private_names.INPUTS.of(dataset)() for origin in find_origins(one)]
     graphs = [each.function.graph for each in private_names.FUNCTIONS.of(dataset)()]
@@ -60,13 +59,13 @@ def _of_all(found: list[Origin], count: int) -> list[Origin]:
     return found if len(found) == count else [min(found, default=Origin.EQUAL)] * count
 
 
-def _origins_of_results(graph: Any, given: list[Origin]) -> list[Origin]:
+def _origins_of_results(graph: tf.Graph, given: list[Origin]) -> list[Origin]:
     """Returns the origins of a function's results, given those of its arguments."""
     arguments = graph.inputs[: len(graph.inputs) - len(graph.internal_captures)]
     origins = _of_all(given, len(arguments))
     known = {tensor.ref(): origin for tensor, origin in zip(arguments, origins)}
 
-    def origin_of(tensor: Any) -> Origin:
+    def origin_of(tensor: tf.Tensor) -> Origin:
         reference = tensor.ref()
         if reference not in known:
             needed = map(origin_of, tensor.op.inputs)
@@ -76,7 +75,7 @@ def _origins_of_results(graph: Any, given: list[Origin]) -> list[Origin]:
     return [origin_of(tensor) for tensor in graph.outputs]
 
 
-def _lowest(operations: Iterable[Any]) -> Origin:
+def _lowest(operations: Iterable[tf.Operation]) -> Origin:
     """Returns the lowest origin of operations, and of those in the functions that they call."""
     try:
         return _origin_of([operation.type for operation in with_called(operations)])

@@ -8,11 +8,11 @@ between steps. In a step, all replicas change their copies alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.differences import compare
+from slurm_resolver.tf.keras.protocols import Strategy
 from slurm_resolver.tf.keras.weight_comparison import measures
 
 _REMEDY = (
@@ -23,7 +23,7 @@ _REMEDY = (
 Copies = Mapping[int, Sequence[tf.Variable]]
 
 
-def copies_of(strategy: Any, function: Any) -> Copies:
+def copies_of(strategy: Strategy, function: tf.types.experimental.ConcreteFunction) -> Copies:
     """Returns the copies of a traced step's variables, and compares those from outside.
 
     Raises:
@@ -48,7 +48,7 @@ def copies_of(strategy: Any, function: Any) -> Copies:
     return copies
 
 
-def refresh_copies(strategy: Any, copies: Copies) -> None:
+def refresh_copies(strategy: Strategy, copies: Copies) -> None:
     """Gives the copies of variables from outside their values."""
     for first, *others in copies.values():
         if not strategy.extended.variable_created_in_scope(first):

@@ -15,8 +15,10 @@ import tensorflow as tf
 from slurm_resolver.tf.keras.model_step import NotWrittenError, PlannedStep
 from slurm_resolver.tf.keras.replicas import add_up, replica_number
 from slurm_resolver.tf.keras.sharing import (
+    Batch,
     Share,
     Sharing,
+    Structure,
     count_rows,
     has_rows,
     tensors_of,
@@ -30,18 +32,18 @@ from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.step import plan_whole, write_step
 
 
-def type_of_batch(batch: Any) -> Any:
+def type_of_batch(batch: Batch) -> Structure:
     """Returns the types of the tensors of a whole batch, in its structure.
 
     Args:
         batch: a `Share`, or what a worker has read; tensors, or their types.
     """
-    is_divided = isinstance(batch, Share) and batch.rows is not None
+    rows = batch.rows if isinstance(batch, Share) else None
 
-    def type_of_whole(value: Any) -> Any:
+    def type_of_whole(value: Any) -> tf.TypeSpec | None:
         spec = type_of(value)
-        if is_divided and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            return tf.TensorSpec([batch.rows.shape[0], *spec.shape[1:]], spec.dtype)
+        if rows is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            return tf.TensorSpec([rows.shape[0], *spec.shape[1:]], spec.dtype)
         return spec
 
     return tf.nest.map_structure(type_of_whole, without_optionals(tensors_of(batch)))
@@ -50,12 +52,12 @@ def type_of_batch(batch: Any) -> Any:
 def compute_step(
     sharing: Sharing,
     planned: PlannedStep,
-    batch: Any,
+    batch: Batch,
     comparison: Comparison,
-    waited: Any,
+    waited: tf.Variable | None,
     *,
     whole: bool,
-) -> Any:
+) -> Structure:
     """Returns the results of a step, which are the same in all replicas.
 
     Args:
@@ -94,16 +96,16 @@ def compute_step(
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
 
-def compare_step(comparison: Comparison, waited: Any, batch: Any) -> None:
+def compare_step(comparison: Comparison, waited: tf.Variable | None, batch: Batch) -> None:
     """Compares the workers in a step that they compute without a collective."""
     _adding(comparison, batch, replica_number(), timed(add_up, waited))([])
 
 
-def _adding(comparison: Comparison, batch: Any, replica: int, add_all: AddUp) -> AddUp:
+def _adding(comparison: Comparison, batch: Batch, replica: int, add_all: AddUp) -> AddUp:
     """Returns a function that adds up tensors, and compares the workers in its first call."""
     compared = [comparison.row(replica, batch)]
 
-    def add(tensors: Sequence[Any]) -> list[Any]:
+    def add(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         sums = add_all([*tensors, *compared])
         for table in sums[len(tensors) :]:
             comparison.check(table)
@@ -113,14 +115,14 @@ def _adding(comparison: Comparison, batch: Any, replica: int, add_all: AddUp) ->
     return add
 
 
-def _of_enough_rows(add: AddUp, total: Any, replicas: int) -> AddUp:
+def _of_enough_rows(add: AddUp, total: tf.Tensor, replicas: int) -> AddUp:
     """Returns a function that adds up tensors, in another replica than the first one.
 
     If all replicas have all rows, because there are too few, the first replica adds them alone:
     the others add -0.0, which leaves also the sign of a zero as it is.
     """
 
-    def add_own(tensors: Sequence[Any]) -> list[Any]:
+    def add_own(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         counted = tf.cond(
             total < replicas,
             lambda: [-tf.zeros_like(one) for one in tensors],
@@ -131,13 +133,15 @@ def _of_enough_rows(add: AddUp, total: Any, replicas: int) -> AddUp:
     return add_own
 
 
-def call_traced(planned: PlannedStep, whole: Any) -> list[Any]:
+def call_traced(planned: PlannedStep, whole: Structure) -> list[tf.Tensor]:
     """Returns the results of the traced step itself, on all rows of a batch, as a list."""
     found = planned.function(without_optionals(whole))
     return list(tf.nest.flatten(found, expand_composites=True))
 
 
-def _inputs(sharing: Sharing, planned: PlannedStep, part: Any, replica: int) -> list[Any]:
+def _inputs(
+    sharing: Sharing, planned: PlannedStep, part: Structure, replica: int
+) -> list[tf.Tensor]:
     """Returns the inputs of the traced step: a batch, and what the step captures."""
     local = replica - sharing.first_replica
     own = {place: copies[local].handle for place, copies in planned.copies.items()}
@@ -146,7 +150,7 @@ def _inputs(sharing: Sharing, planned: PlannedStep, part: Any, replica: int) -> 
     return [*filter(tf.is_tensor, arguments), *captured]
 
 
-def is_not_split(batch: Any, sharing: Sharing) -> bool:
+def is_not_split(batch: Batch, sharing: Sharing) -> bool:
     """Whether each replica computes all rows of a batch, of tensors with values.
 
     It does if the tensors do not have the same rows.
@@ -161,8 +165,8 @@ def is_not_split(batch: Any, sharing: Sharing) -> bool:
 
 
 def _part_of_replica(
-    batch: Any, replica: int, sharing: Sharing, add_all: AddUp
-) -> tuple[Any, OwnRows]:
+    batch: Batch, replica: int, sharing: Sharing, add_all: AddUp
+) -> tuple[Structure, OwnRows]:
     """Returns a replica's part of a batch, and which rows these are.
 
     Replica r of R has the rows r, r + R, r + 2 R, and so on of a `Share`, or all rows if there are
@@ -179,7 +183,7 @@ def _part_of_replica(
     own = (total + sharing.replicas - 1 - replica) // sharing.replicas
     own = tf.where(has_all, total, own)
 
-    def own_places(first: int, stride: int) -> Any:
+    def own_places(first: int, stride: int) -> tf.Tensor:
         return tf.range(own) * tf.where(has_all, 1, stride) + tf.where(has_all, 0, first)
 
     of_batch = own_places(replica, sharing.replicas)
@@ -194,7 +198,7 @@ def _part_of_replica(
     return part, OwnRows(total, of_batch, own, replica)
 
 
-def _all_of_batch(batch: Any, replica: int) -> tuple[Any, OwnRows]:
+def _all_of_batch(batch: Batch, replica: int) -> tuple[Structure, OwnRows]:
     """Returns all rows of a batch, which the worker has."""
     whole = tensors_of(batch)
     total = tf.convert_to_tensor(count_rows(whole))

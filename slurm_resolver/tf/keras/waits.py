@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import AddUp
 
 
-def timed(add_up: AddUp, waited: Any) -> AddUp:
+def timed(add_up: AddUp, waited: tf.Variable | None) -> AddUp:
     """Returns a function that adds up tensors, and adds to `waited` the seconds that this takes.
 
     They begin when all tensors are there, and end when all sums are. So what is sent while a worker
@@ -23,7 +22,7 @@ def timed(add_up: AddUp, waited: Any) -> AddUp:
     if waited is None or not has_clock():
         return add_up
 
-    def add_up_timed(tensors: Sequence[Any]) -> list[Any]:
+    def add_up_timed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         began = _time_after(tensors)
         sums = add_up(list(tensors))
         waited.assign_add(_time_after(sums) - began)
@@ -42,7 +41,7 @@ def has_clock() -> bool:
     return True
 
 
-def _time_after(tensors: Sequence[Any]) -> Any:
+def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the time in seconds when all of these have been computed."""
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
         return tf.timestamp()
