@@ -27,8 +27,9 @@ import numpy as np
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.differences import Entry
+from slurm_resolver.tf.keras.protocols import Model
 
-Parts = dict[str, Any]  # what a layer, function or object computes with, by name
+Parts = dict[str, object]  # what a layer, function or object computes with, by name
 
 _PLAIN = (type(None), int, float, str, bytes)
 # Arguments, and keys of Keras' configurations, that may differ in workers that train alike.
@@ -68,7 +69,7 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     return _describe(name, {**parts, "callbacks that restore a training": restoring})
 
 
-def describe_model(model: Any) -> Iterator[Entry]:
+def describe_model(model: Model) -> Iterator[Entry]:
     """Yields the configuration of a model's layers, optimizer, losses and metrics."""
     parts = {
         **_config(model, "get_compile_config"),
@@ -78,9 +79,9 @@ def describe_model(model: Any) -> Iterator[Entry]:
     return _describe("model", parts)
 
 
-def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
+def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
     """Yields the entries of a value and of all that it consists of."""
-    parts: Mapping[Any, Any] = {}
+    parts: Mapping[Any, object] = {}
     if isinstance(value, (list, tuple)) and not all(isinstance(item, _PLAIN) for item in value):
         text = f"{len(value)} items"
         parts = dict(enumerate(value))
@@ -101,7 +102,7 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
             yield from _describe(f"{name}.{key}", part, depth + 1)
 
 
-def _parts(thing: Any) -> Parts:
+def _parts(thing: object) -> Parts:
     """Returns what a function or an object computes with, by name."""
     import keras
 
@@ -126,7 +127,7 @@ def _parts(thing: Any) -> Parts:
     return {**numbers, **_config(thing, "get_config")}
 
 
-def _plain(values: Mapping[str, Any]) -> Parts:
+def _plain(values: Mapping[str, object]) -> Parts:
     return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
 
 

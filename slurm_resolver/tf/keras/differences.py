@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,7 +54,7 @@ _NOTHING = ("the model", 0, "nothing", 0.0, 0.0)  # of a worker that has fewer e
 
 
 def compare(
-    workers: Workers, when: str, digest: Any, entries: Iterable[Entry], remedy: str = REMEDY
+    workers: Workers, when: str, digest: object, entries: Iterable[Entry], remedy: str = REMEDY
 ) -> None:
     """Raises FitError in every worker with the first entry that differs from worker to worker.
 

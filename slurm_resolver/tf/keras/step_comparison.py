@@ -14,9 +14,9 @@ of the batch apart, and its origin, which says whether it has to be the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
@@ -24,7 +24,8 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.tf.call import MARK
 from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
-from slurm_resolver.tf.keras.sharing import Share, names_of_tensors
+from slurm_resolver.tf.keras.protocols import Model, Strategy
+from slurm_resolver.tf.keras.sharing import Batch, Share, names_of_tensors
 from slurm_resolver.tf.progress import reporter
 
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
@@ -41,7 +42,7 @@ class Comparison:
 
     _names: Sequence[str]  # of the batch's tensors
 
-    def __init__(self, strategy: Any, model: Any) -> None:
+    def __init__(self, strategy: Strategy, model: Model) -> None:
         strategy.comparisons.add(self)
         self._sharing = strategy.sharing
         self._workers = strategy.workers
@@ -51,7 +52,7 @@ class Comparison:
         self._differed: dict[int, float] = {}
         self._told: set[int] = set()
 
-    def row(self, replica: int, batch: Any) -> Any:
+    def row(self, replica: int, batch: Batch) -> tf.Tensor:
         """Returns what a replica adds to the table for a batch, as float32."""
         is_share = isinstance(batch, Share)
         self._names = names_of_tensors(batch) if is_share else ()
@@ -64,14 +65,14 @@ class Comparison:
         of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
         return of_replica * tf.concat(rows, axis=0)
 
-    def check(self, table: Any) -> None:
+    def check(self, table: tf.Tensor) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""
         with tf.device("/cpu:0"):
             same = tf.reduce_all(tf.equal(table, table[0]))
             # The second branch calls Python, and is rarely necessary.
             tf.cond(same, lambda: True, lambda: tf.numpy_function(self._look, [table], tf.bool))
 
-    def _look(self, table: Any) -> bool:
+    def _look(self, table: npt.NDArray[np.float32]) -> bool:
         """Notes which columns differ; raises FitError if one of them has to be the same."""
         columns = table[:: self._sharing.local_replicas].transpose(1, 2, 0)
         for place, (values, tells, origins) in enumerate(columns):

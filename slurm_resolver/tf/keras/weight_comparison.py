@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.exchange import ENDED, STOPPED, Workers
 from slurm_resolver.tf.keras.differences import REMEDY, Entry, compare
+from slurm_resolver.tf.keras.protocols import Logs, Model
 
 
-def digest_of(model: Any) -> int:
+def digest_of(model: Model) -> int:
     """Returns a digest of all variables of a model and its optimizers."""
     digest = 0
     for _, variable in _variables_of(model):
@@ -25,7 +25,7 @@ def digest_of(model: Any) -> int:
     return digest
 
 
-def _variables_of(model: Any) -> Iterator[tuple[str, tf.Variable]]:
+def _variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
     """Yields the paths and values of a model's variables, after those of its optimizers.
 
     The states of random generators are not among them: the workers draw different numbers.
@@ -45,14 +45,14 @@ def _variables_of(model: Any) -> Iterator[tuple[str, tf.Variable]]:
             yield variable.path, local(variable.value)[0]
 
 
-def paths_of(model: Any) -> dict[int, str]:
+def paths_of(model: Model) -> dict[int, str]:
     """Returns the paths of a model's variables in this worker, by their ids."""
     return {id(variable): path for path, variable in _variables_of(model)}
 
 
 def compare_weights(
     workers: Workers,
-    model: Any,
+    model: Model,
     when: str,
     remedy: str = REMEDY,
     described: Sequence[Entry] = (),
@@ -85,7 +85,7 @@ def measures(variables: Iterable[tuple[str, tf.Variable]]) -> Iterator[Entry]:
         )
 
 
-def callback_of(workers: Workers, remedy: str) -> Any:
+def callback_of(workers: Workers, remedy: str) -> object:
     """Returns a callback for `fit` that compares the weights, and ends `FitError`s with `remedy`.
 
     It comes after all others, so that it sees what they do.
@@ -93,7 +93,7 @@ def callback_of(workers: Workers, remedy: str) -> Any:
     import keras
 
     class SlurmResolverCheck(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
             self.on_test_end()  # which `fit` calls only after a validation
             own = bool(self.model.stop_training)
             stops = workers.exchange(f"ends epoch {epoch + 1}", own, STOPPED if own else ENDED)
@@ -101,10 +101,10 @@ def callback_of(workers: Workers, remedy: str) -> Any:
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)
 
-        def on_train_end(self, logs: Any = None) -> None:
+        def on_train_end(self, logs: Logs = None) -> None:
             compare_weights(workers, self.model, "after fit", remedy)
 
-        def on_test_end(self, logs: Any = None) -> None:
+        def on_test_end(self, logs: Logs = None) -> None:
             for comparison in self.model.distribute_strategy.comparisons:
                 comparison.end()  # the batches may have differed
 
