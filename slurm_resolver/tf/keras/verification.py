@@ -10,17 +10,19 @@ last place, and what that changes is allowed for.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.model_step import PlannedStep
+from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.replica_step import call_traced
-from slurm_resolver.tf.keras.sharing import Share
+from slurm_resolver.tf.keras.sharing import Batch, Share, Structure
 from slurm_resolver.tf.keras.weight_comparison import paths_of
 from slurm_resolver.tf.partition.values import LOCAL
 from slurm_resolver.tf.private_names import Method
@@ -41,12 +43,12 @@ class Verification:
         steps: how many are compared.
     """
 
-    def __init__(self, model: Any, kind: str, steps: int) -> None:
+    def __init__(self, model: Model, kind: str, steps: int) -> None:
         self._name = f"the {kind} step of {model.name!r}"
         self._model = model
         self._steps = max(steps, _LEAST)
 
-    def compute(self, planned: PlannedStep, batch: Any, step: Method) -> Any:
+    def compute(self, planned: PlannedStep, batch: Batch, step: Method) -> Structure:
         """Returns the results of a step, which is compared.
 
         Args:
@@ -81,9 +83,28 @@ class Verification:
             of_one = call_traced(planned, batch.batch)
             runs.append(zip([*begin, *zeros], [*_values(variables), *_values(of_one)]))
         _assign(variables, after)
+        keys = sorted(results) if isinstance(results, dict) else range(len(flat))
+        self._check(variables, keys, runs, epsilon)
+        return results
+
+    def _check(
+        self,
+        variables: Sequence[tf.Variable],
+        keys: Iterable[object],
+        runs: Sequence[Iterable[tuple[Any, Any]]],
+        epsilon: float,
+    ) -> None:
+        """Raises FitError if a variable or a result differs by more than rounding.
+
+        Args:
+            variables: of the step.
+            keys: of its results.
+            runs: the step of the workers, and that of one process several times; each yields the
+                variables and results before and after it.
+            epsilon: what rounding changes, relative to a number.
+        """
         paths = paths_of(self._model)
         names = [f"the variable {paths.get(id(one), one.name)!r}" for one in variables]
-        keys = sorted(results) if isinstance(results, dict) else range(len(flat))
         names += [f"the result {key!r}" for key in keys]
         for name, *pairs in zip(names, *runs):
             found, expected, *others = itertools.starmap(_change, pairs)
@@ -99,10 +120,9 @@ class Verification:
                     f"{change:.3g} and rounding changes less than {rounding:.3g}. Please report "
                     "this with the code of the step"
                 )
-        return results
 
 
-def _why_not(planned: PlannedStep, batch: Any) -> str:
+def _why_not(planned: PlannedStep, batch: Batch) -> str:
     """Returns why a step cannot be compared; "" if it can, or is that of one process anyway."""
     if not isinstance(batch, Share):
         return "each worker reads its own data"
@@ -116,11 +136,11 @@ def _why_not(planned: PlannedStep, batch: Any) -> str:
     return ""
 
 
-def _values(tensors: Sequence[Any]) -> list[Any]:
+def _values(tensors: Sequence[tf.Tensor]) -> list[Any]:
     return [0.0 if one.dtype == tf.string else one.numpy() for one in tensors]
 
 
-def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values):
         variable.assign(value)
 
@@ -131,7 +151,7 @@ def _rounded(value: Any, epsilon: float, seed: int) -> Any:
     return (value * (1 + off)).astype(value.dtype)
 
 
-def _change(begin: Any, end: Any) -> Any:
+def _change(begin: npt.ArrayLike, end: npt.ArrayLike) -> npt.NDArray[np.complex128]:
     """Returns how far numbers have changed, as a vector without NaN."""
     change = np.subtract(end, begin, dtype=complex).ravel()
     return np.nan_to_num(change, nan=1e30, posinf=1e30, neginf=-1e30)
