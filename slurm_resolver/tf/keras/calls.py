@@ -18,7 +18,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
@@ -27,12 +26,14 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.differences import REMEDY
 from slurm_resolver.tf.keras.files.callback_files import writing_together
 from slurm_resolver.tf.keras.files.one_writer import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
+from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
 from slurm_resolver.tf.keras.waits import has_clock
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
@@ -46,7 +47,7 @@ SCOPE = (
 )
 
 
-def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+def call_together(original: Method, model: Model, /, *args: object, **kwargs: object) -> object:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers must call alike.
 
     It calls `train_on_batch`, `test_on_batch` or `predict_on_batch` as well; their steps compare
@@ -72,6 +73,14 @@ def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) ->
         return call()
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
+    return _call_in_all(original, model, bound)
+
+
+def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) -> object:
+    """Compares what the workers call and their models, and makes the call."""
+    name = original.__name__
+    strategy = model.distribute_strategy
+    workers: Workers = strategy.workers
     arguments = bound.arguments
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
@@ -101,13 +110,13 @@ def call_together(original: Method, model: Any, /, *args: Any, **kwargs: Any) ->
             return result
 
 
-def _tell_usage(strategy: Any, call: str, reports: Mapping[str, Report]) -> None:
+def _tell_usage(strategy: tf.distribute.Strategy, call: str, reports: Mapping[str, Report]) -> None:
     """Lets the first worker say where the time of this call went."""
     if strategy.workers.index == 0 and call == "fit":
         tell_usage(strategy.cluster_resolver, call, reports)
 
 
-def _is_in_scope(name: str, model: Any) -> bool:
+def _is_in_scope(name: str, model: Model) -> bool:
     """Returns whether a model is in the scope of a strategy of this package.
 
     Raises:
@@ -136,7 +145,7 @@ def _is_in_scope(name: str, model: Any) -> bool:
     return False
 
 
-def _check_model(strategy: Any, model: Any, call: str) -> None:
+def _check_model(strategy: tf.distribute.Strategy, model: Model, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     if call != "fit":
         return
