@@ -8,10 +8,10 @@ each worker would train alone. `train_step` is the place for code of one's own.
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.strategy_registry import is_ours
 from slurm_resolver.tf.private_names import Method
 
@@ -25,10 +25,10 @@ KIND = {
     "predict_on_batch": "predict",
 }
 # The kinds of steps for which a strategy of this package has made a model's function.
-_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Model, set[str]] = weakref.WeakKeyDictionary()
 
 
-def make_function(original: Any, model: Any, force: bool = False) -> Any:
+def make_function(original: Method, model: Model, force: bool = False) -> object:
     """Makes a model's function for a kind of steps, which a strategy of this package takes."""
     strategy = model.distribute_strategy
     if not is_ours(strategy):
@@ -46,7 +46,7 @@ def make_function(original: Any, model: Any, force: bool = False) -> Any:
     return function
 
 
-def _check_made(kind: str, model: Any) -> None:
+def _check_made(kind: str, model: Model) -> None:
     """Raises FitError if a model would take steps by a function of its own."""
     name = f"make_{kind}_function"
     if kind not in _made.get(model, ()):
@@ -58,11 +58,11 @@ def _check_made(kind: str, model: Any) -> None:
         )
 
 
-def check_functions(method: str, model: Any) -> None:
+def check_functions(method: str, model: Model) -> None:
     """Lets a method of a model raise FitError if the model makes the function of its steps."""
     kind = KIND[method]
 
-    def make_and_check(make: Method, *args: Any, **kwargs: Any) -> Any:
+    def make_and_check(make: Method, *args: object, **kwargs: object) -> object:
         function = make(*args, **kwargs)
         _check_made(kind, model)
         return function

@@ -12,10 +12,11 @@ import threading
 import weakref
 from typing import Any
 
+from slurm_resolver.tf.keras.protocols import EpochIterator
 from slurm_resolver.tf.private_names import Method
 
 
-def make_iterator(original: Method, data: Any) -> Any:
+def make_iterator(original: Method, data: EpochIterator) -> Any:
     """Returns an iterator that ends in a thread of its own."""
     iterator = iter(original(data))
     # The attributes hold what TensorFlow ends. Without this copy, they would go with the iterator.

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras import metrics_in_run
+from slurm_resolver.tf.keras.protocols import Metric
 from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.strategy_registry import is_coordinated, sharing_of
 from slurm_resolver.tf.private_names import Method
 
 
-def _update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def _update_state(original: Method, metric: Metric, *args: object, **kwargs: object) -> None:
     """Updates a metric.
 
     In a loop of one's own, `strategy.run` adds what all replicas have added, as TensorFlow's class
@@ -32,7 +33,7 @@ def _update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> N
         original(metric, *args, **kwargs)
 
 
-def _update_on_servers(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def _update_on_servers(original: Method, metric: Metric, *args: object, **kwargs: object) -> None:
     import keras
 
     variables = metric.variables
@@ -44,7 +45,7 @@ def _update_on_servers(original: Method, metric: Any, *args: Any, **kwargs: Any)
         variable.value.assign_add(tf.cast(new, old.dtype) - old)
 
 
-def add_on_servers(original: Method, variable: Any, value: Any) -> Any:
+def add_on_servers(original: Method, variable: Any, value: object) -> object:
     """Lets the parameter server add to a variable, which Keras would read and assign."""
     if is_coordinated() and _is_stored(variable):
         return variable.value.assign_add(tf.cast(value, variable.dtype))

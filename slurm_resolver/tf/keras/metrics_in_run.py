@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.protocols import Metric
 from slurm_resolver.tf.keras.replicas import add_up, is_in_replica
 from slurm_resolver.tf.private_names import Method
 
@@ -27,7 +28,7 @@ class _Additions:
 
     def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
-        self._before: dict[int, tuple[Any, Any]] = {}  # a variable and its value, by its id
+        self._before: dict[int, tuple[Any, tf.Tensor]] = {}  # a variable and its value, by its id
 
     def sees_updates(self) -> bool:
         """Whether the updates of metrics that are traced now happen whenever this step does."""
@@ -37,7 +38,7 @@ class _Additions:
         """Whether the caller is in a condition, loop or tf.function."""
         return self._graph is not tf.compat.v1.get_default_graph()
 
-    def note(self, metric: Any, zeros: bool = False) -> None:
+    def note(self, metric: Metric, zeros: bool = False) -> None:
         """Notes the values of a metric's variables, or that new ones have begun as zeros."""
         with self._graph.as_default() if self._is_inside() else contextlib.nullcontext():
             for one in metric.variables:
@@ -45,7 +46,7 @@ class _Additions:
                     value = tf.zeros(one.shape, one.dtype) if zeros else one.value
                     self._before[id(one)] = one, tf.convert_to_tensor(value)
 
-    def reset(self, original: Method, metric: Any) -> None:
+    def reset(self, original: Method, metric: Metric) -> None:
         """Resets a metric, in all replicas alike."""
         for one in metric.variables:
             if self._before.pop(id(one), None) and self._is_inside():
@@ -55,7 +56,7 @@ class _Additions:
                 )
         original(metric)
 
-    def _totals(self) -> list[tuple[Any, Any]]:
+    def _totals(self) -> list[tuple[Any, tf.Tensor]]:
         """Returns the variables, and their values with what all replicas have added."""
         noted = list(self._before.values())
         sums = add_up([one.value - before for one, before in noted])
@@ -67,7 +68,7 @@ class _Additions:
             variable.value.assign(total)
         self._before.clear()
 
-    def result(self, original: Method, metric: Any) -> Any:
+    def result(self, original: Method, metric: Metric) -> object:
         """Returns a metric's result, with what all replicas have added so far."""
         import keras
 
@@ -108,14 +109,14 @@ def adding_up(function: Any) -> Any:
     if isinstance(function, type(tf.function(len))):
         return function
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> object:
         with _adding_up():
             return function(*args, **kwargs)
 
     return wrapped
 
 
-def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+def update_state(original: Method, metric: Metric, *args: object, **kwargs: object) -> None:
     """Updates a metric in a replica."""
     additions = _current_additions()
     if additions and additions.sees_updates():
@@ -127,13 +128,13 @@ def update_state(original: Method, metric: Any, *args: Any, **kwargs: Any) -> No
             update_state(original, metric, *args, **kwargs)
 
 
-def result(original: Method, metric: Any) -> Any:
+def result(original: Method, metric: Metric) -> object:
     """Returns a metric's result; in `strategy.run`, with what all replicas have added so far."""
     additions = _current_additions()
     return additions.result(original, metric) if additions else original(metric)
 
 
-def reset_state(original: Method, metric: Any) -> None:
+def reset_state(original: Method, metric: Metric) -> None:
     """Resets a metric, and in `strategy.run` what has been added to it so far."""
     additions = _current_additions()
     if additions:

@@ -31,7 +31,9 @@ def is_one_process() -> bool:
     return _traces.get()
 
 
-def update_once(original: Method, variable: Any, function: Method, *args: Any, **given: Any) -> Any:
+def update_once(
+    original: Method, variable: tf.Variable, function: Method, *args: Any, **given: Any
+) -> object:
     """Replaces a strategy's `extended.update`: in the step of one process, it updates one copy."""
     if not is_one_process():
         return original(variable, function, *args, **given)
@@ -40,7 +42,9 @@ def update_once(original: Method, variable: Any, function: Method, *args: Any, *
     return function(local[0], *values, **(given.get("kwargs") or {}))
 
 
-def moments_of_own_rows(original: Method, layer: Any, inputs: Any, mask: Any) -> Any:
+def moments_of_own_rows(
+    original: Method, layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None
+) -> object:
     """Replaces BatchNormalization's `_moments`: without `synchronized`, of a replica's own rows.
 
     So Keras documents it for any strategy.

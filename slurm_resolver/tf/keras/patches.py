@@ -25,20 +25,21 @@ from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.metrics import add_on_servers, patch_metrics
 from slurm_resolver.tf.keras.one_process import is_one_process, moments_of_own_rows
+from slurm_resolver.tf.keras.protocols import EpochIterator, Metric, Model
 from slurm_resolver.tf.keras.replicas import is_in_replica
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.strategy_registry import is_ours, ours, sharing_of
 from slurm_resolver.tf.private_names import Method
 
 
-def prepare(strategy: Any) -> None:
+def prepare(strategy: tf.distribute.Strategy) -> None:
     """Lets Keras 3's models train, evaluate and predict under a strategy of this package."""
     ours.add(strategy)
     wrapt.when_imported("keras")(_patch)
 
 
 @functools.cache  # once
-def _patch(keras: Any) -> None:
+def _patch(keras: types.ModuleType) -> None:
     if keras.__version__.startswith("2."):
         return
     of_tensorflow = keras.backend.backend() == "tensorflow"
@@ -51,7 +52,7 @@ def _patch(keras: Any) -> None:
         _patch_models()
 
 
-def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse_backend(original: Method, model: Model, *args: object, **kwargs: object) -> None:
     import keras
 
     backend = keras.backend.backend()
@@ -114,7 +115,7 @@ def _patch_models() -> None:
     variable.__int__ = lambda self: int(self.numpy())
 
 
-def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
+def _add_variable(original: Method, metric: Metric, *args: object, **kwargs: object) -> object:
     """Makes a metric's variable, the same in all workers, so that one alone can read it."""
     patch_metrics()  # its class may be one of the program
     if is_one_process() or sharing_of(tf.distribute.get_strategy()):
@@ -123,7 +124,7 @@ def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _read_data(
-    original: Method, iterator: Any, distribute_strategy: Any = None, **given: Any
+    original: Method, iterator: EpochIterator, distribute_strategy: Any = None, **given: object
 ) -> None:
     if not is_ours(distribute_strategy):
         original(iterator, distribute_strategy, **given)
@@ -133,7 +134,7 @@ def _read_data(
     original(iterator, reader, **given)
 
 
-def _build_without_data(original: Method, model: Any, **given: Any) -> None:
+def _build_without_data(original: Method, model: Model, **given: object) -> None:
     """Builds a coordinator's model from the shapes of its data; others are built by a step.
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
@@ -147,14 +148,14 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
             original(model, data_batch=without_optionals(spec))
 
 
-def _scope(strategy: Any) -> Any:
+def _scope(strategy: tf.distribute.Strategy) -> Any:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
     if not is_ours(strategy) or is_in_replica() or is_one_process():
         return contextlib.nullcontext()
     return strategy.scope()
 
 
-def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_scope(original: Method, thing: Any, *args: object, **kwargs: object) -> object:
     """Calls a method of a model or optimizer in the scope of its strategy."""
     of_model = getattr(thing, "distribute_strategy", None)
     strategy = of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)
@@ -171,7 +172,7 @@ def _in_scope(original: Method, thing: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _open_scopes(original: Method, model: Any) -> Iterator[None]:
+def _open_scopes(original: Method, model: Model) -> Iterator[None]:
     """Opens the scope of a model's names, and that of its variables until they have been made.
 
     Keras opens it in `build`, and where a call builds the model.
@@ -181,7 +182,7 @@ def _open_scopes(original: Method, model: Any) -> Iterator[None]:
         yield
 
 
-def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
+def _metrics_when_steps_are_done(original: Method, model: Any) -> object:
     """Waits for the steps that a coordinator has scheduled."""
     if not is_in_replica():
         for function in (model.train_function, model.test_function):

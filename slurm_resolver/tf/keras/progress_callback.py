@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from slurm_resolver.coordination import progress as phases
+from slurm_resolver.tf.keras.protocols import Logs
 from slurm_resolver.tf.progress import reporter
 
 
 @contextlib.contextmanager
-def reporting(name: str) -> Iterator[Any]:
+def reporting(name: str) -> Iterator[object]:
     """Waits in the block until all workers call `fit`, `evaluate` or `predict`, and runs it.
 
     Yields a callback that reports the steps; it has to come before all others.
@@ -21,22 +21,22 @@ def reporting(name: str) -> Iterator[Any]:
     stage = phases.TRAINING if name == "fit" else name
 
     class SlurmResolverProgress(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_begin(self, logs: Any = None) -> None:
+        def on_train_begin(self, logs: Logs = None) -> None:
             reporter.enter(phases.PREPARING, stage)
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
             reporter.begin_epoch(epoch + 1)
 
-        def on_test_begin(self, logs: Any = None) -> None:
+        def on_test_begin(self, logs: Logs = None) -> None:
             reporter.step = 0
             reporter.enter(phases.START, phases.VALIDATION if name == "fit" else stage)
 
-        def on_test_end(self, logs: Any = None) -> None:
+        def on_test_end(self, logs: Logs = None) -> None:
             reporter.enter(phases.CALLBACK, stage)
 
         on_predict_begin = on_test_begin
 
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
             reporter.step = batch + 1
             reporter.enter(phases.DATA)
 
