@@ -22,8 +22,10 @@ from slurm_resolver.tf import private_names, start
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import as_tensor, type_of_any_rows
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.sharing import without_optionals
+from slurm_resolver.tf.keras.protocols import EpochIterator, Model
+from slurm_resolver.tf.keras.sharing import Structure, without_optionals
 from slurm_resolver.tf.keras.step_function import compiled
+from slurm_resolver.tf.private_names import Method
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
@@ -61,7 +63,7 @@ class ParameterServerStrategy(
 
     def __init__(
         self,
-        cluster_resolver: Any,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
         variable_partitioner: Any = None,
         *,
         start_timeout: float | None = None,
@@ -92,20 +94,20 @@ class ParameterServerStrategy(
         self.num_workers = cluster_resolver.cluster_spec().num_tasks("worker")
         prepare(self)
 
-    def make_function(self, model: Any, kind: str) -> Any:
+    def make_function(self, model: Model, kind: str) -> ScheduledFunction:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
         check_model(self, model)
         return ScheduledFunction(model, kind)
 
-    def read_dataset(self, iterator: Any, dataset: Any) -> Any:
+    def read_dataset(self, iterator: EpochIterator, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns what Keras 3 reads on the chief: the dataset."""
         return dataset
 
     def distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-        options: Any = None,
-    ) -> Any:
+        options: tf.distribute.InputOptions | None = None,
+    ) -> tf.data.Dataset:
         """Returns a dataset that each worker makes and reads for itself, for `fit`.
 
         Args:
@@ -125,11 +127,11 @@ class ParameterServerStrategy(
         )
         is_finite = int(data.cardinality()) >= 0
 
-        def of_one(context: Any) -> Any:
+        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return dataset_fn(context).repeat(None if is_finite else 1)
 
         @functools.cache
-        def of_workers() -> Any:  # continues from one epoch to the next
+        def of_workers() -> Iterator[object]:  # continues from one epoch to the next
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
             return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
 
@@ -137,7 +139,7 @@ class ParameterServerStrategy(
         return data
 
 
-def check_model(strategy: Any, model: Any) -> None:
+def check_model(strategy: tf.distribute.Strategy, model: Model) -> None:
     """Raises KerasError for a model that cannot be trained in this way."""
     if model.run_eagerly:
         raise KerasError(
@@ -171,7 +173,7 @@ def _told_where_data_ends() -> Iterator[None]:
 class ScheduledFunction:
     """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: Model, kind: str) -> None:
         patch_metrics()
         self._model = model
         self._trains = kind == "train"
@@ -181,10 +183,10 @@ class ScheduledFunction:
         self._on_batch = compiled(self._run_on_batch)
         self._on_iterator = compiled(lambda iterator: self._run(next(iterator)))
         self._under_way: list[Any] = []
-        self._logs: dict[str, Any] = {}
+        self._logs: dict[str, Structure] = {}
 
     @_told_where_data_ends()
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Any) -> Structure:
         """Returns a list's outputs, or the logs of an iterator's steps, which `join` completes."""
         if isinstance(data, list):
             return self._predict(data)
@@ -206,7 +208,7 @@ class ScheduledFunction:
             self.join()
         return self._logs
 
-    def _schedule(self, function: Any, data: Any) -> Any:
+    def _schedule(self, function: Method, data: Structure) -> tf.distribute.coordinator.RemoteValue:
         return self._coordinator.schedule(function, (without_optionals(data),))
 
     @_told_where_data_ends()
@@ -225,7 +227,7 @@ class ScheduledFunction:
             # This raises the error of a failed step. The logs of a lost worker's step are left out.
             self._coordinator.join()
 
-    def _predict(self, batches: list[Any], attempt: int = 1) -> Any:
+    def _predict(self, batches: list[Structure], attempt: int = 1) -> Structure:
         remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
@@ -235,15 +237,15 @@ class ScheduledFunction:
             return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
-    def _run_on_batch(self, batch: Any) -> Any:
+    def _run_on_batch(self, batch: Structure) -> Structure:
         # Without the number of rows, as from a graph's dataset: Keras weights logs by it.
         return self._run(tf.nest.map_structure(_of_any_rows, batch))
 
-    def _run(self, batch: Any) -> Any:
+    def _run(self, batch: Structure) -> Structure:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
 
 
-def _of_any_rows(value: Any) -> Any:
+def _of_any_rows(value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor in a graph without the number of its rows."""
     spec = type_of_any_rows(value)
     unknown = tf.compat.v1.placeholder_with_default

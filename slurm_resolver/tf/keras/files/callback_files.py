@@ -84,7 +84,7 @@ class CallbackFiles:
         workers.client.listen("told", self._take_claim)
 
     @contextlib.contextmanager
-    def sharing(self, callbacks: Sequence[Any]) -> Iterator[None]:
+    def sharing(self, callbacks: Sequence[object]) -> Iterator[None]:
         """Lets one worker write each path that hooks of these callbacks write in the block."""
         import keras
 
@@ -106,7 +106,7 @@ class CallbackFiles:
     def _within(self, hook: Method, label: str) -> Method:
         """Returns a hook of a callback, whose files are one worker's."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             self._hooks[label] += 1
             current = f"{label} {self._hooks[label]}"
             with setting(self, "hook", current), setting(_current, "files", self):
@@ -114,7 +114,7 @@ class CallbackFiles:
 
         return call
 
-    def place(self, path: Any, kind: str) -> Any:
+    def place(self, path: object, kind: str) -> Any:
         """Returns where this worker reads or writes a path; see `_FUNCTIONS` for the kind."""
         if kind == "-" or not isinstance(path, (str, bytes, os.PathLike)):
             return path
@@ -151,7 +151,7 @@ class CallbackFiles:
 
 
 @contextlib.contextmanager
-def setting(owner: Any, name: str, value: Any) -> Iterator[None]:
+def setting(owner: object, name: str, value: object) -> Iterator[None]:
     """Sets an attribute in the block."""
     before = vars(owner).copy()
     setattr(owner, name, value)
@@ -181,7 +181,7 @@ def _redirect(original: Method, kinds: str) -> Method:
     """Returns a function that redirects the paths among its arguments in the hooks of callbacks."""
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> object:
         files = getattr(_current, "files", None)
         if files is None or len(args) < len(kinds) or kwargs.get("dir_fd") is not None:
             return original(*args, **kwargs)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.files.callback_files import CallbackFiles, setting
+from slurm_resolver.tf.keras.protocols import Logs
 from slurm_resolver.tf.private_names import Method
 
 _files_of = functools.cache(CallbackFiles)  # of this process's workers
@@ -34,21 +35,21 @@ _WRITERS = {
 class _Silent:
     """Takes the place of what writes, in a worker that does not."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> _Silent:
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> _Silent:
         return self
 
 
-def listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: object) -> list[object]:
     """Returns the callbacks given to `fit`: several, one, None, or a CallbackList of Keras."""
     given = getattr(callbacks, "callbacks", callbacks)
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
 @contextlib.contextmanager
-def one_writer(callbacks: Sequence[Any], workers: Workers) -> Iterator[None]:
+def one_writer(callbacks: Sequence[object], workers: Workers) -> Iterator[None]:
     """Lets one worker write each path in the block (see `callback_files`).
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
@@ -84,7 +85,7 @@ def one_writer(callbacks: Sequence[Any], workers: Workers) -> Iterator[None]:
         yield
 
 
-def remove_together(original: Method, callback: Any, logs: Any = None) -> None:
+def remove_together(original: Method, callback: Any, logs: Logs = None) -> None:
     """Removes what a BackupAndRestore has saved, once all workers have saved it (see `saving`)."""
     workers = getattr(callback.model.distribute_strategy, "workers", None)
     if workers:
@@ -93,7 +94,7 @@ def remove_together(original: Method, callback: Any, logs: Any = None) -> None:
         original(callback, logs)
 
 
-def make_folder(original: Method, path: Any) -> Any:
+def make_folder(original: Method, path: str) -> Any:
     """Makes a folder for a callback, unless another worker was faster."""
     with contextlib.suppress(FileExistsError):
         return original(path)

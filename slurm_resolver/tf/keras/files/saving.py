@@ -23,6 +23,7 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import SavingError
 from slurm_resolver.tf.keras.files.callback_files import writing_together
+from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.strategy_registry import are_several
 from slurm_resolver.tf.keras.weight_comparison import digest_of
 from slurm_resolver.tf.partition.outside_graph import call_outside
@@ -33,7 +34,7 @@ from slurm_resolver.tf.resolver_cluster import slurm_step_of
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 
 
-def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def save_once(save: Method, model: Model, filepath: Any, *args: object, **kwargs: object) -> object:
     """Calls a function of Keras that saves a model, in one of the workers that save to a path."""
     local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
     if not (are_several() and local):
@@ -53,7 +54,7 @@ def save_once(save: Method, model: Any, filepath: Any, *args: Any, **kwargs: Any
 
 
 @functools.cache
-def attributes_to_skip(find: Method, kind: str) -> Any:
+def attributes_to_skip(find: Method, kind: str) -> object:
     """Returns which attributes of a kind of object, such as "Optimizer", Keras does not save.
 
     To list them, Keras makes an object of that kind, and its variables, at each save and load. In a
