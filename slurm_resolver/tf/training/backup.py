@@ -27,10 +27,12 @@ from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.division import WorkerData
+from slurm_resolver.tf.keras.protocols import EpochIterator, Logs
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
+from slurm_resolver.tf.training.dataset_graph import Findings
 from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
 from slurm_resolver.tf.training.exactness import function_names, problem_of_step, tell
 from slurm_resolver.tf.training.random_states import (
@@ -79,8 +81,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     restores_all_workers = True  # so each worker needs it
-    _data: Any = None  # of the current fit
-    _first: Any = None  # the callback that comes before all others
+    _data: EpochIterator | None = None  # of the current fit
+    _first: keras.callbacks.Callback | None = None  # the callback that comes before all others
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         save_every: int | None = None,
         max_to_keep: int = 2,
         other_data: bool = False,
-        **state: Any,
+        **state: object,
     ) -> None:
         """Stores the arguments; `fit` restores when it begins.
 
@@ -115,7 +117,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if termination is None:  # `fit` makes it only after it has read the first batch
             signals.keep_from_children(signals.OF_USERS)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Stores the model; raises ResumeError for one of Keras 2."""
         if keras.__version__.startswith("2.") or not isinstance(model, keras.Model):
             raise ResumeError(
@@ -126,7 +128,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             )
         super().set_model(model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Restores, and sets the epoch and step at which `fit` begins.
 
         Raises:
@@ -152,13 +154,17 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "For a training loop of your own use ResumableLoop."
         )
 
-    def _begin(self, fit: Any, callbacks: Any, data: Any) -> None:
+    def _begin(
+        self,
+        fit: types.SimpleNamespace,
+        callbacks: keras.callbacks.CallbackList,
+        data: EpochIterator,
+    ) -> None:
         """Restores the training, and comes last among the callbacks. Keras is beginning to train.
 
         `fit` has the variables of Keras' `fit`, `callbacks` is Keras' list of all callbacks, and
         `data` makes the iterators over the data.
         """
-        model = self.model
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._iterator: Any = None  # over the data
@@ -172,7 +178,20 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
         )
         callbacks.callbacks = [self._first, *self._others, self]
-        epochs = self.params["epochs"]
+        self._restore()
+        findings = findings_of(data, fit)
+        self._check_fit(findings.content)
+        self._tell(findings.other, *_unbuilt_optimizers(self.model))
+        self._go_to_step(fit, data, findings)
+        for name, wrapper in (
+            (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
+            (private_names.CATCH_STOP_ITERATION, self._save_on_error),
+        ):
+            name.set(data, functools.partial(wrapper, name.of(data)))
+
+    def _restore(self) -> None:
+        """Builds the model, and restores the newest checkpoint of this fit."""
+        model = self.model
         states = random_states()
         self._build()
         # A run without this callback builds later, or not at all; Keras' seed may be Python's.
@@ -186,43 +205,40 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._key = os.path.abspath(folder)
         if self._key in _finished:
             folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
-        backup = Backup(
+        self._backup = Backup(
             model.distribute_strategy,
             {"model": model, "left_out": left_out, **self.state},
             **{**self.options, "directory": folder},
             complete=True,
             collect=self._collect,
         )
-        self._backup = backup
-        self._saved = backup.more or {}
-        backup.say_start(epochs)
-        findings = findings_of(data, fit)
-        self._check_fit(findings.content)
-        self._tell(findings.other, *_unbuilt_optimizers(model))
+        self._saved = self._backup.more or {}
+        self._backup.say_start(self.params["epochs"])
+
+    def _go_to_step(
+        self, fit: types.SimpleNamespace, data: EpochIterator, findings: Findings
+    ) -> None:
+        """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
+        backup = self._backup
         adapter = private_names.DATA_ADAPTER.of(data)
         if isinstance(adapter, private_names.ARRAYS.get()):
             batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
         else:
             batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
         # With batches of another size, an epoch has another number of steps.
-        resized = backup.epoch < epochs and backup.begin_data(batch_size)
+        resized = backup.epoch < self.params["epochs"] and backup.begin_data(batch_size)
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
         self._before: Any = None  # the states of global random generators before data was read
         if backup.restored:
-            private_names.INITIAL_EPOCH.set(model, backup.epoch)
+            private_names.INITIAL_EPOCH.set(self.model, backup.epoch)
             self._before = random_states()
             steps = None if resized else self._saved["steps"]
             if self._draws:  # also for a fit that has ended, as the next may read the same data
                 last = self._saved["last"] or backup.epoch
-                read_earlier(model, fit, data, findings, last, steps, backup.leads)
+                read_earlier(self.model, fit, data, findings, last, steps, backup.leads)
             else:
                 self._move_by_samples()
-        for name, wrapper in (
-            (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
-            (private_names.CATCH_STOP_ITERATION, self._save_on_error),
-        ):
-            name.set(data, functools.partial(wrapper, name.of(data)))
 
     def _check_fit(self, content: int) -> None:
         """Raises ResumeError if the checkpoint is one of another fit."""
@@ -339,7 +355,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "stop": bool(self.model.stop_training),
         }
 
-    def _before_epoch(self, epoch: int, logs: Any) -> None:
+    def _before_epoch(self, epoch: int, logs: Logs) -> None:
         """Restores the other callbacks before the first epoch."""
         self._backup.epoch = epoch
         self._trained_metrics = None
@@ -351,7 +367,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._until = 0
             self._logs = {}
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Restores again what was saved after the beginning of this epoch."""
         if self._until:
             self._restore_callbacks()
@@ -372,16 +388,16 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._backup.leads:
             tell(*problems)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Comes last before the step."""
         if self._functions is None:
             self._functions = function_names()
 
-    def _add_logs(self, epoch: int, logs: Any) -> None:
+    def _add_logs(self, epoch: int, logs: dict[str, float]) -> None:
         """Gives the other callbacks the logs of an epoch of which no step was left."""
         logs.update({**self._logs, **logs})
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Saves if that is due."""
         self._logs = logs
         if self._begins:
@@ -393,17 +409,17 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._backup.after_steps(self.model.steps_per_execution)
         self._backup.save_if_due()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Keeps the metrics of the training, which a validation resets."""
         if self._data:
             self._trained_metrics = [one.numpy() for one in self._metrics()]
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Saves on a signal: a validation may take longer than Slurm waits."""
         if self._data:
             self._backup.save_if_due()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Saves the end, so that a restart of the finished training does not train again.
 
         The other callbacks come first, as they may put back the best weights.
@@ -433,7 +449,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         data = private_names.DISTRIBUTED_DATASET.of(self._data)
         spec = data.whole.element_spec if isinstance(data, WorkerData) else data.element_spec
         with model.distribute_strategy.scope():
-            problem: Any = "Keras could not infer its inputs' shapes"
+            problem: object = "Keras could not infer its inputs' shapes"
             try:
                 private_names.SYMBOLIC_BUILD.of(model)(data_batch=spec)
             except Exception as error:  # whatever the model's own code raises
@@ -447,7 +463,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 model.optimizer.build(model.trainable_variables)
 
 
-def _listed_variables(model: Any) -> list[tf.Variable]:
+def _listed_variables(model: keras.Model) -> list[tf.Variable]:
     """Returns the `tf.Variable`s in lists, tuples and dicts of a model or its layers."""
     found = []
     for layer in private_names.FLATTEN_LAYERS.of(model)():
@@ -458,7 +474,7 @@ def _listed_variables(model: Any) -> list[tf.Variable]:
     return found
 
 
-def _unbuilt_optimizers(model: Any) -> Iterator[str]:
+def _unbuilt_optimizers(model: keras.Model) -> Iterator[str]:
     """Yields why optimizers of a model, besides the one of `compile`, cannot be restored."""
     for name, value in vars(model).items():
         if isinstance(value, keras.optimizers.Optimizer) and not value.built:
