@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.log import warn
+from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.fit_state import pack, unpack
 
 Part = tuple[str, str]  # the class of an attribute, and its packed content or digest
@@ -56,25 +57,25 @@ def _refill(collection: Any, items: Any) -> None:
     add(items)
 
 
-def _set_state(generator: Any, state: Any) -> None:
+def _set_state(generator: np.random.Generator, state: Any) -> None:
     generator.bit_generator.state = state
 
 
-def _variables_of(owner: Any) -> Any:
+def _variables_of(owner: object) -> Any:
     return getattr(owner, "variables", [owner])
 
 
-def _set_values(owner: Any, values: Any) -> None:
+def _set_values(owner: object, values: Any) -> None:
     for variable, value in zip(_variables_of(owner), values):
         variable.assign(value)
 
 
-def _set_attributes(owner: Any, values: Any) -> None:
+def _set_attributes(owner: object, values: dict[str, object]) -> None:
     for name, value in values.items():
         _put(owner, name, "", value)
 
 
-def _attributes_of(value: Any) -> Any:
+def _attributes_of(value: object) -> dict[str, object]:
     """Returns the attributes of an object that has no other state; raises an error for others."""
     if value.__reduce_ex__(2)[2:] != (vars(value), None, None):
         raise TypeError(type(value))
@@ -82,7 +83,7 @@ def _attributes_of(value: Any) -> Any:
 
 
 # How to read and to set the content of an object.
-_CONTENTS: dict[Any, Any] = {
+_CONTENTS: dict[Any, tuple[Method, Method]] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (lambda generator: generator.bit_generator.state, _set_state),
@@ -100,9 +101,9 @@ _CONTENTS: dict[Any, Any] = {
 class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
-    def __init__(self, callbacks: Iterable[Any], saved: Iterable[Any] = ()) -> None:
+    def __init__(self, callbacks: Iterable[object], saved: Iterable[object] = ()) -> None:
         """`saved` are variables, and what has them, that are saved elsewhere."""
-        self._callbacks: dict[str, Any] = {}
+        self._callbacks: dict[str, object] = {}
         counts = collections.Counter[str]()
         for callback in callbacks:
             kind = type(callback).__name__
@@ -161,7 +162,7 @@ class CallbackStates:
                 changed[attribute] = part if kind in ("", before[0]) else (kind, _OPEN)
         return changed
 
-    def _read(self, callback: Any) -> State:
+    def _read(self, callback: object) -> State:
         return {
             name: _Reader(self._saved).part_of(value)
             for name, value in vars(callback).items()
@@ -173,7 +174,7 @@ def _is_whole(part: Part) -> bool:
     return not part[1].startswith(_OPEN)
 
 
-def _put(owner: Any, name: str, kind: str, to: Any) -> None:
+def _put(owner: object, name: str, kind: str, to: object) -> None:
     """Restores an attribute in place, as others may have the same object."""
     value = vars(owner).get(name)
     if kind or (isinstance(value, _COLLECTIONS) and type(value) is type(to)):
@@ -182,7 +183,7 @@ def _put(owner: Any, name: str, kind: str, to: Any) -> None:
         setattr(owner, name, to)
 
 
-def content_of(value: Any) -> Any:
+def content_of(value: object) -> tuple[Method, Method]:
     """Returns how to read and to set the content of an object."""
     return next(how for kind, how in _CONTENTS.items() if isinstance(value, kind))
 
@@ -195,7 +196,7 @@ class _Reader(pickle.Pickler):
         super().__init__(self._written)
         self._saved = saved
 
-    def part_of(self, value: Any) -> Part:
+    def part_of(self, value: object) -> Part:
         """Returns the class of a value, "" if it is plain, and its content or digest."""
         kind = type(value).__name__
         with contextlib.suppress(Exception):
@@ -207,7 +208,7 @@ class _Reader(pickle.Pickler):
             return kind, f"{_OPEN}{zlib.crc32(self._written.getvalue())}"
         return kind, _OPEN
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: object) -> object:
         """Returns what tells an object from one that has changed; None: all that it has."""
         if id(value) in self._saved:
             return 0

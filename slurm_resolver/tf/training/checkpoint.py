@@ -77,14 +77,14 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
         directory: str,
         termination: TerminationConfig | None,
         save_every: int | None,
         max_to_keep: int,
         *,
         complete: bool = False,
-        collect: Callable[[], Any] = lambda: None,
+        collect: Callable[[], object] = lambda: None,
     ) -> None:
         """Restores the newest checkpoint, if there is one; then a signal makes all ranks save.
 
@@ -202,7 +202,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         received = self._termination.watch.received
         if not received or isinstance(error, OF_PEERS):  # another rank has ended
             return
-        told: dict[str, Any] = {}
+        told: dict[str, bool] = {}
         with contextlib.suppress(ResumeError):
             told = self._ranks.compare("the save after an error", is_between_steps, _ERROR_WAIT)
         # Where only SIGTERM came, another task may have failed: srun then ends this one by it.
@@ -266,7 +266,7 @@ class _QuietHandler(
 def _let_others_end() -> None:
     """Lets the thread that watches for other ranks' signals end without a traceback."""
 
-    def watch_quietly(watch: Method, handler: Any) -> None:
+    def watch_quietly(watch: Method, handler: object) -> None:
         with contextlib.suppress(tf.errors.OpError):
             watch(handler)
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.compat.v1 import NodeDef
 
 from slurm_resolver.tf.keras.origins import serialized_graph
 from slurm_resolver.tf.partition.values import names
@@ -80,12 +81,12 @@ def look_through(dataset: tf.data.Dataset) -> Findings:
     )
 
 
-def is_random(node: Any) -> bool:
+def is_random(node: NodeDef) -> bool:
     """Whether a node is a stateful random operation, whose position cannot be saved."""
     return "seed" in node.attr and is_stateful(node)
 
 
-def is_stateful(node: Any) -> bool:
+def is_stateful(node: NodeDef) -> bool:
     """Whether TensorFlow says that results of a node's operation may differ from call to call."""
     try:
         return bool(_ops.op_def_for_type(node.op).is_stateful)
@@ -93,13 +94,13 @@ def is_stateful(node: Any) -> bool:
         return False
 
 
-def _changes(node: Any) -> bool:
+def _changes(node: NodeDef) -> bool:
     """Whether a node in a function leaves something behind for the next iterator."""
     known = node.op in _ALIKE | _SHUFFLES  # a shuffle in a function is made anew with each call
     return is_stateful(node) and not known and not is_random(node)
 
 
-def _draws_late(nodes: dict[str, Any], node: Any) -> bool:
+def _draws_late(nodes: dict[str, NodeDef], node: NodeDef) -> bool:
     """Whether making iterators over the last node, and so over its inputs, is not enough."""
     at_once = {node.name}
     while node.op in _AT_ONCE:
@@ -112,7 +113,7 @@ def _draws_late(nodes: dict[str, Any], node: Any) -> bool:
     )
 
 
-def _checksum(nodes: Iterable[Any]) -> int:
+def _checksum(nodes: Iterable[NodeDef]) -> int:
     found = 0
     for node in nodes:
         tensor = node.attr["value"].tensor
@@ -122,7 +123,9 @@ def _checksum(nodes: Iterable[Any]) -> int:
     return found
 
 
-def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) -> str:
+def _find_other(
+    dataset: tf.data.Dataset, nodes: dict[str, NodeDef], functions: dict[str, Iterable[NodeDef]]
+) -> str:
     """Returns why every run reads other data, and what to write; "" if none is known."""
     for node in nodes.values():
         if _lacks_seed(nodes, node):
@@ -147,14 +150,14 @@ def _find_other(dataset: Any, nodes: dict[str, Any], functions: dict[str, Any]) 
     return ""
 
 
-def _lacks_seed(nodes: dict[str, Any], node: Any) -> bool:
+def _lacks_seed(nodes: dict[str, NodeDef], node: NodeDef) -> bool:
     arguments = [argument.name for argument in _ops.op_def_for_type(node.op).input_arg]
     seeds = [nodes[name] for argument, name in zip(arguments, node.input) if argument in _SEEDS]
     values = [tf.make_ndarray(seed.attr["value"].tensor) for seed in seeds if seed.op == "Const"]
     return len(values) == len(_SEEDS) and not np.any(values)
 
 
-def _called(functions: dict[str, Any], name: str) -> list[Any]:
+def _called(functions: dict[str, Iterable[NodeDef]], name: str) -> list[NodeDef]:
     """Returns the nodes of a function, and of those that it calls."""
     left = dict(functions)
     found = list(left.pop(name, ()))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -18,6 +20,7 @@ from slurm_resolver.coordination.progress import PREPARING
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.division import WorkerData
+from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.dataset_graph import SEED, Findings, look_through
@@ -26,7 +29,7 @@ _ROWS = 1000  # how many of an array tell it from another one
 _SOURCES = (private_names.GENERATOR, private_names.PY_DATASET)
 
 
-def findings_of(data: Any, fit: Any) -> Findings:
+def findings_of(data: EpochIterator, fit: SimpleNamespace) -> Findings:
     """Returns what the data of an epoch iterator need.
 
     `data` makes Keras' iterators, and `fit` has the variables of Keras' `fit`.
@@ -45,7 +48,7 @@ def findings_of(data: Any, fit: Any) -> Findings:
     return look_through(whole)._replace(again=True) if whole is not None else Findings(again=False)
 
 
-def _findings_of_arrays(fit: Any) -> Findings:
+def _findings_of_arrays(fit: SimpleNamespace) -> Findings:
     """Returns what arrays need. Their graph would contain them."""
     content = 0
     for array in tf.nest.flatten((fit.x, fit.y)):
@@ -60,7 +63,7 @@ def _findings_of_arrays(fit: Any) -> Findings:
     )
 
 
-def draw(iterator: Any, batches: int) -> None:
+def draw(iterator: Iterator[object], batches: int) -> None:
     """Draws the batches of a step; raises StopIteration if there is none."""
     reporter.enter(PREPARING)  # a training that reads for hours is not stuck
     next(iterator)
@@ -69,7 +72,13 @@ def draw(iterator: Any, batches: int) -> None:
 
 
 def read_earlier(
-    model: Any, fit: Any, data: Any, findings: Findings, last: int, steps: int | None, says: bool
+    model: Model,
+    fit: SimpleNamespace,
+    data: EpochIterator,
+    findings: Findings,
+    last: int,
+    steps: int | None,
+    says: bool,
 ) -> None:
     """Reads the data of the epochs before this one again.
 
@@ -100,7 +109,7 @@ def read_earlier(
         private_names.VALIDATION_DATA.set(model, validation)
 
 
-def _read_epoch(data: Any, ends: float | None = None) -> None:
+def _read_epoch(data: EpochIterator, ends: float | None = None) -> None:
     """Goes through the steps of an epoch, which ends in this one; None: draws the batches."""
     count = data.steps_per_execution
     with private_names.CATCH_STOP_ITERATION.of(data)():
@@ -111,7 +120,7 @@ def _read_epoch(data: Any, ends: float | None = None) -> None:
                 raise StopIteration
 
 
-def _validation_of(model: Any, fit: Any, data: Any) -> Any:
+def _validation_of(model: Model, fit: SimpleNamespace, data: Any) -> Any:
     """Returns what makes the iterators of the validation, if earlier ones matter; else None."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(fit.validation_data)
     is_dataset = isinstance(x, tf.data.Dataset) and look_through(x).shuffles

@@ -23,7 +23,7 @@ def random_states() -> States:
     return {name: pack(content_of(one)[0](one)) for name, one in _generators().items()}
 
 
-def _generators() -> dict[str, Any]:
+def _generators() -> dict[str, object]:
     seeds = private_names.GLOBAL_OF_KERAS.get()(private_names.SEEDS_NAME.get())
     found = {
         "random": _FUNCTIONS[0].__self__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -13,6 +13,7 @@ from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.termination import TerminationConfig
 from slurm_resolver.tf.usage_report import tell_usage
 
+Batch = TypeVar("Batch")
 _END_SECONDS = 60.0  # for which the workers wait for each other's reports
 
 
@@ -40,7 +41,7 @@ class ResumableLoop(Backup):
         restored: the path of the checkpoint that was restored; None if there was none.
     """
 
-    _endless: Iterator[Any] | None = None
+    _endless: Iterator[object] | None = None
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class ResumableLoop(Backup):
         termination: TerminationConfig | None = None,
         save_every: int | None = None,
         max_to_keep: int = 2,
-        **state: Any,
+        **state: object,
     ) -> None:
         """Restores the latest checkpoint of the directory, if there is one.
 
@@ -84,7 +85,7 @@ class ResumableLoop(Backup):
             if self.leads:
                 tell_usage(self._resolver, "the loop", of_all)
 
-    def batches(self, data: Iterable[Any], steps: int | None = None) -> Iterator[Any]:
+    def batches(self, data: Iterable[Batch], steps: int | None = None) -> Iterator[Batch]:
         """Yields the batches of this epoch that are left; each is a step.
 
         Args:

@@ -38,7 +38,7 @@ _EXIT_WAIT = 15.0
 
 
 def termination_config(
-    resolver: Any = None,
+    resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
     *,
     signals: Collection[str] = ("SIGUSR1", "SIGTERM"),
     requeue: str | None = "scontrol",
@@ -107,7 +107,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
     requeue: str | None
     max_restarts: int | None
     grace_period: int = 0
-    save_fn: Any = None
+    save_fn: Callable[..., None] | None = None
     saved_at: str = ""
 
     @property
@@ -183,7 +183,7 @@ class SavingRanks:
         first = ("chief" if spec.get("chief") else "worker", 0)
         self.leads = not spec or (resolver.task_type, resolver.task_id) == first
 
-    def compare(self, purpose: str, own: Any, seconds: float = _SAVE_WAIT) -> dict[str, Any]:
+    def compare(self, purpose: str, own: object, seconds: float = _SAVE_WAIT) -> dict[str, Any]:
         """Returns the value of every rank, by the rank's name, the leader's first.
 
         All ranks call it, in the same order; otherwise it raises ResumeError, at the latest when
