@@ -2,7 +2,7 @@
 
 Only the module of the given subcommand is imported: every task may run it, so it must start
 quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(add)` and `main(args)`, which
-returns the exit status.
+returns the exit status. `SLURMS_OPTIONS` says where options go that only Slurm has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
@@ -38,7 +38,17 @@ supervise and requeue return the program's own. COMMAND --help has details and e
 
 
 class _Parser(ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line.
+
+    Options have to be spelled out: --ntasks is not --ntasks-per-node.
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=RawDescriptionHelpFormatter,
+            **keywords,
+        )
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -50,7 +60,6 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching and diagnosis.",
         epilog=_EPILOG,
-        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-V",
@@ -61,14 +70,16 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, formatter_class=RawDescriptionHelpFormatter
-        )
+        command = commands.add_parser(name, help=summary)
         if name in complete:
             module = importlib.import_module(f"slurm_resolver.cli.{name}")
             command.description = module.DESCRIPTION
             command.epilog = module.EPILOG
-            command.set_defaults(function=module.main)
+            command.set_defaults(
+                function=module.main,
+                refuse=command.error,
+                slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
+            )
             module.add_arguments(OptionAdder(command))
     return parser
 
@@ -85,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2  # a script should notice that nothing was done
     # The parser's own options end the program, so the subcommand is the first other word.
     parser = build_parser([word for word in words if not word.startswith("-")][:1])
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
     try:
         return int(args.function(args))
     except SlurmResolverError as error:

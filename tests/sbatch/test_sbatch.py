@@ -124,7 +124,10 @@ REFUSED = {
     "--signal KILL@60": "--signal KILL@60: a training cannot save at this signal",
     "--requeue --time 3": "the signal up to 60 s early",
     "--time soon": "--time 'soon': expected minutes",
-    "--partition gpu": "unrecognized arguments: --partition",
+    "--partition gpu": "--partition. Give Slurm's other options to sbatch, as in sbatch --part",
+    "-A ours --nodes 2": "-A. Give Slurm's other options to sbatch",
+    "--ntasks 8": "unrecognized arguments: --ntasks. Give",  # which is not --ntasks-per-node
+    "--gpus 4": "unrecognized arguments: --gpus. Give",  # of the job, not of each node
     "--ps 0": "argument --ps: '0': expected a number from 1",
     "--ps 3 --nodes 4": "--ps 3: with the chief and a worker, these need 5 tasks or more, but 4 n",
     "--spare-nodes 1": "--spare-nodes and --min-nodes: expected --restarts as well",
