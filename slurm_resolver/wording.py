@@ -15,12 +15,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Returns a number of seconds with three digits or more.
+    """Returns a number of seconds as a person says it: from 3 on, a whole one.
 
-    >>> brief(0.5), brief(1199.98)
-    ('0.5', '1200')
+    >>> brief(0.514), brief(7.98)
+    ('0.51', '8')
     """
-    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
+    return f"{seconds:.0f}" if seconds >= 3 else f"{seconds:.2g}"
 
 
 def fold(numbers: Iterable[str], most: int) -> list[str]:

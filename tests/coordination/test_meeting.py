@@ -144,7 +144,7 @@ class Case(NamedTuple):
 
 CASES = {
     "one comes late": Case(
-        ["gather(2); time.sleep(4)", "gather(2)", "time.sleep(3); gather()"],
+        ["gather(1.98); time.sleep(4)", "gather(1.98)", "time.sleep(3); gather()"],
         {
             0: missing("2 s"),
             1: missing("2 s"),

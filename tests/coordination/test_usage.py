@@ -22,10 +22,10 @@ from slurm_resolver.coordination.usage import (
 )
 
 NAMES = [f"worker {rank} (rank {rank} on n{rank // 2})" for rank in range(4)]
-GOOD = {COMPUTING: 88, WAITING: 6, DATA: 4, BETWEEN: 2}
+GOOD: dict[str, float] = {COMPUTING: 88, WAITING: 6, DATA: 4, BETWEEN: 2}
 
 
-def four(*accounts: dict[str, int], **fields: object) -> dict[str, Report]:
+def four(*accounts: dict[str, float], **fields: object) -> dict[str, Report]:
     """Returns four workers; the last one has the last account, and the others the first one."""
     given = [accounts[0]] * 3 + [accounts[-1]]
     return {
@@ -41,6 +41,7 @@ def test_the_line_at_the_end() -> None:
     assert describe(workers, 2).startswith(line + shares)
     assert "start" not in describe(workers)
     assert describe(workers).count("2%") == 2
+    assert " 500 steps in 8 s with " in describe(four({COMPUTING: 7.98}))
     assert summarize("fit", workers, 2) == [f"usage of fit: {describe(workers, 2)}"]
     assert LINE.findall(f"3: slurm_resolver: {summarize('fit', workers, 2)[0]}\n")
 
