@@ -13,6 +13,7 @@ from slurm_resolver.cli.options import (
     OptionAdder,
     add_cluster_options,
     cluster_options,
+    name_options,
     seconds,
     values_of,
 )
@@ -88,6 +89,7 @@ def main(args: Namespace) -> int:
             raise
         results = [Result("presence", FAILED, str(error))]
         printing = cause.unreached or step.rank == 0
+    results = [result._replace(detail=name_options(result.detail)) for result in results]
     counts = Counter(result.status for result in results)
     status = 1 if counts[FAILED] else 0
     if printing and args.json:
