@@ -13,7 +13,7 @@ import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from slurm_resolver.cli.options import OptionAdder, name_options
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
@@ -38,17 +38,7 @@ supervise and requeue return the program's own. COMMAND --help has details and e
 
 
 class _Parser(ArgumentParser):
-    """A parser whose errors are one line.
-
-    Options have to be spelled out: --ntasks is not --ntasks-per-node.
-    """
-
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(
-            allow_abbrev=False,
-            formatter_class=RawDescriptionHelpFormatter,
-            **keywords,
-        )
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -60,6 +50,7 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching and diagnosis.",
         epilog=_EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-V",
@@ -70,7 +61,12 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary)
+        command = commands.add_parser(
+            name,
+            help=summary,
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # --ntasks is not --ntasks-per-node
+        )
         if name in complete:
             module = importlib.import_module(f"slurm_resolver.cli.{name}")
             command.description = module.DESCRIPTION

@@ -89,15 +89,15 @@ def main(args: Namespace) -> int:
             raise
         results = [Result("presence", FAILED, str(error))]
         printing = cause.unreached or step.rank == 0
-    results = [result._replace(detail=name_options(result.detail)) for result in results]
     counts = Counter(result.status for result in results)
     status = 1 if counts[FAILED] else 0
     if printing and args.json:
-        print(json.dumps({"ok": not status, "checks": [result._asdict() for result in results]}))
+        text = json.dumps({"ok": not status, "checks": [result._asdict() for result in results]})
+        print(name_options(text))
     elif printing:
         for result in results:
             if args.verbose or result.is_bad:
-                print(checked(*result))
+                print(name_options(checked(*result)))
         summary = ", ".join(f"{number} {name}" for name, number in counts.items())
         print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
     if args.collective and not status:

@@ -56,8 +56,10 @@ def main(args: Namespace) -> int:
             told = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
             gpus = [*told.values()]
         except RendezvousError as error:  # the cluster is known all the same
-            text = f"the GPUs of other tasks are unknown: {error}"
-            print_line(name_options(text), "slurm-resolver show")
+            print_line(
+                f"the GPUs of other tasks are unknown: {name_options(str(error))}",
+                "slurm-resolver show",
+            )
         if not {*gpus} - {"unknown", "none"}:
             gpus = []
     if cluster.task.rank == 0:

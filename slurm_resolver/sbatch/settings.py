@@ -13,6 +13,7 @@ from slurm_resolver.wording import counted
 DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
 
+_GPUS = re.compile(r"(?:\A|[:,])([0-9]{1,6})(?=,|\Z)")  # the numbers of the types
 _MISREAD = re.compile(r"^:\Z|[\r\ud800-\udfff]")  # a word of a command
 
 # The signals that a batch file and a program can catch, and that have no other meaning.
@@ -54,6 +55,17 @@ def check_settings(settings: BatchSettings) -> None:
             f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
             f"{', '.join(_CAUGHT)}, such as {DEFAULT_SIGNAL}."
         )
+    each = settings.tasks_per_node
+    numbers = _GPUS.findall(settings.gpus_per_node or "0")
+    gpus = sum(map(int, numbers))
+    # Parameter servers use no GPUs. Tasks may share one.
+    is_unequal = gpus > each and gpus % each and not settings.ps
+    if is_unequal or not numbers:
+        raise LaunchError(
+            f"--gpus-per-node {settings.gpus_per_node}: expected a number, such as 4 or a100:4, "
+            f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "
+            "number of GPUs in each worker."
+        )
     limit = parse_time(settings.time)
     earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if settings.signal and limit is not None and limit <= earliest:
@@ -74,7 +86,7 @@ def check_settings(settings: BatchSettings) -> None:
     least = settings.min_nodes or settings.nodes
     if least > settings.nodes:
         raise LaunchError(f"--min-nodes {least}: expected at most --nodes {settings.nodes}.")
-    tasks = least * settings.tasks_per_node
+    tasks = least * each
     if settings.ps and tasks < settings.ps + 2:
         raise LaunchError(
             f"--ps {settings.ps}: with the chief and a worker, these need {settings.ps + 2} tasks "

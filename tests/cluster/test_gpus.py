@@ -299,6 +299,21 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
         assert [device for part in taken for device in part] == granted  # disjoint, in order
 
 
+@pytest.mark.parametrize(
+    ("visible", "tasks", "told"),
+    [
+        ("0,1,2", 2, "2 tasks share the node's 3 GPUs; TensorFlow's strategies need the same"),
+        ("0", 2, "2 tasks share the node's 1 GPU; start fewer tasks on each node"),
+        ("0,1,2,3", 2, ""),
+        ("0,1,2", 1, ""),
+    ],
+)
+def test_unequal_shares_are_told(visible: str, tasks: int, told: str, caplog: Logged) -> None:
+    decide(visible, 0, tasks)
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.text)
+
+
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
 
