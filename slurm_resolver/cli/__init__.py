@@ -15,7 +15,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from slurm_resolver.cli.options import OptionAdder, name_options
+from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.function(args))
     except SlurmResolverError as error:
-        print_line(name_options(str(error)), f"slurm-resolver {args.command}")
+        print_line(error, f"slurm-resolver {args.command}")
         return 1 if find_rendezvous_error(error) else 2
     except OSError as error:  # of the output, whose rest Python would write at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

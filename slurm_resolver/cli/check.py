@@ -13,7 +13,6 @@ from slurm_resolver.cli.options import (
     OptionAdder,
     add_cluster_options,
     cluster_options,
-    name_options,
     seconds,
     values_of,
 )
@@ -92,12 +91,11 @@ def main(args: Namespace) -> int:
     counts = Counter(result.status for result in results)
     status = 1 if counts[FAILED] else 0
     if printing and args.json:
-        text = json.dumps({"ok": not status, "checks": [result._asdict() for result in results]})
-        print(name_options(text))
+        print(json.dumps({"ok": not status, "checks": [result._asdict() for result in results]}))
     elif printing:
         for result in results:
             if args.verbose or result.is_bad:
-                print(name_options(checked(*result)))
+                print(checked(*result))
         summary = ", ".join(f"{number} {name}" for name, number in counts.items())
         print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
     if args.collective and not status:

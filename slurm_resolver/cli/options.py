@@ -13,12 +13,6 @@ from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, C
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.whole_number import read_whole_number
 
-# Keyword arguments of `slurm_resolver.resolve` in its messages.
-_KEYWORD = re.compile(
-    r"\b(port_base|worker_order|het_groups|node_address|gpu_jobs|(?<=argument )jobs"
-    r"|(?<=arguments )placement)\b"
-)
-
 
 class OptionAdder(NamedTuple):
     """Adds the options of a command to its parser, or to a group of it."""
@@ -81,12 +75,6 @@ def add_cluster_options(add: OptionAdder) -> None:
 def cluster_options(args: Namespace) -> ClusterOptions:
     """Returns the values of these options."""
     return ClusterOptions(**values_of(args, ClusterOptions))
-
-
-def name_options(message: str) -> str:
-    """Returns a message with the options of the command line instead of keyword arguments."""
-    named = _KEYWORD.sub(lambda found: f"--{found[0].replace('_', '-')}", message)
-    return named.replace("='slurm'", " slurm")
 
 
 def values_of(args: Namespace, kind: Any) -> dict[str, Any]:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from slurm_resolver.cli.options import (
-    OptionAdder,
-    add_cluster_options,
-    cluster_options,
-    name_options,
-)
+from slurm_resolver.cli.options import OptionAdder, add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import describe_cluster, describe_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
@@ -56,10 +51,7 @@ def main(args: Namespace) -> int:
             told = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
             gpus = [*told.values()]
         except RendezvousError as error:  # the cluster is known all the same
-            print_line(
-                f"the GPUs of other tasks are unknown: {name_options(str(error))}",
-                "slurm-resolver show",
-            )
+            print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
         if not {*gpus} - {"unknown", "none"}:
             gpus = []
     if cluster.task.rank == 0:

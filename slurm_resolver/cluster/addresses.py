@@ -22,7 +22,8 @@ Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
 # What to do about an address that does not answer.
 _FIREWALL = "; if a firewall between the nodes blocks the port, open it"
-_NODE_ADDRESS = "; if Slurm has another address (scontrol show node), pass node_address='slurm'"
+_SLURMS = "--node-address slurm, or node_address='slurm' in the program"
+_NODE_ADDRESS = f"; if Slurm has another address (scontrol show node), set {_SLURMS}"
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ def find_hosts(
         if len(nodes) == 1:
             return {asked: "127.0.0.1"}
         raise AddressError(
-            f"the name of node {asked} does not resolve here ({error}). Pass node_address='slurm' "
-            "to use Slurm's addresses, or a function or suffix that gives the name of another "
-            "interface."
+            f"the name of node {asked} does not resolve here ({error}). To use Slurm's addresses, "
+            f"set {_SLURMS}; or give a function or suffix for the name of another interface."
         ) from error
     return hosts
 

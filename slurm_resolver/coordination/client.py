@@ -218,7 +218,7 @@ class Client:
                     raise RendezvousError(
                         f"the coordination service cannot listen at port {self.address.port} of "
                         f"this node: {error.strerror}. End the process that uses it, or choose "
-                        "another port_base; without port_base, start the step again."
+                        "another port_base (--port-base); without it, start the step again."
                     ) from error
                 time.sleep(_PAUSE)
 

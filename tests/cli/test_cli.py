@@ -19,7 +19,6 @@ from task_variables import TASK
 
 import slurm_resolver
 from slurm_resolver.cli import COMMANDS, build_parser, main
-from slurm_resolver.cli.options import name_options
 
 
 def test_version_and_help(capsys: Captured) -> None:
@@ -69,21 +68,6 @@ def test_usage_errors(words: str, said: str, capsys: Captured) -> None:
     (line,) = refused(capsys, *words.split()).splitlines()
     assert said in line
     assert re.search(r" \(see slurm-resolver( \w+)? --help\)$", line)
-
-
-@pytest.mark.parametrize(
-    ("message", "named"),
-    [
-        ("(scontrol show node), pass node_address='slurm'.", "pass --node-address slurm."),
-        ("port_base=70000: expected a port", "--port-base=70000: expected a port"),
-        ("disagree on the jobs (argument jobs): 1", "disagree on the jobs (argument --jobs): 1"),
-        ("(arguments placement and het_groups)", "(arguments --placement and --het-groups)"),
-        ("the worker_order of gpu_jobs", "the --worker-order of --gpu-jobs"),
-        ("the placement of 2 jobs on n9", "the placement of 2 jobs on n9"),
-    ],
-)
-def test_keyword_arguments_in_messages_become_options(message: str, named: str) -> None:
-    assert name_options(message).endswith(named)
 
 
 def test_an_example_can_be_pasted() -> None:

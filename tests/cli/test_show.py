@@ -52,11 +52,5 @@ GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
     )
 
 
-@pytest.mark.usefixtures("task")
-def test_errors_name_the_option(capsys: Captured) -> None:
-    told = refused(capsys, "show", "--port-base=70000")
-    assert told.startswith("slurm-resolver show: --port-base=70000: expected a port, a whole num")
-
-
 def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
     assert "there is no cluster to show. Start it with srun -N 2 " in refused(capsys, "show")

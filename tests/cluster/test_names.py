@@ -102,7 +102,7 @@ def test_names_that_lead_elsewhere(real_slurm: SlurmCluster, tmp_path: Path, add
     ).replace(TASK, CHECK)
     hint = (
         "; if a firewall between the nodes blocks the port, open it"
-        "; if Slurm has another address (scontrol show node), pass --node-address slurm"
+        "; if Slurm has another address (scontrol show node), set --node-address slurm, or "
     )
     shown = real_slurm.run(step, status=None).stdout
     assert f"at {address}{hint}" in shown
