@@ -31,13 +31,6 @@ from slurm_resolver.wording import counted
 # How srun binds tasks to GPUs (SLURMD_TRES_BIND); "single" is one GPU for each of several tasks.
 _BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
 
-# What to do if tasks do not get a GPU each, or not the same number.
-_TOO_FEW = "start fewer tasks on each node, unless the GPUs' memory is enough for all of them"
-_UNEQUAL = (
-    "TensorFlow's strategies need the same number of GPUs in each worker: ask for as many for each "
-    "task (srun --gpus-per-node), or start another number of tasks on each node"
-)
-
 
 class TaskGpus(NamedTuple):
     """The GPUs of one task.
@@ -237,8 +230,11 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         return TaskGpus(shown, f"{source}, the only task on the node that uses GPUs")
     number = len(shown)
     if number % tasks:
-        advice = _TOO_FEW if number < tasks else _UNEQUAL
-        warn_once(f"{tasks} tasks share the node's {counted(number, 'GPU')}; {advice}")
+        warn_once(
+            f"{tasks} tasks share the node's {counted(number, 'GPU')}; start one for each GPU: "
+            "TensorFlow's strategies need the same number of GPUs in each worker, and tasks that "
+            "share a GPU share its memory"
+        )
     return TaskGpus(
         shown[node.share_of(number)], f"{source} split by SLURM_LOCALID", shared=tasks > number
     )

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_signal, parse_time
+from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
 
-_GPUS = re.compile(r"(?:\A|[:,])([0-9]{1,6})(?=,|\Z)")  # the numbers of the types
 _MISREAD = re.compile(r"^:\Z|[\r\ud800-\udfff]")  # a word of a command
 
 # The signals that a batch file and a program can catch, and that have no other meaning.
@@ -56,11 +56,9 @@ def check_settings(settings: BatchSettings) -> None:
             f"{', '.join(_CAUGHT)}, such as {DEFAULT_SIGNAL}."
         )
     each = settings.tasks_per_node
-    numbers = _GPUS.findall(settings.gpus_per_node or "0")
-    gpus = sum(map(int, numbers))
+    gpus = read_whole_number((settings.gpus_per_node or "0").rpartition(":")[2])
     # Parameter servers use no GPUs. Tasks may share one.
-    is_unequal = gpus > each and gpus % each and not settings.ps
-    if is_unequal or not numbers:
+    if gpus is None or (gpus > each and gpus % each and not settings.ps):
         raise LaunchError(
             f"--gpus-per-node {settings.gpus_per_node}: expected a number, such as 4 or a100:4, "
             f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "

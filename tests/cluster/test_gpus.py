@@ -302,8 +302,8 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
 @pytest.mark.parametrize(
     ("visible", "tasks", "told"),
     [
-        ("0,1,2", 2, "2 tasks share the node's 3 GPUs; TensorFlow's strategies need the same"),
-        ("0", 2, "2 tasks share the node's 1 GPU; start fewer tasks on each node"),
+        ("0,1,2", 2, "2 tasks share the node's 3 GPUs; start one for each GPU: TensorFlow's st"),
+        ("0", 2, "2 tasks share the node's 1 GPU; start one for each GPU"),
         ("0,1,2,3", 2, ""),
         ("0,1,2", 1, ""),
     ],
