@@ -20,9 +20,9 @@ _line = ""  # of the program
 
 def watch() -> None:
     """Notes from now on which line starts TensorFlow."""
-    context = private_names.CONTEXT.get()()
-    if not private_names.HAS_STARTED.of(context, True):
-        private_names.START.replace(_note, owner=context)
+    context = private_names.CONTEXT.find()
+    if context is not None and not private_names.HAS_STARTED.of(context(), True):
+        private_names.START.replace(_note, owner=context())
 
 
 def _note(start: Any) -> None:

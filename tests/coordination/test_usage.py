@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from slurm_resolver.coordination.progress import Report
@@ -25,7 +27,7 @@ NAMES = [f"worker {rank} (rank {rank} on n{rank // 2})" for rank in range(4)]
 GOOD: dict[str, float] = {COMPUTING: 88, WAITING: 6, DATA: 4, BETWEEN: 2}
 
 
-def four(*accounts: dict[str, float], **fields: object) -> dict[str, Report]:
+def four(*accounts: Mapping[str, float], **fields: object) -> dict[str, Report]:
     """Returns four workers; the last one has the last account, and the others the first one."""
     given = [accounts[0]] * 3 + [accounts[-1]]
     return {
@@ -57,7 +59,7 @@ def test_nothing_is_said_of_a_training_without_a_step() -> None:
     assert summarize("fit", {NAMES[0]: Report(seconds={START: 100})}, 2) == []
 
 
-SLOW = {
+SLOW: dict[str, tuple[Mapping[str, float], Mapping[str, float], str]] = {
     "slow data": (
         {COMPUTING: 40, WAITING: 60},
         {COMPUTING: 40, DATA: 60},
@@ -92,7 +94,7 @@ def test_one_worker_for_which_the_others_wait_is_named(name: str) -> None:
     assert line.startswith(f"the others wait for {NAMES[3]}: {why}")
 
 
-ALL = {
+ALL: dict[str, tuple[Mapping[str, float], Mapping[str, float], str]] = {
     "a good run": (GOOD, GOOD, ""),
     "a short run": ({COMPUTING: 2, DATA: 6}, {COMPUTING: 2, DATA: 6}, ""),
     "the start of a short run": ({START: 90, COMPUTING: 10}, {START: 90, COMPUTING: 10}, ""),
