@@ -40,8 +40,8 @@ from slurm_resolver.tf.keras.sharing import (
     undivided_shares,
     without,
 )
+from slurm_resolver.tf.partition.emission import Compute, Plan
 from slurm_resolver.tf.partition.inlining import Flat
-from slurm_resolver.tf.partition.plan import Compute, Plan
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.progress import reporter

@@ -34,14 +34,14 @@ Read the modules in this order::
     sizes          shapes and numbers of sizes, as symbols of the number of rows: scratch infers
                    them, and exactness says of which this is certain
                    slice_limits says it of slices
+    collectives    how replicas put tensors together
+    creation       copies operations with other inputs
+    emission       what a plan consists of, and the second phase, which writes it
     operation      an operation as a rule sees it
     table          which rule an operation has; rules, moving, indexing, slices and lists have
                    them
     effects        operations with effects, and those that only the first replica computes
     plan           the first phase; control_flow plans and writes conditions and loops, and
                    row_loops those that compute each row by itself
-    collectives    how replicas put tensors together
-    creation       copies operations with other inputs
-    emission       the second phase
     step           both phases for a traced function
 """

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import RANDOM
-from slurm_resolver.tf.partition.inlining import CALLS, Flat
+from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of_part
+from slurm_resolver.tf.partition.inlining import CALLS, Flat, Node
 from slurm_resolver.tf.partition.lists import WholeListsError, join, wholes
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.plan import Plan, Planner, known_sizes
+from slurm_resolver.tf.partition.plan import Planner, known_sizes
 from slurm_resolver.tf.partition.row_loops import STACKS, RowLoop
 from slurm_resolver.tf.partition.sizes import SizesOf, is_count
 from slurm_resolver.tf.partition.values import (
@@ -34,7 +35,6 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     NotByPartError,
-    Split,
     Value,
 )
 
@@ -73,11 +73,14 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
 
 
 def _write_condition(
-    plans: Sequence[Plan], emission: Any, node: Any, inputs: list[Any]
-) -> list[Any]:
+    plans: Sequence[Plan],
+    emission: Emission,
+    node: Node,
+    inputs: list[tf.Tensor],
+) -> list[tf.Tensor]:
     """Writes a condition, given the plans of its branches."""
 
-    def branch(plan: Plan) -> list[Any]:
+    def branch(plan: Plan) -> list[tf.Tensor]:
         return [tf.constant(0), *emission.inside(plan, inputs[1:])]
 
     functions = [functools.partial(branch, plan) for plan in plans]
@@ -101,11 +104,11 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
     for number, place in alike:
         planner.sizes.bind(op.node.outputs[place], *known_sizes(planner, number))
 
-    def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         is_ordered = any(map(_needs_order, (plan, test_plan)))
         parallel = 1 if is_ordered else node.operation.get_attr("parallel_iterations")
         shapes = list(map(shape_of_part, node.operation.outputs, values))
-        found: list[Any] = tf.while_loop(
+        found: list[tf.Tensor] = tf.while_loop(
             lambda *state: emission.inside(test_plan, state)[0],
             lambda *state: emission.inside(plan, state),
             inputs,
@@ -170,15 +173,6 @@ def _check_rows(
                 raise NotByPartError("a tensor without rows becomes one with rows")
 
 
-def shape_of_part(tensor: Any, value: Value) -> tf.TensorShape:
-    """Returns the shape that a traced tensor has in each replica: the size of rows is unknown."""
-    if tensor.shape.rank is None or not value.has_rows:
-        return tensor.shape
-    sizes = tensor.shape.as_list()
-    sizes[value.axis] = None
-    return tf.TensorShape(sizes)
-
-
 def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     """A function that each replica computes of its own rows, as if they were the whole batch.
 
@@ -205,9 +199,8 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
         raise WholeListsError
 
-    def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-        outputs: list[Any] = emission.as_traced(flat, inputs)
-        return outputs
+    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        return emission.as_traced(flat, inputs)
 
     return Split(
         tuple(results),

@@ -11,8 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.emission import Emission, Split
+from slurm_resolver.tf.partition.inlining import Node
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.values import SUM, PlanError, Split, names
+from slurm_resolver.tf.partition.values import SUM, PlanError, names
 
 RANDOM = names("""
     Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 RandomShuffle
@@ -70,11 +72,11 @@ def drawn(op: Operation) -> Split:
                 "workers cannot send it to each other"
             )
 
-    def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         is_first = emission.rows.replica == 0
         if not is_first and not is_harmless:
             return [tf.zeros(output.shape, output.dtype) for output in outputs]
-        results: list[Any] = emission.create(node, inputs)
+        results = emission.create(node, inputs)
         return results if is_first else list(map(tf.zeros_like, results))
 
     return op.split([SUM] * len(outputs), make=make)

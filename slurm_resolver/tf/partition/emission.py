@@ -1,9 +1,12 @@
-"""The emission: writes the graph of a plan for one replica, which has some rows of the batch."""
+"""What a plan consists of, and the emission, which writes it for one replica.
+
+Both are in this module, because a step of a plan may have its own function that writes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -13,10 +16,9 @@ from slurm_resolver.tf.partition.collectives import (
     received,
     sent_part,
 )
-from slurm_resolver.tf.partition.control_flow import shape_of_part
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.plan import Compute, Plan
+from slurm_resolver.tf.partition.sizes import SizesOf
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
@@ -27,7 +29,71 @@ from slurm_resolver.tf.partition.values import (
     Want,
 )
 
-AddUp = Callable[[list[Any]], list[Any]]
+AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+# Writes an operation, given the emission, the node and its inputs; returns its outputs.
+Make = Callable[["Emission", Node, list[tf.Tensor]], list[tf.Tensor]]
+
+
+class Split(NamedTuple):
+    """How a replica computes an operation.
+
+    Attributes:
+        results: what its outputs are.
+        wants: what it gets as inputs.
+        make: writes it; None if the operation stays as it is.
+    """
+
+    results: tuple[Value, ...]
+    wants: tuple[Want, ...]
+    make: Make | None = None
+
+
+class Compute(NamedTuple):
+    """A step of a plan: an operation.
+
+    Attributes:
+        reason: why it is computed whole; None if it is divided, or has no rows.
+    """
+
+    node: Node
+    split: Split
+    reason: str | None = None
+
+
+class PutTogether(NamedTuple):
+    """A step of a plan: what the replicas have of some tensors is put together, at once."""
+
+    numbers: tuple[int, ...]
+
+
+Step = Union[Compute, PutTogether]
+
+
+class Plan:
+    """How a replica computes a graph.
+
+    Attributes:
+        flat: the graph.
+        sizes: of its tensors.
+        inputs: what a replica is given of the graph's inputs.
+        steps: in their order.
+        values: what is known of each tensor in the end, by number.
+        outputs: what the graph's outputs are.
+        wanted: what they are converted into.
+    """
+
+    flat: Flat
+    sizes: SizesOf
+    inputs: Sequence[Value]
+    steps: list[Step]
+    values: dict[int, Value]
+    outputs: list[Value]
+    wanted: Sequence[Want]
+
+    @property
+    def levels(self) -> list[tuple[int, ...]]:
+        """The tensors that are put together, for each collective."""
+        return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
 
 class Emission:
@@ -44,7 +110,7 @@ class Emission:
         self,
         plan: Plan,
         rows: OwnRows,
-        inputs: Sequence[Any],
+        inputs: Sequence[tf.Tensor],
         add_up: AddUp | None = None,
     ) -> None:
         self._plan = plan
@@ -52,9 +118,9 @@ class Emission:
         self._add_up = add_up
         self._values = dict(zip(plan.flat.inputs, plan.inputs))
         # Tensors as they were computed, and as they have been converted.
-        self._forms: dict[tuple[int, Want], Any] = dict(zip(self._values.items(), inputs))
+        self._forms: dict[tuple[int, Want], tf.Tensor] = dict(zip(self._values.items(), inputs))
 
-    def all(self, add_up: AddUp | None) -> list[Any]:
+    def all(self, add_up: AddUp | None) -> list[tf.Tensor]:
         """Writes the graph, and returns its outputs.
 
         Args:
@@ -68,7 +134,7 @@ class Emission:
                 self._put_together(step.numbers, add_up)
         return list(map(self.get, self._plan.flat.outputs, self._plan.wanted))
 
-    def inside(self, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+    def inside(self, plan: Plan, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Writes a function that an operation calls, and returns its outputs."""
         written = Emission(plan, self.rows, inputs, self._add_up)
         return written.all(self._add_up)
@@ -86,18 +152,18 @@ class Emission:
             self._values[number] = value
             self._keep(number, value, tensor)
 
-    def _keep(self, number: int, value: Value, tensor: Any) -> Any:
+    def _keep(self, number: int, value: Value, tensor: tf.Tensor) -> tf.Tensor:
         """Notes a form of a tensor, with the shape that is known since the step was traced."""
         if tensor.dtype not in (tf.variant, tf.resource):
             tensor.set_shape(shape_of_part(self._plan.flat.tensors[number], value))
         self._forms[number, value] = tensor
         return tensor
 
-    def create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
+    def create(self, node: Node, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Creates an operation as it was traced, with other inputs."""
         return create(node.operation, inputs)
 
-    def as_traced(self, flat: Flat, inputs: Sequence[Any]) -> list[Any]:
+    def as_traced(self, flat: Flat, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Writes a function as it was traced, and returns its outputs."""
         tensors = dict(zip(flat.inputs, inputs))
         for node in flat.nodes:
@@ -107,7 +173,7 @@ class Emission:
 
     # --- Tensors ---------------------------------------------------------------------------------
 
-    def get(self, number: int, want: Want) -> Any:
+    def get(self, number: int, want: Want) -> tf.Tensor:
         """Returns a tensor as an operation wants it."""
         if isinstance(want, Literal):
             return tf.constant(want.array)
@@ -116,7 +182,7 @@ class Emission:
             self._forms[key] = self._converted(number, want)
         return self._forms[key]
 
-    def _converted(self, number: int, want: Sizes | Value) -> Any:
+    def _converted(self, number: int, want: Sizes | Value) -> tf.Tensor:
         """Returns a tensor as an operation wants it, which is made now."""
         value = self._values[number]
         if isinstance(want, Sizes):
@@ -135,13 +201,13 @@ class Emission:
             return whole if self.rows.replica == 0 else tf.zeros_like(whole)
         return self._keep(number, want, own_part(whole, want, self.rows))
 
-    def weighted(self, statistic: Any) -> Any:
+    def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
         """Returns a replica's own statistic as an addend to the mean over all rows."""
         weight = tf.cast(self.rows.own / self.rows.total, statistic.dtype)
         return tf.math.multiply_no_nan(statistic, weight)  # that of no rows is NaN
 
     @staticmethod
-    def sized(sizes: Any, want: Sizes, count: Any) -> Any:
+    def sized(sizes: tf.Tensor, want: Sizes, count: tf.Tensor) -> tf.Tensor:
         """Returns a vector of sizes, with that of so many rows in one place."""
         found = tf.unstack(sizes)
         found[want.place] = tf.cast(count * (want.outer * want.inner), sizes.dtype)
@@ -161,3 +227,12 @@ class Emission:
             traced = self._plan.flat.tensors[number]
             tensor = received(total, traced.dtype)
             self._keep(number, SAME, tensor)
+
+
+def shape_of_part(tensor: tf.Tensor, value: Value) -> tf.TensorShape:
+    """Returns the shape that a traced tensor has in each replica: the size of rows is unknown."""
+    if tensor.shape.rank is None or not value.has_rows:
+        return tensor.shape
+    sizes = tensor.shape.as_list()
+    sizes[value.axis] = None
+    return tf.TensorShape(sizes)

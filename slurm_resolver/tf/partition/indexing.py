@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.emission import Emission, Split
+from slurm_resolver.tf.partition.inlining import Node
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.rules import by_equation, letters
 from slurm_resolver.tf.partition.sizes import is_count
-from slurm_resolver.tf.partition.values import COUNTS, SUM, NotByPartError, Split, rows
+from slurm_resolver.tf.partition.values import COUNTS, SUM, NotByPartError, rows
 
 
 def _is_each_row(op: Operation, number: int) -> bool:
@@ -133,7 +135,9 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
     return found
 
 
-def _of_own_rows(indices: int, emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+def _of_own_rows(
+    indices: int, emission: Emission, node: Node, inputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
     """Writes an operation whose places begin with the number of a row."""
     given = inputs[indices]
     own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
@@ -141,5 +145,4 @@ def _of_own_rows(indices: int, emission: Any, node: Any, inputs: list[Any]) -> l
         [tf.cast(own, given.dtype), given[:, 1:]],
         axis=1,
     )
-    results: list[Any] = emission.create(node, inputs)
-    return results
+    return emission.create(node, inputs)

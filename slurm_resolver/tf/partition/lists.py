@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation, size_at
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
@@ -21,7 +22,6 @@ from slurm_resolver.tf.partition.values import (
     Kind,
     Literal,
     NotByPartError,
-    Split,
     Value,
     Want,
     as_tuple,

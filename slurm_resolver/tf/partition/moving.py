@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation, size_at
 from slurm_resolver.tf.partition.rules import by_equation, combined, letters
 from slurm_resolver.tf.partition.sizes import is_count
@@ -24,7 +25,6 @@ from slurm_resolver.tf.partition.values import (
     COUNTS,
     SAME,
     NotByPartError,
-    Split,
     Value,
     rows,
 )

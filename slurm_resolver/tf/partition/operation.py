@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from slurm_resolver.tf.partition.emission import Make, Split
 from slurm_resolver.tf.partition.inlining import Node
 from slurm_resolver.tf.partition.sizes import Pair, SizesOf, is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
     Kind,
-    Make,
     NotByPartError,
     Sizes,
-    Split,
     Value,
     Want,
 )

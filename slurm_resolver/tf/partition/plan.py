@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
+from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Split
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.moving import first_rows
@@ -40,7 +41,6 @@ from slurm_resolver.tf.partition.values import (
     Literal,
     NotByPartError,
     PlanError,
-    Split,
     Value,
     Want,
     as_tuple,
@@ -48,54 +48,6 @@ from slurm_resolver.tf.partition.values import (
 )
 
 _CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
-
-
-class Compute(NamedTuple):
-    """A step of a plan: an operation.
-
-    Attributes:
-        reason: why it is computed whole; None if it is divided, or has no rows.
-    """
-
-    node: Node
-    split: Split
-    reason: str | None = None
-
-
-class PutTogether(NamedTuple):
-    """A step of a plan: what the replicas have of some tensors is put together, at once."""
-
-    numbers: tuple[int, ...]
-
-
-Step = Union[Compute, PutTogether]
-
-
-class Plan:
-    """How a replica computes a graph.
-
-    Attributes:
-        flat: the graph.
-        sizes: of its tensors.
-        inputs: what a replica is given of the graph's inputs.
-        steps: in their order.
-        values: what is known of each tensor in the end, by number.
-        outputs: what the graph's outputs are.
-        wanted: what they are converted into.
-    """
-
-    flat: Flat
-    sizes: SizesOf
-    inputs: Sequence[Value]
-    steps: list[Step]
-    values: dict[int, Value]
-    outputs: list[Value]
-    wanted: Sequence[Want]
-
-    @property
-    def levels(self) -> list[tuple[int, ...]]:
-        """The tensors that are put together, for each collective."""
-        return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
 
 def known_sizes(of: Plan, number: int) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import is_drawn
+from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.values import (
@@ -32,7 +33,6 @@ from slurm_resolver.tf.partition.values import (
     SUM,
     Kind,
     NotByPartError,
-    Split,
     Value,
     list_of,
 )
@@ -205,7 +205,7 @@ class RowLoop:
             return maker is not None
         return maker.operation.type == "TensorListReserve" and self._is_n(maker.inputs[1])
 
-    def _make(self, emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+    def _make(self, emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """Writes the loop with a round for each of the replica's rows.
 
         A list that was made for N elements gets as many as the replica has rows.

@@ -21,17 +21,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.emission import Emission, Split
+from slurm_resolver.tf.partition.inlining import Node
 from slurm_resolver.tf.partition.operation import Operation, size_at
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     NotByPartError,
-    Split,
     names,
 )
 
@@ -134,7 +134,7 @@ def combined(
 def told_sizes(op: Operation) -> Split:
     """Shape, ShapeN and Size: sizes are those of the whole batch."""
 
-    def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         sizes = []
         for part, value in zip(inputs, op.raw):
             shape = tf.shape(part, node.operation.outputs[0].dtype)
@@ -162,7 +162,7 @@ def reduction(op: Operation) -> Split:
     return found._replace(make=_part_of_mean) if is_mean and SUM in found.results else found
 
 
-def _part_of_mean(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
+def _part_of_mean(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Writes the mean of a replica's rows, as an addend to that of all rows."""
     return [emission.weighted(mean) for mean in emission.create(node, inputs)]
 

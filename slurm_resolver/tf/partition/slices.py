@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation, size_at
 from slurm_resolver.tf.partition.sizes import Pair, is_count
 from slurm_resolver.tf.partition.slice_limits import (
@@ -24,7 +25,6 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
     Sizes,
-    Split,
     Value,
     Want,
     rows,

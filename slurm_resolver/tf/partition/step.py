@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
-from slurm_resolver.tf.partition.emission import AddUp, Emission
+from slurm_resolver.tf.partition.emission import AddUp, Emission, Plan
 from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.lists import WholeListsError
-from slurm_resolver.tf.partition.plan import Plan, Planner
+from slurm_resolver.tf.partition.plan import Planner
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,

@@ -10,8 +10,9 @@ import functools
 from typing import Callable
 
 from slurm_resolver.tf.partition import indexing, moving, rules, slices
+from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.values import SAME, Split
+from slurm_resolver.tf.partition.values import SAME
 
 Rule = Callable[[Operation], Split]
 

@@ -23,7 +23,7 @@ outer = 2, and rows of 5 numbers that are reshaped into one axis have inner = 5.
 from __future__ import annotations
 
 import enum
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -121,22 +121,6 @@ class Literal(NamedTuple):
 # value: SAME rows are sliced, and a SAME addend counts in the first replica. All else is put
 # together first.
 Want = Union[Value, Sizes, Literal]
-# Writes an operation, given the emission, the node and its inputs; returns its outputs.
-Make = Callable[[Any, Any, list[Any]], list[Any]]
-
-
-class Split(NamedTuple):
-    """How a replica computes an operation.
-
-    Attributes:
-        results: what its outputs are.
-        wants: what it gets as inputs.
-        make: writes it; None if the operation stays as it is.
-    """
-
-    results: tuple[Value, ...]
-    wants: tuple[Want, ...]
-    make: Make | None = None
 
 
 class NotByPartError(Exception):
