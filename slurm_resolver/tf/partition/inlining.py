@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import types
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +34,7 @@ class Node:
         functions: those that it calls, by name.
     """
 
-    operation: Any
+    operation: tf.Operation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     after: tuple[Node, ...]
@@ -59,8 +59,8 @@ class Flat:
         scratch: where shapes are inferred.
     """
 
-    def __init__(self, graph: Any) -> None:
-        self.tensors: list[Any] = []
+    def __init__(self, graph: tf.Graph) -> None:
+        self.tensors: list[tf.Tensor] = []
         self.makers: dict[int, Node] = {}
         self.scratch = Scratch()
         self._nodes: list[Node] = []  # each after those of its inputs
@@ -70,7 +70,7 @@ class Flat:
         self.outputs = tuple(numbers[tensor.ref()] for tensor in graph.outputs)
         self.nodes = self._needed()
 
-    def _add_tensors(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+    def _add_tensors(self, tensors: Sequence[tf.Tensor]) -> tuple[int, ...]:
         """Returns the numbers of new tensors."""
         first = len(self.tensors)
         self.tensors += tensors
@@ -78,8 +78,8 @@ class Flat:
 
     def _add(
         self,
-        graph: Any,
-        numbers: dict[Any, int],
+        graph: tf.Graph,
+        numbers: dict[Hashable, int],
         before: Sequence[Node],
     ) -> list[Node]:
         """Adds the operations of a graph.
@@ -93,9 +93,9 @@ class Flat:
         """
         operations = graph.get_operations()
         places = {operation: place for place, operation in enumerate(operations)}
-        made: dict[Any, list[Node]] = {tensor.op: [] for tensor in graph.inputs}
+        made: dict[tf.Operation, list[Node]] = {tensor.op: [] for tensor in graph.inputs}
 
-        def add(operation: Any) -> None:
+        def add(operation: tf.Operation) -> None:
             if operation in made:
                 return
             # These may come later in the graph: gradients add inputs to loops.
@@ -108,25 +108,42 @@ class Flat:
                     add(one)
                     after += made[one]
             given = tuple(numbers[tensor.ref()] for tensor in operation.inputs)
-            if operation.type == "IdentityN":
-                results = given
-                made[operation] = after + [self.makers[one] for one in given if one in self.makers]
-            elif _called_function(operation):
-                function = function_graph(operation, _called_function(operation))
-                inner = _by_tensor(function.inputs, given)
-                made[operation] = self._add(function, inner, after)
-                results = tuple(inner[tensor.ref()] for tensor in function.outputs)
-            else:
-                results = self._add_tensors(operation.outputs)
-                node = Node(operation, given, results, tuple(after))
-                made[operation] = [node]
-                self._nodes.append(node)
-                self.makers.update(dict.fromkeys(results, node))
+            made[operation], results = self._place(operation, given, after)
             numbers.update(_by_tensor(operation.outputs, results))
 
         for operation in operations:
             add(operation)
         return list(dict.fromkeys(itertools.chain(*made.values())))
+
+    def _place(
+        self,
+        operation: tf.Operation,
+        given: tuple[int, ...],
+        after: list[Node],
+    ) -> tuple[list[Node], tuple[int, ...]]:
+        """Adds an operation, or those of the function that it calls.
+
+        Args:
+            given: the numbers of its inputs.
+            after: what has to be computed before, besides its inputs.
+
+        Returns:
+            What has to be computed before an operation that waits for this one; and the numbers of
+            its outputs.
+        """
+        if operation.type == "IdentityN":
+            return after + [self.makers[one] for one in given if one in self.makers], given
+        name = _called_function(operation)
+        if name:
+            function = function_graph(operation, name)
+            inner = _by_tensor(function.inputs, given)
+            nodes = self._add(function, inner, after)
+            return nodes, tuple(inner[tensor.ref()] for tensor in function.outputs)
+        results = self._add_tensors(operation.outputs)
+        node = Node(operation, given, results, tuple(after))
+        self._nodes.append(node)
+        self.makers.update(dict.fromkeys(results, node))
+        return [node], results
 
     def _needed(self) -> list[Node]:
         """Returns the nodes on which an output or a side effect depends, in their order."""
@@ -142,12 +159,12 @@ class Flat:
         return list(reversed(nodes))
 
 
-def _by_tensor(tensors: Sequence[Any], numbers: Sequence[int]) -> dict[Any, int]:
+def _by_tensor(tensors: Sequence[tf.Tensor], numbers: Sequence[int]) -> dict[Hashable, int]:
     """Returns the numbers of tensors."""
     return {tensor.ref(): number for tensor, number in zip(tensors, numbers)}
 
 
-def _called_function(operation: Any) -> str:
+def _called_function(operation: tf.Operation) -> str:
     """Returns the name of the function that an operation only calls; "" for other operations."""
     if operation.type in CALLS:
         name: str = operation.get_attr("f").name
@@ -157,8 +174,8 @@ def _called_function(operation: Any) -> str:
     return "" if is_known else operation.type
 
 
-def function_graph(operation: Any, name: str) -> Any:
-    """Returns the graph of a function that an operation calls."""
+def function_graph(operation: tf.Operation, name: str) -> tf.Graph:
+    """Returns the graph of a function that an operation calls, with its inputs and outputs."""
     function = _find_function(operation, name)
     if hasattr(function, "graph"):
         return function.graph
@@ -168,7 +185,7 @@ def function_graph(operation: Any, name: str) -> Any:
     return _imported(function.definition, operation)
 
 
-def _imported(definition: Any, operation: Any) -> Any:
+def _imported(definition: Any, operation: tf.Operation) -> types.SimpleNamespace:
     """Returns the graph of a function, given its definition and an operation that calls it."""
     definition = type(definition).FromString(definition.SerializeToString())
     definition.arg_attr.clear()  # it says that the shapes of the arguments are unknown
@@ -197,7 +214,7 @@ def _imported(definition: Any, operation: Any) -> Any:
     )
 
 
-def _find_function(operation: Any, name: str) -> Any:
+def _find_function(operation: tf.Operation, name: str) -> Any:
     """Returns a function that the graph of an operation has; None without it."""
     graph = operation.graph
     function = None
