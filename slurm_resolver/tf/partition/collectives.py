@@ -6,7 +6,7 @@ the order of the whole batch, however many rows each replica has.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -23,13 +23,13 @@ class OwnRows(NamedTuple):
         replica: the number of this replica.
     """
 
-    total: Any
-    places: Any
-    own: Any
+    total: tf.Tensor
+    places: tf.Tensor
+    own: tf.Tensor
     replica: int
 
 
-def _own_places(value: Value, rows: OwnRows) -> Any:
+def _own_places(value: Value, rows: OwnRows) -> tf.Tensor:
     """Returns the places of a replica's rows along their axis, in all its blocks."""
     if value.outer == value.inner == 1:
         return rows.places
@@ -38,12 +38,12 @@ def _own_places(value: Value, rows: OwnRows) -> Any:
     return tf.reshape(tf.gather(blocks, rows.places, axis=1), [-1])
 
 
-def own_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
+def own_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
     """Returns a replica's rows of a whole tensor."""
     return tf.gather(tensor, _own_places(value, rows), axis=value.axis)
 
 
-def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
+def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
     """Returns what a replica adds to the sum: its rows are at their places among zeros.
 
     Args:
@@ -62,7 +62,7 @@ def sent_part(tensor: Any, value: Value, rows: OwnRows) -> Any:
     return tf.gather(tf.pad(sent, padding, constant_values=zero), places, axis=value.axis)
 
 
-def received(tensor: Any, dtype: Any) -> Any:
+def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a tensor that has been put together, in its own type.
 
     Args:
@@ -73,7 +73,7 @@ def received(tensor: Any, dtype: Any) -> Any:
     return tf.cast(tensor, dtype)
 
 
-def _sent(tensor: Any) -> Any:
+def _sent(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor in a type that TensorFlow adds on every device.
 
     On GPUs it adds no bfloat16, and of integers only int64. Complex numbers have one more axis.

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from slurm_resolver.tf import private_names
 _set_traceback = functools.cache(private_names.SET_TRACEBACK.find)
 
 
-def attributes_of(operation: Any) -> dict[str, Any]:
+def attributes_of(operation: tf.Operation) -> dict[str, tf.compat.v1.AttrValue]:
     """Returns the attributes of an operation.
 
     No attribute of an operation's definition begins with an underscore. Those that do are
@@ -25,7 +24,7 @@ def attributes_of(operation: Any) -> dict[str, Any]:
     return {name: value for name, value in attributes if not name.startswith("_")}
 
 
-def create(operation: Any, inputs: Sequence[Any]) -> list[Any]:
+def create(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Creates an operation in the graph that is being built, and returns its outputs.
 
     Args:
@@ -54,7 +53,7 @@ def _create_op() -> private_names.Method:
     return method
 
 
-def _keep_traceback(operation: Any, made: Any) -> None:
+def _keep_traceback(operation: tf.Operation, made: tf.Operation) -> None:
     """Lets an error of an operation show the lines of the program that made the traced one.
 
     It does not where TensorFlow lacks one of the names.

@@ -7,8 +7,6 @@ operations do the same in all replicas is listed here; others stop the plan.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Emission, Split
@@ -52,7 +50,7 @@ def check_effects(op: Operation) -> None:
         raise PlanError(f"{kind} may do something else in each worker")
 
 
-def is_drawn(operation: Any) -> bool:
+def is_drawn(operation: tf.Operation) -> bool:
     """Whether only the first replica may compute an operation of TensorFlow."""
     kind = operation.type
     if kind in RANDOM:

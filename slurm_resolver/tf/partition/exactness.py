@@ -8,11 +8,11 @@ N, and so do an exact division, and what only moves numbers. Whatever else is co
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from slurm_resolver.tf.partition.values import COUNTS, names
+from slurm_resolver.tf.partition.values import COUNTS, Numbers, Pair, names
 
 # These compute a polynomial, or move entries, or have a given shape.
 _EXACT = names("""
@@ -28,7 +28,7 @@ _TELLING = names("Shape ShapeN Size")
 TAKING = names("GatherV2 Slice StridedSlice")
 
 
-def is_exact(operation: Any, numbers: Iterable[Any]) -> bool:
+def is_exact(operation: tf.Operation, numbers: Iterable[Pair[Numbers] | None]) -> bool:
     """Whether the integers that an operation computes for both N are so for any N.
 
     Args:
@@ -45,13 +45,15 @@ def is_exact(operation: Any, numbers: Iterable[Any]) -> bool:
         return data is not None and np.size(data[0]) == np.size(data[1]) == 1
     if kind in ("Maximum", "Minimum"):  # of equal sizes
         first, second = numbers
-        return None not in (first, second) and all(map(np.array_equal, first, second))
+        if first is None or second is None:
+            return False
+        return all(map(np.array_equal, first, second))
     if kind in _DIVISIONS:
         return _is_exact_division(*numbers)
     return kind in _EXACT
 
 
-def _is_exact_division(dividends: Any, divisors: Any) -> bool:
+def _is_exact_division(dividends: Pair[Numbers] | None, divisors: Pair[Numbers] | None) -> bool:
     """Whether nothing remains for any N: the quotient is a number, or a multiple of N."""
     if dividends is None or divisors is None:
         return False

@@ -10,7 +10,6 @@ In the equations, the axes of the places are capital letters, and those of an en
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,11 +31,13 @@ def _is_each_row(op: Operation, number: int) -> bool:
         # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
         test = op.sizes.maker(node.inputs[0])
         if test is not None and test.operation.type == "Greater":
-            numbers: Any = map(op.sizes.numbers, test.inputs)
+            numbers = [op.sizes.numbers(one) or () for one in test.inputs]
             if all(map(np.array_equal, numbers, (COUNTS, (1, 1)))):
                 return _is_each_row(op, node.inputs[1])
-    pair = op.sizes.numbers(number) or ((), ())
-    return all(np.array_equal(np.ravel(one), np.arange(count)) for one, count in zip(pair, COUNTS))
+    pair = op.sizes.numbers(number)
+    return pair is not None and all(
+        np.array_equal(np.ravel(one), np.arange(count)) for one, count in zip(pair, COUNTS)
+    )
 
 
 def _begins_with_row(op: Operation, place: int) -> bool:

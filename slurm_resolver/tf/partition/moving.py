@@ -25,6 +25,7 @@ from slurm_resolver.tf.partition.values import (
     COUNTS,
     SAME,
     NotByPartError,
+    Shape,
     Value,
     rows,
 )
@@ -130,7 +131,7 @@ def repeated(op: Operation) -> Split:
     )
 
 
-def first_rows(*shapes: Sequence[Any]) -> Value:
+def first_rows(*shapes: Shape) -> Value:
     """Returns the rows along the first axis whose size is a multiple of N."""
     for axis, sizes in enumerate(zip(*shapes)):
         outer = (sizes[0] or 0) // COUNTS[0]

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Make, Split
 from slurm_resolver.tf.partition.inlining import Node
-from slurm_resolver.tf.partition.sizes import Pair, SizesOf, is_count
+from slurm_resolver.tf.partition.sizes import SizesOf, is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
     Kind,
     NotByPartError,
+    Numbers,
+    Pair,
+    Shape,
     Sizes,
+    T,
     Value,
     Want,
 )
@@ -56,7 +61,7 @@ class Operation:
         except ValueError:
             return None
 
-    def dtype(self, place: int) -> Any:
+    def dtype(self, place: int) -> tf.DType:
         """Returns the type of an input."""
         return self.node.operation.inputs[place].dtype
 
@@ -69,34 +74,34 @@ class Operation:
         return self.rank_of(self.node.operation.outputs[0])
 
     @staticmethod
-    def rank_of(tensor: Any) -> int:
+    def rank_of(tensor: tf.Tensor) -> int:
         """Returns the number of axes of a tensor."""
         rank = tensor.shape.rank
         if rank is None:
             raise NotByPartError("an unknown rank")
         return int(rank)
 
-    def shape(self, place: int = 0) -> Pair:
+    def shape(self, place: int = 0) -> Pair[Shape]:
         """Returns the shape of an input for two sizes of the batch."""
         return self._known(self.sizes.shape(self.node.inputs[place]))
 
-    def result_shape(self) -> Pair:
+    def result_shape(self) -> Pair[Shape]:
         """Returns the shape of the first result for two sizes of the batch."""
         return self._known(self.sizes.shape(self.node.outputs[0]))
 
-    def size(self, axis: int, place: int = 0) -> Pair:
+    def size(self, axis: int, place: int = 0) -> Pair[int]:
         """Returns the size of an input along an axis for two sizes of the batch."""
         return self._known(self.sizes.size(self.node.inputs[place], axis))
 
-    def result_size(self, axis: int) -> Pair:
+    def result_size(self, axis: int) -> Pair[int]:
         """Returns the size of the first result along an axis for two sizes of the batch."""
         return self._known(self.sizes.size(self.node.outputs[0], axis))
 
-    def numbers(self, place: int) -> Pair:
+    def numbers(self, place: int) -> Pair[Numbers]:
         """Returns an input's numbers for two sizes of the batch."""
         return self._known(self.sizes.numbers(self.node.inputs[place]))
 
-    def constant(self, place: int) -> Any:
+    def constant(self, place: int) -> Numbers:
         """Returns an input's numbers, which are those for any number of rows."""
         first, second = self.numbers(place)
         if not np.array_equal(first, second):
@@ -104,10 +109,10 @@ class Operation:
         return first
 
     @staticmethod
-    def _known(pair: Pair | None) -> Pair:
-        if pair is None:
+    def _known(found: T | None) -> T:
+        if found is None:
             raise NotByPartError("an unknown size")
-        return pair
+        return found
 
     def axes(self, place: int, rank: int) -> list[int]:
         """Returns the axes that an input names, as numbers from 0."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.values import T
 
-def call_outside(function: Callable[[], Any]) -> Any:
+
+def call_outside(function: Callable[[], T]) -> T:
     """Calls a function outside of the graph that is being traced, and of the strategy's scope.
 
     TensorFlow keeps the scopes of strategies, devices and names with a graph, also while it runs

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable
+from typing import Callable
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
@@ -40,7 +41,9 @@ from slurm_resolver.tf.partition.values import (
     SUM,
     Literal,
     NotByPartError,
+    Pair,
     PlanError,
+    Shape,
     Value,
     Want,
     as_tuple,
@@ -50,7 +53,7 @@ from slurm_resolver.tf.partition.values import (
 _CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
 
 
-def known_sizes(of: Plan, number: int) -> tuple[Any, Any]:
+def known_sizes(of: Plan, number: int) -> tuple[Pair[Shape] | None, Pair[npt.ArrayLike] | None]:
     """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
     tensor = of.flat.tensors[number]
     is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)

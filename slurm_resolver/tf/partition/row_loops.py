@@ -17,8 +17,6 @@ is, and not its counter.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -50,7 +48,7 @@ _PUSH = "TensorListPushBack"
 # Lists with an element for each row of a replica.
 STACKS = {list_of(one) for one in (OWN, PLACE, LENGTH)}
 # What an operation with lists returns, by what it gets.
-_OF_LISTS: dict[tuple[Any, ...], list[Value]] = {
+_OF_LISTS: dict[tuple[str | Value | None, ...], list[Value]] = {
     ("TensorListElementShape", _BY_ROW): [OWN],
     ("TensorListGetItem", _BY_ROW, PLACE, OWN): [OWN],
     ("TensorListLength", _BY_ROW): [LENGTH],
@@ -103,7 +101,7 @@ class RowLoop:
         node = self._body.makers.get(self._results[place])
         if node is None or node.operation.type != "AddV2":
             return False
-        first: Any = self._op.sizes.numbers(self._op.node.inputs[place])
+        first = self._op.sizes.numbers(self._op.node.inputs[place]) or ()
         step = tf.get_static_value(node.operation.inputs[1])
         is_next = self._origin(node.inputs[0]) == place and np.array_equal(step, 1)
         return is_next and np.array_equal(first, (0, 0))
@@ -119,7 +117,7 @@ class RowLoop:
 
     def _is_n(self, number: int) -> bool:
         """Whether a tensor outside the loop is N."""
-        numbers: Any = self._op.sizes.numbers(number)
+        numbers = self._op.sizes.numbers(number) or ()
         return np.array_equal(numbers, COUNTS)
 
     def split(self) -> Split:

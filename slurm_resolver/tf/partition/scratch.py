@@ -6,14 +6,15 @@ one of them costs, and what does not depend on the number of rows is the same te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.partition.creation import attributes_of, create
+from slurm_resolver.tf.partition.values import Numbers, Shape
 
 
 class Scratch:
@@ -21,10 +22,10 @@ class Scratch:
 
     def __init__(self) -> None:
         self._graph = tf.Graph()
-        self._made: dict[Any, list[Any]] = {}
-        self._numbers: dict[Any, Any] = {}
+        self._made: dict[Hashable, list[tf.Tensor]] = {}
+        self._numbers: dict[Hashable, Numbers | None] = {}
 
-    def constant(self, numbers: Any, dtype: Any) -> Any:
+    def constant(self, numbers: npt.ArrayLike, dtype: tf.DType) -> tf.Tensor:
         """Returns a tensor of these numbers."""
         array = np.asarray(numbers, dtype.as_numpy_dtype)
         key = dtype, array.shape, array.tobytes()
@@ -33,7 +34,7 @@ class Scratch:
                 self._made[key] = [tf.constant(array, dtype)]
         return self._made[key][0]
 
-    def placeholder(self, dtype: Any, shape: Any) -> Any:
+    def placeholder(self, dtype: tf.DType, shape: Shape) -> tf.Tensor:
         """Returns a tensor of unknown numbers."""
         key = dtype, tf.TensorShape(shape)
         if key not in self._made:
@@ -41,7 +42,7 @@ class Scratch:
                 self._made[key] = [tf.compat.v1.placeholder(dtype, shape)]
         return self._made[key][0]
 
-    def copy(self, operation: Any, inputs: Sequence[Any]) -> list[Any]:
+    def copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the results of an operation that was traced.
 
         Raises:
@@ -59,7 +60,7 @@ class Scratch:
                     self._made[key] = create(operation, inputs)
         return self._made[key]
 
-    def numbers(self, tensor: Any) -> Any:
+    def numbers(self, tensor: tf.Tensor) -> Numbers | None:
         """Returns the numbers of a tensor; None if they are unknown."""
         key = tensor.ref()
         if key not in self._numbers:

@@ -20,16 +20,15 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Callable
+from typing import Callable
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.exactness import TAKING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.slice_limits import axes_of_slice, has_certain_size
-from slurm_resolver.tf.partition.values import COUNTS, Value
-
-Pair = tuple[Any, Any]  # for each of these N
+from slurm_resolver.tf.partition.values import COUNTS, Numbers, Pair, Shape, Value
 
 _OPAQUE = (tf.resource, tf.variant)
 _CALLS = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
@@ -37,11 +36,11 @@ _ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
 
 
-def is_count(pair: Pair | None, outer: int, inner: int) -> bool:
-    """Whether a size is outer · N · inner."""
-    if pair is None:
+def is_count(sizes: Shape | None, outer: int, inner: int) -> bool:
+    """Whether the sizes for both N are outer · N · inner."""
+    if sizes is None:
         return False
-    return all(size == outer * count * inner for size, count in zip(pair, COUNTS))
+    return all(size == outer * count * inner for size, count in zip(sizes, COUNTS))
 
 
 class SizesOf:
@@ -55,14 +54,14 @@ class SizesOf:
     def __init__(self, flat: Flat, value_of: Callable[[int], Value | None]) -> None:
         self._flat = flat
         self.value_of = value_of
-        self._scratch: dict[int, Pair] = {}  # tensors, by number
-        self._shapes: dict[int, Pair] = {}  # that are known from elsewhere
+        self._scratch: dict[int, Pair[tf.Tensor]] = {}  # tensors, by number
+        self._shapes: dict[int, Pair[Shape]] = {}  # that are known from elsewhere
 
     def bind(
         self,
         number: int,
-        shapes: Pair | None,
-        numbers: Pair | None = None,
+        shapes: Pair[Shape] | None,
+        numbers: Pair[npt.ArrayLike] | None = None,
     ) -> None:
         """Notes what is known of a tensor from elsewhere."""
         if shapes is not None:
@@ -77,25 +76,25 @@ class SizesOf:
         """Returns the node that computes a tensor; None for an input of the graph."""
         return self._flat.makers.get(number)
 
-    def shape(self, number: int) -> Pair | None:
+    def shape(self, number: int) -> Pair[Shape] | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
         known = self._known_shape(number)
         return known or _lists([one.shape for one in self._scratched(number)])
 
-    def size(self, number: int, axis: int) -> Pair | None:
+    def size(self, number: int, axis: int) -> Pair[int] | None:
         """Returns the size along an axis for both N; None if it is unknown."""
         shapes = self.shape(number)
         if shapes is None or axis >= len(shapes[0]):
             return None
         first, second = (shape[axis] for shape in shapes)
-        return None if None in (first, second) else (first, second)
+        return None if first is None or second is None else (first, second)
 
-    def numbers(self, number: int) -> Pair | None:
+    def numbers(self, number: int) -> Pair[Numbers] | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
         first, second = map(self._flat.scratch.numbers, self._scratched(number))
         return None if first is None or second is None else (first, second)
 
-    def _known_shape(self, number: int) -> Pair | None:
+    def _known_shape(self, number: int) -> Pair[Shape] | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
         shape = self._flat.tensors[number].shape
         if number in self._shapes or shape.rank is None:
@@ -109,7 +108,7 @@ class SizesOf:
             found.append(sizes)
         return None if None in found[0] else (found[0], found[1])
 
-    def _scratched(self, number: int) -> Pair:
+    def _scratched(self, number: int) -> Pair[tf.Tensor]:
         """Returns the tensor for both N in the scratch graph."""
         waiting = [number]
         while waiting:
@@ -138,7 +137,7 @@ class SizesOf:
             return False
         return self._known_shape(number) is not None
 
-    def _place(self, number: int, shapes: Pair | None) -> None:
+    def _place(self, number: int, shapes: Pair[Shape] | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self._flat.tensors[number]
         first, second = shapes or (traced.shape, traced.shape)
@@ -191,7 +190,7 @@ class SizesOf:
         count = operation.inputs[1].shape.num_elements()
         if not sizes or count is None:
             return [*_ALL_AXES]
-        limits = [self.numbers(one) for one in node.inputs[1:3]]
+        limits = list(filter(None, map(self.numbers, node.inputs[1:3])))
         found = []
         known = axes_of_slice(
             operation,
@@ -208,19 +207,19 @@ class SizesOf:
                 found.append(result)
         return found
 
-    def _sizes_of(self, number: int) -> Sequence[Pair]:
+    def _sizes_of(self, number: int) -> Sequence[Pair[int | None]]:
         """Returns the sizes of a tensor for both N, by axis; none if its rank is unknown."""
         shapes = _lists([one.shape for one in self._scratch[number]])
         return list(zip(*shapes)) if shapes else []
 
 
-def _lists(shapes: Sequence[Any]) -> Pair | None:
+def _lists(shapes: Sequence[tf.TensorShape]) -> Pair[Shape] | None:
     """Returns two shapes as lists; None if one has an unknown rank."""
     first, second = shapes
     return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
 
 
-def _certain(traced: Any, shapes: Pair, parts: Collection[int]) -> Pair:
+def _certain(traced: tf.TensorShape, shapes: Pair[Shape], parts: Collection[int]) -> Pair[Shape]:
     """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
 
     A size of N / 2 is rounded if N is odd, which the samples do not show.
@@ -233,7 +232,8 @@ def _certain(traced: Any, shapes: Pair, parts: Collection[int]) -> Pair:
     known = traced if traced.rank is not None else [None] * len(first)
     for axis, (static, one, other) in enumerate(zip(known, *shapes)):
         is_part = axis in parts and (one == other or parts is not _ALL_AXES)
-        is_unknown = is_part or None in (one, other)
-        if static is None and (is_unknown or (other - one) % (COUNTS[1] - COUNTS[0])):
+        if static is None and (
+            is_part or one is None or other is None or (other - one) % (COUNTS[1] - COUNTS[0])
+        ):
             first[axis] = second[axis] = None
     return first, second

@@ -7,18 +7,19 @@ any N. Sizes are linear in N: it is tested for a single row, and for both sample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from slurm_resolver.tf.partition.values import COUNTS
+from slurm_resolver.tf.partition.values import COUNTS, Numbers, Pair
 
 KEPT = 32  # the place of an axis that a specification does not mention
 _FEWEST = 1  # row
 
 
-def axes_of_slice(operation: Any, count: int, rank: int) -> tuple[list[int], list[int]]:
+def axes_of_slice(operation: tf.Operation, count: int, rank: int) -> tuple[list[int], list[int]]:
     """Returns what is known of the axes of a result.
 
     NumPy has the same rules: it slices an array in which each axis of the input has another stride.
@@ -53,26 +54,40 @@ def axes_of_slice(operation: Any, count: int, rank: int) -> tuple[list[int], lis
     return [stride - 1 for stride in part.strides], list(part.shape)
 
 
-def is_whole(operation: Any, place: int) -> bool:
+def is_whole(operation: tf.Operation, place: int) -> bool:
     """Whether a slice has no limits along an axis, given its place in the specification."""
     masks = operation.get_attr("begin_mask") & operation.get_attr("end_mask")
     return place == KEPT or bool(masks >> place & 1)
 
 
-def has_certain_size(operation: Any, place: int, numbers: Sequence[Any], sizes: Any) -> bool:
-    """Whether the size of a slice along an axis is known for any N; see `certain_limits`."""
+def has_certain_size(
+    operation: tf.Operation,
+    place: int,
+    numbers: Sequence[Pair[Numbers]],
+    sizes: Pair[int | None],
+) -> bool:
+    """Whether the size of a slice along an axis is known for any N; see `certain_limits`.
+
+    Args:
+        numbers: those that are known.
+        sizes: None for one that is unknown.
+    """
     if is_whole(operation, place):
         return True
-    if None in numbers or None in sizes:
+    first, second = sizes
+    if len(numbers) < 2 or first is None or second is None:
         return False
     pairs = [sizes, *[[one[place] for one in pair] for pair in numbers]]
     is_fixed = all(one == other for one, other in pairs)
-    return is_fixed or certain_limits(operation, place, numbers, sizes) is not None
+    return is_fixed or certain_limits(operation, place, numbers, (first, second)) is not None
 
 
 def certain_limits(
-    operation: Any, place: int, numbers: Sequence[Any], sizes: Any
-) -> list[Any] | None:
+    operation: tf.Operation,
+    place: int,
+    numbers: Sequence[Pair[Numbers]],
+    sizes: Pair[int],
+) -> list[Sequence[int]] | None:
     """Returns where a slice begins and ends along an axis for both N.
 
     Args:
@@ -83,7 +98,7 @@ def certain_limits(
     Returns:
         None if a limit may be beyond the axis for another N.
     """
-    found: list[Any] = []
+    found: list[Sequence[int]] = []
     for name, default, pair in zip(("begin", "end"), ((0, 0), sizes), numbers):
         is_open = operation.get_attr(f"{name}_mask") >> place & 1
         limits = default if is_open else [int(one[place]) for one in pair]
@@ -95,7 +110,7 @@ def certain_limits(
     return found if is_certain else None
 
 
-def _for_few(pair: Any) -> list[float]:
+def _for_few(pair: Iterable[int]) -> list[float]:
     """Returns a size that is linear in N, for a single row and for both N."""
     first, second = map(int, pair)
     slope = (second - first) / (COUNTS[1] - COUNTS[0])

@@ -7,13 +7,12 @@ takes its own: all limits along the rows are limits of whole batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import Operation, size_at
-from slurm_resolver.tf.partition.sizes import Pair, is_count
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.slice_limits import (
     KEPT,
     axes_of_slice,
@@ -24,6 +23,7 @@ from slurm_resolver.tf.partition.values import (
     COUNTS,
     SAME,
     NotByPartError,
+    Pair,
     Sizes,
     Value,
     Want,
@@ -43,7 +43,7 @@ def slice_by_size(op: Operation) -> Split:
     return op.split(part, value, begin, size_at(part))
 
 
-def _whole_batches(sizes: Any, value: Value) -> int:
+def _whole_batches(sizes: Sequence[int], value: Value) -> int:
     """Returns how many batches that many places are, for both sizes of the batch."""
     batches = int(sizes[0]) // (COUNTS[0] * value.inner)
     if not is_count(sizes, batches, value.inner):
@@ -58,7 +58,7 @@ def _takes_all(op: Operation, place: int) -> bool:
     return is_whole(op.node.operation, place)
 
 
-def _limits(op: Operation, place: int, size: Pair, value: Value) -> list[Sizes]:
+def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Sizes]:
     """Returns where a slice begins and ends in a replica; there are whole batches between.
 
     Args:
@@ -73,7 +73,7 @@ def _limits(op: Operation, place: int, size: Pair, value: Value) -> list[Sizes]:
     return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in limits]
 
 
-def _orders_only(operation: Any) -> bool:
+def _orders_only(operation: tf.Operation) -> bool:
     """Whether a result is only compared with itself, which is true in each replica.
 
     `tf.recompute_grad` does so to compute something again after a gradient is there, and not
@@ -94,7 +94,7 @@ def strided_slice(op: Operation) -> Split:
     value = op.of_rows()
     if _orders_only(op.node.operation):
         return op.split(SAME, value)
-    axes, places = axes_of_slice(op.node.operation, op.shape(1)[0][0], op.rank())
+    axes, places = axes_of_slice(op.node.operation, op.size(0, 1)[0], op.rank())
     if value.axis not in axes:
         raise NotByPartError("one of the rows")
     axis = axes.index(value.axis)
@@ -109,7 +109,7 @@ def strided_slice(op: Operation) -> Split:
 def strided_slice_gradient(op: Operation) -> Split:
     """StridedSliceGrad: what was sliced, beside zeros."""
     value = op.of_rows(4)
-    axes, places = axes_of_slice(op.node.operation, op.shape(1)[0][0], op.result_rank())
+    axes, places = axes_of_slice(op.node.operation, op.size(0, 1)[0], op.result_rank())
     axis = axes[value.axis]
     place = places[value.axis]
     if axis < 0:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -26,9 +25,14 @@ from slurm_resolver.tf.partition.values import (
     Want,
     rows,
 )
+from slurm_resolver.tf.private_names import Method
 
 
-def plan_step(traced: Any, *, sends_inside: bool = False) -> Plan:
+def plan_step(
+    traced: tf.types.experimental.ConcreteFunction,
+    *,
+    sends_inside: bool = False,
+) -> Plan:
     """Returns the plan of a step, with whole outputs.
 
     Args:
@@ -51,7 +55,7 @@ def plan_step(traced: Any, *, sends_inside: bool = False) -> Plan:
     )
 
 
-def plan_whole(traced: Any) -> Plan:
+def plan_whole(traced: tf.types.experimental.ConcreteFunction) -> Plan:
     """Returns the plan of a step that each replica computes on all rows.
 
     What only one replica may compute, such as unseeded random numbers, is still sent to the others.
@@ -59,21 +63,21 @@ def plan_whole(traced: Any) -> Plan:
     return plan_graph(traced.graph, [SAME] * len(traced.graph.inputs))
 
 
-def of_own_rows(function: Callable[..., Any]) -> Any:
+def of_own_rows(function: Method) -> tf.types.experimental.PolymorphicFunction:
     """Returns a function that a replica computes of its own rows, as if they were the whole batch.
 
     Its results are the mean of all replicas' where they are needed whole. So Keras documents
     BatchNormalization with `synchronized=False`, whose `_moments` this is for.
     """
 
-    def computed_of_own_rows(*arguments: Any) -> Any:
+    def computed_of_own_rows(*arguments: object) -> object:
         return function(*arguments)
 
     return tf.function(computed_of_own_rows, autograph=False)
 
 
 def plan_graph(
-    graph: Any,
+    graph: tf.Graph,
     values: Sequence[Value],
     wanted: Sequence[Want] | None = None,
     sends_inside: bool = False,
@@ -99,10 +103,10 @@ def plan_graph(
 def write_step(
     plan: Plan,
     own: OwnRows,
-    inputs: Sequence[Any],
+    inputs: Sequence[tf.Tensor],
     add_up: AddUp,
     add_up_inside: AddUp | None = None,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Writes a step for a replica, and returns its outputs.
 
     Args:

@@ -23,12 +23,19 @@ outer = 2, and rows of 5 numbers that are reshaped into one axis have inner = 5.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
+import numpy.typing as npt
 
 # The numbers of rows N for which the sizes in a graph are inferred; see `sizes`.
 COUNTS = (27_720, 32_760)
+
+T = TypeVar("T")
+Pair = tuple[T, T]  # for each of these N
+Shape = Sequence[Optional[int]]  # with None for an unknown size
+Numbers = npt.NDArray[Any]  # of a tensor, of its type
 
 
 class Kind(enum.Enum):
@@ -61,7 +68,7 @@ class Value(NamedTuple):
     outer: int = 1
     inner: int = 1
     element: Value | None = None
-    numbers: tuple[Any, Any] | None = None
+    numbers: Pair[tuple[int, ...]] | None = None
 
     @property
     def has_rows(self) -> bool:
@@ -114,7 +121,7 @@ class Sizes(NamedTuple):
 class Literal(NamedTuple):
     """An input that is replaced by a constant, such as the shape of a list's elements."""
 
-    array: Any
+    array: Numbers
 
 
 # What an operation gets as an input. A value says that the input is converted into one of that
@@ -131,7 +138,7 @@ class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
 
 
-def as_tuple(array: Any) -> Any:
+def as_tuple(array: npt.ArrayLike | Pair[Shape] | None) -> Any:
     """Returns the numbers of an array as nested tuples, which can be compared."""
     found = np.asarray(array).tolist()
     return tuple(found) if isinstance(found, list) else found
