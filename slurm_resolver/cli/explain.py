@@ -6,6 +6,7 @@ The logs of one job belong together: the task that failed first is looked for in
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import textwrap
 from argparse import Namespace
@@ -17,6 +18,7 @@ from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_last_start
 from slurm_resolver.diagnostics.message_search import printable, search
+from slurm_resolver.diagnostics.task_output import Failure
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
@@ -38,6 +40,9 @@ examples:
 _NO_FAILURE = (
     "no failure found. If the job failed, ask Slurm: sacct -j JOBID -o JobID,State,ExitCode,Reason"
 )
+_END = 1
+# How others say that a task ended, unless a signal or its node has ended it.
+_RAISED = re.compile(r"its process (?:has )?ended|[\w.]+: |(?:Exited with exit code|exit status) ")
 _MOST_ADDRESSES = 5  # that are printed for one message
 
 
@@ -77,8 +82,9 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
 
     The first of the `readers` read the log that was written first.
     """
-    readers = sorted(readers, key=_follows)
-    first = readers[0].first() if readers else None
+    readers = sorted(readers, key=lambda reader: _order(reader.first()))
+    firsts = [reader.first() for reader in readers]
+    first = firsts[0] if firsts else None
     findings = [
         one
         for reader in readers
@@ -97,10 +103,13 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
                 one.line_number != first.line_number and one.known is not own,
             )
         )
-        causes = [one.line for one in findings if one.file == file and one.known.kind in CAUSES]
-        if first.is_end and causes:
-            line += f", after: {causes[0]}"
-        lines.append(f"{first.task} failed first: {line} ({file}:{first.line_number})".lstrip())
+        cause = next((one for one in findings if one.known.kind in CAUSES), None)
+        if first.is_end and cause and cause.file == file:
+            line += f", after: {cause.line}"
+        # The log of one task does not say which it is.
+        ends = {one.task for one in firsts if one and _order(one) == _END}
+        task = first.task or (ends.pop() if len(ends) == 1 else "")
+        lines.append(f"{task} failed first: {line} ({file}:{first.line_number})".lstrip())
     told: set[str] = set()
     for id in dict.fromkeys(one.known.id for one in findings):
         same = [one for one in findings if one.known.id == id]
@@ -117,10 +126,15 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     return lines
 
 
-def _follows(reader: FailureReader) -> bool:
-    """Returns whether this log has no failure, or one that another task's failure has caused."""
-    first = reader.first()
-    return first is None or first.follows
+def _order(first: Failure | None) -> int:
+    """Returns the place of a log among those of a job, by the first failure in it.
+
+    The last ones have none, or one that another task's failure has caused. Before them come those
+    that only say how a task ended: that task's own log may have the error.
+    """
+    if not first or first.follows:
+        return _END + 1
+    return _END if first.is_end and _RAISED.match(first.line) else 0
 
 
 def _wrapped(text: str) -> str:
