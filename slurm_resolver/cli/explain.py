@@ -43,6 +43,7 @@ _NO_FAILURE = (
 _END = 1
 # How others say that a task ended, unless a signal or its node has ended it.
 _RAISED = re.compile(r"its process (?:has )?ended|[\w.]+: |(?:Exited with exit code|exit status) ")
+_LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 _MOST_ADDRESSES = 5  # that are printed for one message
 
 
@@ -110,6 +111,7 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
         ends = {one.task for one in firsts if one and _order(one) == _END}
         task = first.task or (ends.pop() if len(ends) == 1 else "")
         lines.append(f"{task} failed first: {line} ({file}:{first.line_number})".lstrip())
+    label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
     told: set[str] = set()
     for id in dict.fromkeys(one.known.id for one in findings):
         same = [one for one in findings if one.known.id == id]
@@ -119,7 +121,8 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
         count = sum(each.count for each in same)
         lines.append(f"{one.file}:{one.line_number}: {id} (x{count}){at}")
         lines.append(_wrapped(one.line))
-        for text in (f"Cause: {one.known.cause}", f"Remedy: {one.known.remedy}"):
+        remedy = one.known.remedy.replace("{label}", label)
+        for text in (f"Cause: {one.known.cause}", f"Remedy: {remedy}"):
             if text not in told:
                 told.add(text)
                 lines.append(_wrapped(text))

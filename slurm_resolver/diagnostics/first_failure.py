@@ -77,12 +77,14 @@ class FailureReader(MessageReader):
         node: the first node that failed; without a node, what srun asks for is the cause.
         has_crashed: whether a task has crashed, other than by the end of all.
         usage: the lines with which trainings say where their time went.
+        is_labelled: whether ranks stand before lines, as srun --label writes them.
         all_end: whether srun, or somebody else, ends all tasks.
     """
 
     node: Failure | None = None
     reported: Failure | None = None
     has_crashed = False
+    is_labelled = False
     all_end = False
     _refusal: Failure | None = None  # the last line, if it is an error of srun
 
@@ -112,6 +114,7 @@ class FailureReader(MessageReader):
             follows = kind_of(why) == "effect"
             self._gone.setdefault(rank, Failure(number, why, follows, True, rank, node))
         rank, text = _LABELLED.findall(text)[0]
+        self.is_labelled |= rank != ""
         # A progress bar may end without a line's end.
         self._tasks.setdefault(rank, TaskOutput()).read(text.rpartition("\r")[2], number)
 

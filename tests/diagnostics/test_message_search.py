@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ def test_every_message_has_a_log() -> None:
     found = {line.split(" ")[0] for lines in EXPECTED.values() for line in lines}
     found |= {line.split(" ")[0] for phrase in phrases().values() for line in phrase.told}
     assert {known.id for known in KNOWN_MESSAGES} <= found
+
+
+def test_the_commands_of_remedies_can_be_pasted() -> None:
+    assert [known.id for known in MESSAGES.values() if re.search(r"[ \w]…", known.remedy)] == []
 
 
 @pytest.mark.parametrize("path", sorted((LOGS / "good").iterdir()), ids=lambda path: path.stem)
