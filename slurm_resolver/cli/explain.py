@@ -40,9 +40,11 @@ examples:
 _NO_FAILURE = (
     "no failure found. If the job failed, ask Slurm: sacct -j JOBID -o JobID,State,ExitCode,Reason"
 )
-_END = 1
-# How others say that a task ended, unless a signal or its node has ended it.
-_RAISED = re.compile(r"its process (?:has )?ended|[\w.]+: |(?:Exited with exit code|exit status) ")
+_END = 1  # see _order
+# How others say that a task ended, unless SIGKILL, a crash or its node has ended it.
+_RAISED = re.compile(
+    r"its process (?:has )?ended|[\w.]+: |(?:Exited with exit code|exit status) (?!13[79])"
+)
 _LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 _MOST_ADDRESSES = 5  # that are printed for one message
 
