@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.whole_number import read_whole_number
+from slurm_resolver.whole_number import LAST_PORT, read_whole_number
 
 
 class OptionAdder(NamedTuple):
@@ -54,7 +54,7 @@ def add_cluster_options(add: OptionAdder) -> None:
         "take a job's tasks from this component of a heterogeneous step",
         type=numbers_by_name,
     )
-    add("--port-base PORT", "first port on each node", type=int)
+    add("--port-base PORT", "first port on each node", type=number_type(1, LAST_PORT))
     add(
         "--node-address SUFFIX",
         "appended to node names, as in --node-address=-ib0; slurm: the addresses that Slurm has",

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from slurm_resolver.cli.options import OptionAdder
+from slurm_resolver.cli.options import OptionAdder, number_type
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
@@ -35,6 +35,7 @@ from slurm_resolver.slurm.scontrol import (
     show_steps,
 )
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.whole_number import LAST_PORT
 from slurm_resolver.wording import aligned, shorten
 
 DESCRIPTION = """\
@@ -85,7 +86,7 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "--port PORT",
         "needed if the program sets port_base: port_base plus the largest task count on any node",
-        type=int,
+        type=number_type(1, LAST_PORT),
     )
 
 

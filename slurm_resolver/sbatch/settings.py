@@ -80,7 +80,10 @@ def check_settings(settings: BatchSettings) -> None:
             "returns nor bytes that are not UTF-8. Put the command into a script."
         )
     if settings.restarts is None and (settings.spare_nodes or settings.min_nodes):
-        raise LaunchError("--spare-nodes and --min-nodes: expected --restarts as well.")
+        raise LaunchError(
+            "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
+            "only a restart uses them."
+        )
     least = settings.min_nodes or settings.nodes
     if least > settings.nodes:
         raise LaunchError(f"--min-nodes {least}: expected at most --nodes {settings.nodes}.")

@@ -61,6 +61,8 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
         ("show --jobs ps", "argument --jobs: 'ps': expected NAME=NUMBER"),
         ("show --jobs ps=1,ps=2", "'ps=1,ps=2': expected NAME=NUMBER,…, each name once"),
         ("supervise --tasks-per-node 0 -- srun true", "--ntasks-per-node: '0': expected a number"),
+        ("show --port-base 70000", "--port-base: '70000': expected a number from 1 to 65535"),
+        ("status --port x", "argument --port: 'x': expected a number from 1 to 65535"),
         ("requeue 300", "argument STATUS: '300': expected a number from 0 to 255"),
     ],
 )
