@@ -42,7 +42,13 @@ class Cluster:
     """
 
     step: SlurmStep = SlurmStep()
-    layout: Layout = Layout(nodes=(), node_of=(), local_rank_of=(), distribution="", source="")
+    layout: Layout = Layout(
+        nodes=(),
+        node_of=(),
+        local_rank_of=(),
+        distribution="",
+        source="",
+    )
     roles: Roles = field(default_factory=dict)
     ports: Ports = Ports(by_local_rank=(), source="", service_port=0)
     hosts: Hosts = field(default_factory=dict)

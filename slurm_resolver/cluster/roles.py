@@ -40,7 +40,12 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
         if job in allowed:
             candidates = [rank for rank in free if rank in allowed[job]]
         if spreads and job == "ps":
-            roles[job] = _spread_ranks(layout, candidates, count, roles.get("chief", ()))
+            roles[job] = _spread_ranks(
+                layout,
+                candidates,
+                count,
+                roles.get("chief", ()),
+            )
         else:
             roles[job] = candidates[:count]
         if roles[job] == free[:count]:

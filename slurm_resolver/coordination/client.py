@@ -121,7 +121,13 @@ class Client:
         ranks = of_step if ranks is None else [*ranks]
         without = [*{*of_step}.difference(ranks)]
         with self._changed:
-            gather = self.offer(purpose, value, without=without, until=until, timeout=seconds)
+            gather = self.offer(
+                purpose,
+                value,
+                without=without,
+                until=until,
+                timeout=seconds,
+            )
 
             def has_ended() -> object:
                 return gather in self._answers or self.refusal or self._loss

@@ -149,7 +149,12 @@ class Rounds:
                     self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
                 else:
                     count, names = self._find_missing(current)
-                    warn("has waited %.0f s for %s: %s", now - current.began, count, names)
+                    warn(
+                        "has waited %.0f s for %s: %s",
+                        now - current.began,
+                        count,
+                        names,
+                    )
 
     def _find_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""

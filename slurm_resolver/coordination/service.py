@@ -112,7 +112,12 @@ class Service:
         self._silence = Silence(address)
         self._monitor = Monitor(self.send, name_of, self._silence)
         self._name_of = name_of
-        self._own = Process(rank=address.rank, role="service", number="", pid=os.getpid())
+        self._own = Process(
+            rank=address.rank,
+            role="service",
+            number="",
+            pid=os.getpid(),
+        )
         # by the first key of a message
         self._receivers = {
             "gather": self._rounds.message,
@@ -223,12 +228,23 @@ class Service:
         if hello.get("identity") != self.address.identity:
             _refuse(writer, {"other": True})
         process = self._process_of(hello)
-        if not is_proof(proof, key, "task", challenge, hello):
+        if not is_proof(
+            proof,
+            key,
+            "task",
+            challenge,
+            hello,
+        ):
             if process.role != "observer":
                 self._rounds.unproven.add(process.rank)
             _refuse(writer, {"unproven": True})
         answer = {
-            "proof": prove(key, "service", challenge, hello),
+            "proof": prove(
+                key,
+                "service",
+                challenge,
+                hello,
+            ),
             "grace": self.address.grace,
             "rank": self.address.rank,
             "service": self._monitor.describe(self._own),

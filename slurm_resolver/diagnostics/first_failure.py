@@ -112,7 +112,17 @@ class FailureReader(MessageReader):
         if gone:
             rank, node, why = gone.groups()
             follows = kind_of(why) == "effect"
-            self._gone.setdefault(rank, Failure(number, why, follows, True, rank, node))
+            self._gone.setdefault(
+                rank,
+                Failure(
+                    number,
+                    why,
+                    follows,
+                    True,
+                    rank,
+                    node,
+                ),
+            )
         rank, text = _LABELLED.findall(text)[0]
         self.is_labelled |= rank != ""
         # A progress bar may end without a line's end.
@@ -127,7 +137,13 @@ class FailureReader(MessageReader):
             if kind_of(text) == "request":
                 node = ""
                 other = "srun"
-            self.node = Failure(number, why, is_end=True, node=node, other=other)
+            self.node = Failure(
+                number,
+                why,
+                is_end=True,
+                node=node,
+                other=other,
+            )
         end = _TASK_END.match(text)
         if end:
             nodes, node, ranks, how = end.groups()
@@ -138,7 +154,14 @@ class FailureReader(MessageReader):
                     follows = self.reported.follows
             with suppress(HostlistError):  # a task may print anything
                 for rank in expand_hostlist(f"[{ranks}]"):
-                    end_of_rank = Failure(number, how, follows, True, rank, node)
+                    end_of_rank = Failure(
+                        number,
+                        how,
+                        follows,
+                        True,
+                        rank,
+                        node,
+                    )
                     self.ends.setdefault(rank, end_of_rank)
                     self.reported = self.reported or end_of_rank
                 self.ended_on.update(expand_hostlist(nodes or ""))

@@ -104,7 +104,14 @@ class MessageReader:
         if self._significant.isdisjoint(shown):
             return []
         return [
-            Finding(self.file, shown[id], number, line, address, self._counts[id, address])
+            Finding(
+                self.file,
+                shown[id],
+                number,
+                line,
+                address,
+                self._counts[id, address],
+            )
             for (id, address), (number, line) in self.found.items()
             if id in shown
         ]

@@ -48,7 +48,13 @@ async def run_job(options: RunOptions) -> int:
         for number in (signal.SIGCHLD, *signals.PASSED_ON):
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
         await step.run(
-            step_environment(options, started, requeues, steps), elapsed=time.time() - started
+            step_environment(
+                options,
+                started,
+                requeues,
+                steps,
+            ),
+            elapsed=time.time() - started,
         )
         if step.requeue_reason:
             if not options.requeue:
@@ -175,7 +181,12 @@ class _Step:
             )
             if options.limit_signal and left > options.limit_signal[1]:
                 number, seconds = options.limit_signal
-                self._call_later(left - seconds, self._send_limit_signal, number, seconds)
+                self._call_later(
+                    left - seconds,
+                    self._send_limit_signal,
+                    number,
+                    seconds,
+                )
         if options.fail_after is not None:
             self._call_later(options.fail_after, self._fail_as_planned, options.num_tasks - 1)
         if options.preempt_after is not None:

@@ -52,6 +52,11 @@ def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, R
         worst = max(of_tasks.values(), key=lambda one: _FROM_GOOD_TO_BAD.index(one.status))
         if worst.is_bad:
             bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
-            worst = result_of(id, named(bad, cluster.name_of), "", worst.status)
+            worst = result_of(
+                id,
+                named(bad, cluster.name_of),
+                "",
+                worst.status,
+            )
         merged[id] = worst
     return merged

@@ -108,7 +108,12 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         result_of("reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"),
         secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
-        result_of("gpus", [cluster.gpu_decision.conflict], "as Slurm shows them", WARNING),
+        result_of(
+            "gpus",
+            [cluster.gpu_decision.conflict],
+            "as Slurm shows them",
+            WARNING,
+        ),
     ]
 
 

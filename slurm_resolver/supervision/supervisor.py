@@ -142,7 +142,12 @@ class Supervisor:
         while True:
             healthy = healthy_nodes(self._states)
             most = len(healthy) if to_check else wanted
-            chosen = choose(healthy, self._suspects, most, least)
+            chosen = choose(
+                healthy,
+                self._suspects,
+                most,
+                least,
+            )
             if not chosen:
                 raise NoRestartError(
                     f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "

@@ -103,13 +103,23 @@ class Workers(Call):
 
     def _give(self, does: str) -> _Given:
         within = self.calls if self.call else None
-        return _Given(self.name, does, self._steps, within)
+        return _Given(
+            self.name,
+            does,
+            self._steps,
+            within,
+        )
 
     def _gather(self, given: _Given) -> list[_Given]:
         """Returns what all workers give."""
         try:
             with self.doing(State.EXCHANGE), reporter.doing(MEETING):
-                by_rank = self.client.gather(_PURPOSE, given, None, self.ranks)
+                by_rank = self.client.gather(
+                    _PURPOSE,
+                    given,
+                    None,
+                    self.ranks,
+                )
         except RendezvousError as error:
             # One that is lost says why; one that has left may have left out the call.
             self.await_reason()
@@ -216,7 +226,12 @@ class Workers(Call):
         """Waits for the others to fail in this call as well, or tells them why this one has."""
         self.enter(State.FAILED)
         try:
-            self.client.gather(f"the end of call {self.calls}", None, _SECONDS, self.ranks)
+            self.client.gather(
+                f"the end of call {self.calls}",
+                None,
+                _SECONDS,
+                self.ranks,
+            )
         except RendezvousError:
             self.client.tell(f"failed {self.calls}", reason)
 

@@ -188,7 +188,12 @@ class Reporter:
         ranks = ranks_of(cluster.roles, TRAIN)
         own = self.report()
         try:
-            given = self._client.gather("the end of the training", own, timeout, ranks)
+            given = self._client.gather(
+                "the end of the training",
+                own,
+                timeout,
+                ranks,
+            )
         except RendezvousError:
             return {}
         return {cluster.name_of(rank): phases.Report(*one) for rank, one in given.items()}

@@ -74,18 +74,33 @@ def compute_step(
     add_all: AddUp = functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket)
     if replica == sharing.first_replica:
         add_all = timed(add_all, waited)
-    add = _adding(comparison, batch, replica, add_all)
+    add = _adding(
+        comparison,
+        batch,
+        replica,
+        add_all,
+    )
     try:
         if whole:
             add([])  # compares the workers
             part, own = _all_of_batch(batch, replica)
         else:
-            part, own = _part_of_replica(batch, replica, sharing, add_all)
+            part, own = _part_of_replica(
+                batch,
+                replica,
+                sharing,
+                add_all,
+            )
         if whole and sharing.local_replicas == 1 and not planned.draws:
             results = call_traced(planned, part)
         else:
             plan = planned.plan if planned.plan and not whole else plan_whole(planned.function)
-            inputs = _inputs(sharing, planned, part, replica)
+            inputs = _inputs(
+                sharing,
+                planned,
+                part,
+                replica,
+            )
             sums: tuple[AddUp, ...] = (add, add_up)
             if replica and isinstance(batch, Share):
                 sums = tuple(_of_enough_rows(one, own.total, sharing.replicas) for one in sums)
@@ -98,7 +113,12 @@ def compute_step(
 
 def compare_step(comparison: Comparison, waited: tf.Variable | None, batch: Batch) -> None:
     """Compares the workers in a step that they compute without a collective."""
-    _adding(comparison, batch, replica_number(), timed(add_up, waited))([])
+    _adding(
+        comparison,
+        batch,
+        replica_number(),
+        timed(add_up, waited),
+    )([])
 
 
 def _adding(comparison: Comparison, batch: Batch, replica: int, add_all: AddUp) -> AddUp:
@@ -175,9 +195,23 @@ def _part_of_replica(
     """
     if not isinstance(batch, Share):
         own = tf.convert_to_tensor(count_rows(batch), tf.int32)
-        (counts,) = add_all([tf.one_hot(replica, sharing.replicas, on_value=own, off_value=0)])
+        (counts,) = add_all(
+            [
+                tf.one_hot(
+                    replica,
+                    sharing.replicas,
+                    on_value=own,
+                    off_value=0,
+                )
+            ]
+        )
         places = tf.range(own) + tf.reduce_sum(counts[:replica])
-        return batch, OwnRows(tf.reduce_sum(counts), places, own, replica)
+        return batch, OwnRows(
+            tf.reduce_sum(counts),
+            places,
+            own,
+            replica,
+        )
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
     has_all = total < sharing.replicas
     own = (total + sharing.replicas - 1 - replica) // sharing.replicas
@@ -195,11 +229,21 @@ def _part_of_replica(
             lambda value: tf.gather(value, of_worker) if has_rows(value) else value,
             batch.batch,
         )
-    return part, OwnRows(total, of_batch, own, replica)
+    return part, OwnRows(
+        total,
+        of_batch,
+        own,
+        replica,
+    )
 
 
 def _all_of_batch(batch: Batch, replica: int) -> tuple[Structure, OwnRows]:
     """Returns all rows of a batch, which the worker has."""
     whole = tensors_of(batch)
     total = tf.convert_to_tensor(count_rows(whole))
-    return whole, OwnRows(total, tf.range(total), total, replica)
+    return whole, OwnRows(
+        total,
+        tf.range(total),
+        total,
+        replica,
+    )

@@ -84,7 +84,13 @@ class Comparison:
                 name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
                 remedy = REMEDY_OF_DATA if place else REMEDY
                 shown = [str(value) for value in values]
-                error = difference(self._workers, reporter.where(), name, shown, remedy)
+                error = difference(
+                    self._workers,
+                    reporter.where(),
+                    name,
+                    shown,
+                    remedy,
+                )
                 raise FitError(f"{MARK}{error}")
             else:
                 self._differed[place] = origins[0]

@@ -84,7 +84,12 @@ class Verification:
             runs.append(zip([*begin, *zeros], [*_values(variables), *_values(of_one)]))
         _assign(variables, after)
         keys = sorted(results) if isinstance(results, dict) else range(len(flat))
-        self._check(variables, keys, runs, epsilon)
+        self._check(
+            variables,
+            keys,
+            runs,
+            epsilon,
+        )
         return results
 
     def _check(
@@ -154,4 +159,9 @@ def _rounded(value: Any, epsilon: float, seed: int) -> Any:
 def _change(begin: npt.ArrayLike, end: npt.ArrayLike) -> npt.NDArray[np.complex128]:
     """Returns how far numbers have changed, as a vector without NaN."""
     change = np.subtract(end, begin, dtype=complex).ravel()
-    return np.nan_to_num(change, nan=1e30, posinf=1e30, neginf=-1e30)
+    return np.nan_to_num(
+        change,
+        nan=1e30,
+        posinf=1e30,
+        neginf=-1e30,
+    )

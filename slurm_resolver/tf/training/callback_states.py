@@ -72,7 +72,12 @@ def _set_values(owner: object, values: Any) -> None:
 
 def _set_attributes(owner: object, values: dict[str, object]) -> None:
     for name, value in values.items():
-        _put(owner, name, "", value)
+        _put(
+            owner,
+            name,
+            "",
+            value,
+        )
 
 
 def _attributes_of(value: object) -> dict[str, object]:
@@ -127,7 +132,12 @@ class CallbackStates:
         for name, callback in self._callbacks.items():
             try:
                 for attribute, (kind, packed) in states.get(name, {}).items():
-                    _put(callback, attribute, kind, unpack(packed))
+                    _put(
+                        callback,
+                        attribute,
+                        kind,
+                        unpack(packed),
+                    )
             except (AttributeError, LookupError, TypeError, ValueError) as error:
                 warn("the state of %s cannot be restored (%s): has it changed?", name[:-2], error)
 
