@@ -29,7 +29,11 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     Raises:
         JobsError: for `het_groups` that do not fit.
     """
-    allowed = _allowed_ranks(layout, counts, options)
+    allowed = _allowed_ranks(
+        layout,
+        counts,
+        options,
+    )
     spreads = options.placement == "spread" and "ps" in counts
     first = ("chief", "ps") if spreads else ()
     roles: dict[str, Sequence[int]] = {}
@@ -54,7 +58,11 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
             taken = set(roles[job])
             free = [rank for rank in free if rank not in taken]
     if options.worker_order == "ring" and "worker" in roles:
-        roles["worker"] = order_by_ring(roles["worker"], layout.node_of, roles.get("chief", ()))
+        roles["worker"] = order_by_ring(
+            roles["worker"],
+            layout.node_of,
+            roles.get("chief", ()),
+        )
     return roles
 
 

@@ -27,6 +27,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
@@ -81,7 +82,11 @@ class Call:
     loss = ""
     absence = ""
 
-    def __init__(self, resolver: Any, client: Client | None) -> None:
+    def __init__(
+        self,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        client: Client | None,
+    ) -> None:
         global _newest
         _newest = self
         self.lock = threading.Lock()
@@ -218,7 +223,11 @@ def _shortened(print_error: Method) -> Method:
     The traceback in this worker says only where it waited; it is logged at the level DEBUG.
     """
 
-    def print_short(kind: type[BaseException], error: BaseException, where: Any) -> None:
+    def print_short(
+        kind: type[BaseException],
+        error: BaseException,
+        where: TracebackType | None,
+    ) -> None:
         if isinstance(error, FitError) and error.is_passed_on:
             debug("another worker has failed", error)
             sys.stderr.write("".join(traceback.format_exception_only(kind, error)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Callable
 
 from slurm_resolver.errors import StartError
 from slurm_resolver.tf import private_names
@@ -25,7 +25,7 @@ def watch() -> None:
         private_names.START.replace(_note, owner=context())
 
 
-def _note(start: Any) -> None:
+def _note(start: Callable[[], object]) -> None:
     """Notes the line that calls this, which is done once."""
     global _line
     vars(private_names.CONTEXT.get()()).pop(private_names.START.name, None)

@@ -19,7 +19,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
@@ -29,7 +29,6 @@ from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.tf.call import IN_ALL, Call, State, abort_collectives
 from slurm_resolver.tf.causes import cause_of
-from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.wording import shorten
 
@@ -61,7 +60,7 @@ class _Given(NamedTuple):
     does: str
     steps: int  # how many it has begun
     within: int | None  # the number of the call in which it fails together with the others
-    value: Any = None
+    value: Any = None  # that fits into JSON
     remedy: str = IN_ALL  # if another worker begins the next step instead
 
 
@@ -72,13 +71,13 @@ class Workers(Call):
     _begins = STEP  # what it has begun with the others, as messages say it
     _is_unmade = False  # whether another worker cannot make a variable
 
-    def __init__(self, strategy: Any, client: Client | None) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, client: Client | None) -> None:
         super().__init__(strategy.cluster_resolver, client)
         self._strategy = strategy
         if client:
             client.listen("awaited", self._take_waiting)
 
-    def exchange(self, does: str, value: Any, remedy: str = IN_ALL) -> list[Any]:
+    def exchange(self, does: str, value: object, remedy: str = IN_ALL) -> list[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.
 
         Args:
@@ -160,7 +159,12 @@ class Workers(Call):
                 raise self.passing_on(reason) from error
             raise
 
-    def make(self, create: Method, *args: Any, **kwargs: Any) -> Any:
+    def make(
+        self,
+        create: Callable[..., tf.Variable],
+        *args: object,
+        **kwargs: object,
+    ) -> tf.Variable:
         """Makes a variable, which takes the first worker's value in all of them.
 
         TensorFlow would wait without end if one worker alone made it.

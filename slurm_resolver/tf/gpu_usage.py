@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +15,8 @@ import tensorflow as tf
 class GpuUsage:
     """What this process uses of its GPUs; of none, its results are 0 and None."""
 
-    _handles: Any = None  # NVML's, of this process' GPUs; None before the first sample
+    # NVML's, of this process' GPUs; None before the first sample.
+    _handles: list[object] | None = None
 
     def __init__(self) -> None:
         self._samples = 0
@@ -45,7 +45,7 @@ class GpuUsage:
                 self._busy += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
                 self._samples += 1
 
-    def _find(self) -> list[Any]:
+    def _find(self) -> list[object]:
         """Returns NVML's handles of the GPUs that this process sees."""
         if not tf.config.list_logical_devices("GPU"):
             return []

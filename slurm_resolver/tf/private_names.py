@@ -54,7 +54,7 @@ class Name:
         self._parameters = tuple(re.findall(r"\w+", parameters))
         table.append(self)
 
-    def owner(self) -> Any:
+    def owner(self) -> object:
         """Returns the module, or the base class that defines it; None if it is missing."""
         holder = self._find_holder()
         for owner in getattr(holder, "__mro__", [holder]):
@@ -74,7 +74,7 @@ class Name:
             raise error_of(self)
         return found
 
-    def of(self, thing: Any, *default: Any) -> Any:
+    def of(self, thing: object, *default: object) -> Any:
         """Returns an attribute of a thing; the default is for a thing of another class.
 
         It is also for an optional name.
@@ -84,12 +84,12 @@ class Name:
             raise error_of(self)
         return getattr(thing, self.name, *default)
 
-    def set(self, thing: Any, value: Any) -> None:
+    def set(self, thing: object, value: object) -> None:
         """Sets an attribute that a thing has."""
         self.of(thing)
         setattr(thing, self.name, value)
 
-    def is_missing(self, *things: Any) -> bool:
+    def is_missing(self, *things: object) -> bool:
         """Whether the installed version lacks it, or one of these things that should have it."""
         if self.of_instances:
             return self._find_holder() is None or any(map(self._is_lacked_by, things))
@@ -98,16 +98,16 @@ class Name:
         parameters = getattr(code, "co_varnames", ())[: len(self._parameters)]
         return function is None or parameters != self._parameters
 
-    def replace(self, replacement: Method, owner: Any = None) -> None:
+    def replace(self, replacement: Method, owner: object = None) -> None:
         """Replaces the function by `replacement(original, …)`, by default where it is defined."""
         replace(owner or self.owner(), self.name, replacement)
 
-    def _is_lacked_by(self, thing: Any) -> bool:
+    def _is_lacked_by(self, thing: object) -> bool:
         """Whether a thing is of the class that should have this attribute, but has it not."""
         kind = self._find_holder()
         return inspect.isclass(kind) and isinstance(thing, kind) and not hasattr(thing, self.name)
 
-    def _find_holder(self) -> Any:
+    def _find_holder(self) -> object:
         """Returns the module or class before the last dot; None if it is missing."""
         try:
             return pkgutil.resolve_name(self._holder)
@@ -115,7 +115,7 @@ class Name:
             return None
 
 
-def replace(owner: Any, name: str, replacement: Method) -> None:
+def replace(owner: object, name: str, replacement: Method) -> None:
     """Replaces a function by `replacement(original, …)`.
 
     It does nothing if the owner has no such function, or if this one is replaced already.
@@ -125,7 +125,7 @@ def replace(owner: Any, name: str, replacement: Method) -> None:
         return
 
     @functools.wraps(original)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+    def replaced(*args: object, **kwargs: object) -> object:
         return replacement(original, *args, **kwargs)
 
     setattr(replaced, REPLACED, True)
@@ -145,7 +145,7 @@ def error_of(first: Name, *others: Name) -> Exception:
     )
 
 
-def missing(needed_by: str, *things: Any) -> list[Name]:
+def missing(needed_by: str, *things: object) -> list[Name]:
     """Returns which names are missing, or are those of attributes that one of the things lacks."""
     return [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
 

@@ -198,7 +198,7 @@ class Reporter:
             return {}
         return {cluster.name_of(rank): phases.Report(*one) for rank, one in given.items()}
 
-    def start(self, resolver: Any, on_stall: str | None = None) -> None:
+    def start(self, resolver: object, on_stall: str | None = None) -> None:
         """Begins to report, if this process is one of several workers of a live step.
 
         With "exit", a process that is behind in a stall ends; None leaves that as it is. Raises

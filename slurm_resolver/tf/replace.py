@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,11 @@ from slurm_resolver.tf.server import can_serve
 class MultiWorkerMirroredStrategy(mirrored.MultiWorkerMirroredStrategy):
     """Takes its cluster from TF_CONFIG by default, as TensorFlow's class does."""
 
-    def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ) -> None:
         of_config = tf.distribute.cluster_resolver.TFConfigClusterResolver
         super().__init__(cluster_resolver or of_config(), communication_options)
 
@@ -56,7 +59,7 @@ def end_servers() -> None:
     options = json.loads(os.environ[OPTIONS])
     resolver = SlurmClusterResolver(**options, auto_set_gpu=False)
 
-    def join(server: Any) -> None:
+    def join(server: tf.distribute.Server) -> None:
         sys.exit(resolver.serve(server))
 
     if can_serve(resolver.cluster):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Collection
-from typing import Any
 
 import tensorflow as tf
 
@@ -167,7 +166,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None if they are unknown."""
         return self._cluster.gpus
 
-    def cluster_spec(self) -> Any:
+    def cluster_spec(self) -> tf.train.ClusterSpec:
         """Returns the `tf.train.ClusterSpec` of all jobs but evaluator; empty without Slurm."""
         return self._spec
 
@@ -201,7 +200,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: tf.compat.v1.ConfigProto | None = None,
     ) -> dict[str, int]:
         """Returns the GPUs that this process will use, as ``{"GPU": 2}``; {} for none.
 
@@ -225,7 +224,11 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """
         wait_until_ready(self._cluster, timeout)
 
-    def serve(self, server: Any = None, start_timeout: float = 300.0) -> int:
+    def serve(
+        self,
+        server: tf.distribute.Server | None = None,
+        start_timeout: float = 300.0,
+    ) -> int:
         """Serves until the tasks that train have ended, and returns this process's exit status.
 
         For the parameter servers, and under ParameterServerStrategy the workers::

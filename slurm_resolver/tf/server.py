@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from typing import Any
 
 import tensorflow as tf
 
@@ -72,7 +71,7 @@ def _check_connections(own: str, seconds: float) -> None:
     It waits until there is a server at each address of the cluster, also at `own`, this task's.
     """
 
-    def connect(original: Method, server_def: Any) -> None:
+    def connect(original: Method, server_def: tf.train.ServerDef) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
         served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
@@ -122,7 +121,11 @@ def can_serve(cluster: Cluster) -> bool:
     return own is not None and own.job in servers and not jobs.isdisjoint(TRAIN)
 
 
-def serve(resolver: Any, server: Any, start_timeout: float) -> int:
+def serve(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver,
+    server: tf.distribute.Server | None,
+    start_timeout: float,
+) -> int:
     """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
     cluster = resolver.cluster
     own = cluster.task
@@ -161,7 +164,7 @@ def _let_coordinators_end() -> None:
     coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
 
-    def stop(original: Method, handler: Any) -> None:
+    def stop(original: Method, handler: object) -> None:
         private_names.SHOULD_RUN.set(handler, False)
         private_names.UPDATE_OR_FINISH.of(handler).set()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +35,9 @@ _served: set[str] = set()  # the addresses at which TensorFlow listens in this p
 
 @contextlib.contextmanager
 def starting_together(
-    resolver: Any, timeout: float | None, jobs: Collection[str]
+    resolver: object,
+    timeout: float | None,
+    jobs: Collection[str],
 ) -> Iterator[Client | None]:
     """Waits until the tasks of these jobs have come, and limits the time that the block takes.
 
@@ -95,8 +96,11 @@ def _refuse_second(cluster: Cluster) -> None:
 
 
 def choose_communication(
-    given: Any, client: Client | None, resolver: Any, jobs: Collection[str]
-) -> Any:
+    given: tf.distribute.experimental.CommunicationOptions | None,
+    client: Client | None,
+    resolver: object,
+    jobs: Collection[str],
+) -> tf.distribute.experimental.CommunicationOptions | None:
     """Returns CommunicationOptions for NCCL if each task has its own GPUs, else `given`, for gRPC.
 
     All tasks of `jobs` call this with what `starting_together` gave. `given` are the program's own

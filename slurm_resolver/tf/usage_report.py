@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.coordination.usage import Workers, seconds_of, summarize
 from slurm_resolver.log import print_line
@@ -13,7 +11,7 @@ _SECONDS = 10.0  # from which a training is told, if it is not the first
 _is_told = False
 
 
-def tell_usage(resolver: Any, what: str, workers: Workers) -> None:
+def tell_usage(resolver: object, what: str, workers: Workers) -> None:
     """Prints where the time of a training went, unless SLURM_RESOLVER_REPORT is off.
 
     A program may call `fit` a thousand times: a short training is told only if it is the first.

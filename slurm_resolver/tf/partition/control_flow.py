@@ -58,7 +58,12 @@ def condition(planner: Planner, op: Operation, whole: bool) -> Split:
     outputs = zip(*(plan.outputs for plan in plans))
     results = [functools.reduce(join, values) for values in outputs]
     for plan in plans:
-        _check_rows(plan.sizes, plan.flat.outputs, plan.outputs, results)
+        _check_rows(
+            plan.sizes,
+            plan.flat.outputs,
+            plan.outputs,
+            results,
+        )
         plan.wanted = results
     for number, *ends in zip(op.node.outputs, *(plan.flat.outputs for plan in plans)):
         first, *others = map(known_sizes, plans, ends)
@@ -98,7 +103,12 @@ def loop(planner: Planner, op: Operation, whole: bool) -> Split:
     test = op.node.function(op.attribute("cond").name)
     if not whole and not STACKS.isdisjoint(given):
         return RowLoop(op, body, test).split()
-    plan, alike = _plan_round(planner, op, body, given)
+    plan, alike = _plan_round(
+        planner,
+        op,
+        body,
+        given,
+    )
     values = tuple(plan.inputs)
     test_plan = planner.inner(test, values, alike).run([SAME])
     for number, place in alike:
@@ -139,8 +149,18 @@ def _plan_round(
         kept = [pair for pair, end in zip(alike, ends) if known_sizes(planner, pair[0]) == end]
         joined = list(map(join, values, plan.outputs))
         if joined == values and kept == alike:
-            _check_rows(planner.sizes, op.node.inputs, given, values)
-            _check_rows(plan.sizes, body.outputs, plan.outputs, values)
+            _check_rows(
+                planner.sizes,
+                op.node.inputs,
+                given,
+                values,
+            )
+            _check_rows(
+                plan.sizes,
+                body.outputs,
+                plan.outputs,
+                values,
+            )
             plan.wanted = values
             return plan, alike
         alike = kept

@@ -136,7 +136,12 @@ class Emission:
 
     def inside(self, plan: Plan, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Writes a function that an operation calls, and returns its outputs."""
-        written = Emission(plan, self.rows, inputs, self._add_up)
+        written = Emission(
+            plan,
+            self.rows,
+            inputs,
+            self._add_up,
+        )
         return written.all(self._add_up)
 
     def _compute(self, step: Compute) -> None:

@@ -32,7 +32,13 @@ def _is_each_row(op: Operation, number: int) -> bool:
         test = op.sizes.maker(node.inputs[0])
         if test is not None and test.operation.type == "Greater":
             numbers = [op.sizes.numbers(one) or () for one in test.inputs]
-            if all(map(np.array_equal, numbers, (COUNTS, (1, 1)))):
+            if all(
+                map(
+                    np.array_equal,
+                    numbers,
+                    (COUNTS, (1, 1)),
+                )
+            ):
                 return _is_each_row(op, node.inputs[1])
     pair = op.sizes.numbers(number)
     return pair is not None and all(
@@ -93,7 +99,11 @@ def gather_of_variable(op: Operation) -> Split:
 def segment_sum(op: Operation) -> Split:
     """UnsortedSegmentSum: entries are added in segments."""
     found = _unchanged(op, 0)
-    if found and is_count(op.result_size(0), 1, 1):
+    if found and is_count(
+        op.result_size(0),
+        1,
+        1,
+    ):
         return found
     lead = op.rank(1)
     data = letters(op.rank())

@@ -140,7 +140,12 @@ class Flat:
             nodes = self._add(function, inner, after)
             return nodes, tuple(inner[tensor.ref()] for tensor in function.outputs)
         results = self._add_tensors(operation.outputs)
-        node = Node(operation, given, results, tuple(after))
+        node = Node(
+            operation,
+            given,
+            results,
+            tuple(after),
+        )
         self._nodes.append(node)
         self.makers.update(dict.fromkeys(results, node))
         return [node], results

@@ -42,7 +42,14 @@ def reshape(op: Operation) -> Split:
         value.inner,
     ):
         raise NotByPartError("another number of rows")
-    results = set(map(_reshaped, (value, value), before, after))
+    results = set(
+        map(
+            _reshaped,
+            (value, value),
+            before,
+            after,
+        )
+    )
     result = results.pop()
     if results or result is None:
         raise NotByPartError("rows are mixed")

@@ -137,7 +137,11 @@ class RowLoop:
         for node in self._body.nodes:
             self._plan(node)
         results = tuple(map(self._result, self._body.inputs))
-        return Split(results, tuple(wants), self._make)
+        return Split(
+            results,
+            tuple(wants),
+            self._make,
+        )
 
     def _plan(self, node: Node) -> None:
         """Notes what the results of an operation are in a round.
@@ -185,7 +189,11 @@ class RowLoop:
         """
         given = self._op.raw[place]
         if place in self._counters:
-            self._op.sizes.bind(self._op.node.outputs[place], None, COUNTS)
+            self._op.sizes.bind(
+                self._op.node.outputs[place],
+                None,
+                COUNTS,
+            )
             return SAME
         if place in self._kept:
             return given if given.is_list else SAME

@@ -164,7 +164,15 @@ class SizesOf:
         for number, pair in zip(node.outputs, zip(first, second)):
             traced = self._flat.tensors[number].shape
             shapes = _lists([one.shape for one in pair])
-            certain = _certain(traced, shapes, parts) if shapes else None
+            certain = (
+                _certain(
+                    traced,
+                    shapes,
+                    parts,
+                )
+                if shapes
+                else None
+            )
             if number in self._scratch:
                 continue
             if pair[0] is not pair[1] and not (exact and certain == shapes):

@@ -40,7 +40,12 @@ def slice_by_size(op: Operation) -> Split:
     if not part.outer:
         raise NotByPartError("no rows")
     begin = Sizes(value.axis, first, value.inner)
-    return op.split(part, value, begin, size_at(part))
+    return op.split(
+        part,
+        value,
+        begin,
+        size_at(part),
+    )
 
 
 def _whole_batches(sizes: Sequence[int], value: Value) -> int:
@@ -67,7 +72,12 @@ def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Si
         value: the rows along the axis.
     """
     numbers = [op.numbers(given) for given in (1, 2)]
-    limits = certain_limits(op.node.operation, place, numbers, size)
+    limits = certain_limits(
+        op.node.operation,
+        place,
+        numbers,
+        size,
+    )
     if limits is None:
         raise NotByPartError("some of the rows")
     return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in limits]
@@ -100,10 +110,20 @@ def strided_slice(op: Operation) -> Split:
     axis = axes.index(value.axis)
     if _takes_all(op, places[axis]):
         return op.split(value.at(axis), value)
-    begin, end = _limits(op, places[axis], op.size(value.axis), value)
+    begin, end = _limits(
+        op,
+        places[axis],
+        op.size(value.axis),
+        value,
+    )
     if end.outer <= begin.outer:
         raise NotByPartError("no rows")
-    return op.split(rows(axis, end.outer - begin.outer, value.inner), value, begin, end)
+    return op.split(
+        rows(axis, end.outer - begin.outer, value.inner),
+        value,
+        begin,
+        end,
+    )
 
 
 def strided_slice_gradient(op: Operation) -> Split:
@@ -118,5 +138,10 @@ def strided_slice_gradient(op: Operation) -> Split:
     result = rows(axis, _whole_batches(size, value), value.inner)
     limits: Sequence[Want] = [SAME, SAME]
     if not _takes_all(op, place):
-        limits = _limits(op, place, size, value)
+        limits = _limits(
+            op,
+            place,
+            size,
+            value,
+        )
     return op.split(result, size_at(result), *limits, SAME, value)
