@@ -17,7 +17,7 @@ from slurm_resolver.cli.options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_last_start
-from slurm_resolver.diagnostics.message_search import printable, search
+from slurm_resolver.diagnostics.message_search import Finding, printable, search
 from slurm_resolver.diagnostics.task_output import Failure
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
@@ -86,34 +86,58 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     The first of the `readers` read the log that was written first.
     """
     readers = sorted(readers, key=lambda reader: _order(reader.first()))
-    firsts = [reader.first() for reader in readers]
-    first = firsts[0] if firsts else None
     findings = [
         one
         for reader in readers
         for one in reader.findings()
         if has_failed or one.known.kind != "effect"  # a connection may have failed for a time
     ]
+    first = readers[0].first() if readers else None
     lines = []
     if first and not first.follows:
-        line = printable(first.line)
-        own, _ = search(first.line)
-        file = readers[0].file
-        findings.sort(
-            key=lambda one: (
-                one.file != file,
-                one.known.kind not in CAUSES,
-                one.line_number != first.line_number and one.known is not own,
-            )
-        )
-        cause = next((one for one in findings if one.known.kind in CAUSES), None)
-        if first.is_end and cause and cause.file == file:
-            line += f", after: {cause.line}"
-        # The log of one task does not say which it is.
-        ends = {one.task for one in firsts if one and _order(one) == _END}
-        task = first.task or (ends.pop() if len(ends) == 1 else "")
-        lines.append(f"{task} failed first: {line} ({file}:{first.line_number})".lstrip())
+        lines.append(_describe_first(first, readers, findings))
     label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
+    return lines + _describe_findings(findings, label)
+
+
+def _describe_first(
+    first: Failure, readers: Sequence[FailureReader], findings: list[Finding]
+) -> str:
+    """Returns the line that names what failed first, and moves its findings to the front.
+
+    Args:
+        first: the first failure in the log of the first reader.
+        readers: of all logs.
+        findings: in all logs.
+    """
+    own, _ = search(first.line)
+    file = readers[0].file
+    findings.sort(
+        key=lambda one: (
+            one.file != file,
+            one.known.kind not in CAUSES,
+            one.line_number != first.line_number and one.known is not own,
+        )
+    )
+    line = printable(first.line)
+    cause = next((one for one in findings if one.known.kind in CAUSES), None)
+    if first.is_end and cause and cause.file == file:
+        line += f", after: {cause.line}"
+    # The log of one task does not say which it is.
+    firsts = [reader.first() for reader in readers]
+    ends = {one.task for one in firsts if one and _order(one) == _END}
+    task = first.task or (ends.pop() if len(ends) == 1 else "")
+    return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
+
+
+def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
+    """Returns a line for each kind of message, and its cause and remedy, each text once.
+
+    Args:
+        findings: those of a kind need not follow each other.
+        label: what remedies say about a log without the tasks' ranks.
+    """
+    lines = []
     told: set[str] = set()
     for id in dict.fromkeys(one.known.id for one in findings):
         same = [one for one in findings if one.known.id == id]

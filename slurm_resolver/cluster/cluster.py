@@ -267,25 +267,8 @@ def describe_cluster(
     """
     if not cluster:
         return _NO_CLUSTER
-    own = cluster.task
     layout = cluster.layout
-    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
-    node = ""  # of the row before
-    # The tasks of each node, one node after another.
-    for task in sorted(cluster.tasks, key=lambda task: layout.node_of[task.rank]):
-        is_near = own is not None and own.node == task.node
-        if most_tasks is None or len(rows) <= most_tasks or is_near:
-            rows.append(
-                [
-                    task.node if task.node != node else "",
-                    str(task.rank),
-                    str(task.local_rank),
-                    f"{task.job} {task.index}",
-                    gpus[task.rank] if gpus else "",
-                    task.address + ("  (this task)" if task == own else ""),
-                ]
-            )
-            node = task.node
+    rows = _rows_of_tasks(cluster, most_tasks, gpus)
     left_out = cluster.num_tasks + 1 - len(rows)
     if not gpus:
         rows = [[*row[:4], row[5]] for row in rows]
@@ -303,6 +286,31 @@ def describe_cluster(
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
     lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
+
+
+def _rows_of_tasks(
+    cluster: Cluster, most_tasks: int | None, gpus: Sequence[str]
+) -> list[list[str]]:
+    """Returns the headings, and a row for each task that is shown: see `describe_cluster`."""
+    own = cluster.task
+    rows = [["node", "rank", "local", "task", "GPUs", "address"]]
+    node = ""  # of the row before
+    # The tasks of each node, one node after another.
+    for task in sorted(cluster.tasks, key=lambda task: cluster.layout.node_of[task.rank]):
+        is_near = own is not None and own.node == task.node
+        if most_tasks is None or len(rows) <= most_tasks or is_near:
+            rows.append(
+                [
+                    task.node if task.node != node else "",
+                    str(task.rank),
+                    str(task.local_rank),
+                    f"{task.job} {task.index}",
+                    gpus[task.rank] if gpus else "",
+                    task.address + ("  (this task)" if task == own else ""),
+                ]
+            )
+            node = task.node
+    return rows
 
 
 def describe_gpus(cluster: Cluster) -> str:
