@@ -108,15 +108,18 @@ def tests(session: nox.Session) -> None:
         ("3.12", "2.16"),
         ("3.12", "2.18"),
         (FOUND[-1], "newest"),
+        (FOUND[-1], "candidate"),  # of the next release, if there is one
         (FOUND[-1], "nightly"),
     ],
 )
 def tensorflow(session: nox.Session, tensorflow: str) -> None:
     """The resolver's contract, and training with two workers, on old and new TensorFlow."""
-    packages = {"newest": "tensorflow-cpu", "nightly": "tf-nightly-cpu"}
-    package = packages.get(tensorflow, f"tensorflow-cpu=={tensorflow}.*")
-    upgrade = ["--upgrade"] if tensorflow == "nightly" else []
-    install(session, *upgrade, package, "scikit-learn")
+    options_of = {"newest": [], "candidate": ["--upgrade", "--pre"], "nightly": ["--upgrade"]}
+    options = options_of.get(tensorflow, [])
+    package = "tf-nightly-cpu" if tensorflow == "nightly" else "tensorflow-cpu"
+    if tensorflow not in options_of:
+        package += f"=={tensorflow}.*"
+    install(session, *options, package, "scikit-learn")
     run_tests(session, *CONTRACT)
     names = THEIRS if tensorflow == "2.15" else f"{THEIRS} or {OURS}"  # 2.15 has Keras 2
     examples = f"test_commands_of_one_machine and ({names})"
