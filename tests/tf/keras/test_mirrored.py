@@ -57,8 +57,8 @@ def test_reading_and_saving_need_no_other_worker(tmp_path: Path) -> None:
     assert told(READING, tmp_path) == ["told ['auc', 'loss', 'mae']"] * 2
 
 
-# With three workers, the error shows which one deviates. The others, which may not notice it in that
-# variable, make variables until they do.
+# With three workers, the error shows which one deviates. The others may not notice it in that
+# variable, and make more until they do.
 DEVIATING = """
 import keras, slurm_resolver as sr
 strategy = sr.MultiWorkerMirroredStrategy()
