@@ -37,11 +37,11 @@ task's GPUs. These placeholders in its arguments are filled in: {job}, {index}, 
 {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or {main_host}
 and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts} and {chief_host}.
 {{rank}} becomes {rank}. COMMAND replaces this process: process id, signals and exit status are its
-own. In a step with a ps, join() of TensorFlow's servers returns when the training is over."""
+own. In a step with a ps, join() of TensorFlow's servers ends COMMAND when the training is over."""
 
 EPILOG = """\
-exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time; 2 if usage or
-environment is wrong.
+exit status: COMMAND's; that of the training, 0 or 1, where join() ended it; 1 if the
+tasks do not meet or are not ready in time; 2 if usage or environment is wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
