@@ -29,7 +29,8 @@ def _note(start: Callable[[], object]) -> None:
     """Notes the line that calls this, which is done once."""
     global _line
     vars(private_names.CONTEXT.get()()).pop(private_names.START.name, None)
-    folders = [os.path.dirname(sys.modules[name].__file__ or "") for name in _OTHERS]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _OTHERS]
+    folders = [os.path.join(os.path.dirname(file), "") for file in files if file]
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith((*folders, "<")):
             _line = f" by {frame.filename}, line {frame.lineno}: {frame.line}"
