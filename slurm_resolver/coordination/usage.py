@@ -125,7 +125,8 @@ def advise(workers: Workers) -> list[str]:
     lines = []
     slow = slowest(workers)
     # Where it is not known how long the others wait, they wait for the slowest one.
-    shares = _mean_shares({slow: workers[slow]} if slow and _in_steps(workers) else workers)
+    waits_unseen = slow and STEPS in workers[slow].seconds
+    shares = _mean_shares({slow: workers[slow]} if waits_unseen else workers)
     losses = {cause: share for cause, share in shares.items() if cause in _REMEDIES}
     cause = max(losses, key=losses.__getitem__, default="")
     share = losses.get(cause, 0.0)
@@ -164,11 +165,6 @@ def _costs_the_others(slow: Report, cause: str, share: float) -> bool:
     if STEPS in slow.seconds:
         return cause != VALIDATION
     return cause == WAITING and share_of(slow, WAITING) < share / 2
-
-
-def _in_steps(workers: Workers) -> bool:
-    """Returns whether the workers do not know how long they waited in their steps."""
-    return any(STEPS in report.seconds for report in workers.values())
 
 
 def share_of(report: Report, *causes: str) -> float:

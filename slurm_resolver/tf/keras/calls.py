@@ -98,22 +98,23 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
             arguments["verbose"] = 0
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers):
+            call = functools.partial(original, *bound.args, **bound.kwargs)
+            if name != "fit":
+                return call()
             try:
-                result = original(*bound.args, **bound.kwargs)
+                result = call()
             except SystemExit:  # in all workers, if the training has been saved
-                _tell_usage(strategy, name, reporter.of_all_workers(_EXIT_SECONDS))
+                _tell_usage(strategy, reporter.of_all_workers(_EXIT_SECONDS))
                 raise
-            if name == "fit":
-                reports = workers.exchange("ends fit", reporter.report())
-                by_name = zip(workers.full_names, itertools.starmap(Report, reports))
-                _tell_usage(strategy, name, dict(by_name))
+            reports = itertools.starmap(Report, workers.exchange("ends fit", reporter.report()))
+            _tell_usage(strategy, dict(zip(workers.full_names, reports)))
             return result
 
 
-def _tell_usage(strategy: tf.distribute.Strategy, call: str, reports: Mapping[str, Report]) -> None:
-    """Lets the first worker say where the time of this call went."""
-    if strategy.workers.index == 0 and call == "fit":
-        tell_usage(strategy.cluster_resolver, call, reports)
+def _tell_usage(strategy: tf.distribute.Strategy, reports: Mapping[str, Report]) -> None:
+    """Lets the first worker say where the time of this `fit` went."""
+    if strategy.workers.index == 0:
+        tell_usage(strategy.cluster_resolver, "fit", reports)
 
 
 def _is_in_scope(name: str, model: Model) -> bool:
