@@ -39,6 +39,7 @@ from slurm_resolver.tf.keras.sharing import (
     share,
     undivided_shares,
     without,
+    without_conversion,
 )
 from slurm_resolver.tf.partition.emission import Compute, Plan
 from slurm_resolver.tf.partition.inlining import Flat
@@ -88,10 +89,12 @@ class WorkerData:
         size: the number of all rows of a batch if the shares have only this worker's, else None.
     """
 
+    shares: tf.data.Dataset
+    size: int | None
+
     def __init__(self, whole: tf.data.Dataset, generated: bool) -> None:
         self.whole = whole
         self._is_generated = generated
-        self.undivide()
 
     def __iter__(self) -> Iterator[Share]:
         # The next reader of a generator does not get the batches that were read ahead. Their number
@@ -102,7 +105,7 @@ class WorkerData:
         """Lets the worker read all rows."""
         reads_ahead = [private_names.PREFETCHED] if self._is_generated else []
         self.shares = undivided_shares(without(self.whole, reads_ahead))
-        self.size: int | None = None
+        self.size = None
 
 
 def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> WorkerData | None:
@@ -119,17 +122,18 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> Wo
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     data = WorkerData(dataset, generated=b"GeneratorDataset" in graph)
-    if sharing.replicas == 1:
-        return data
-    try:
-        data.shares, data.size = divide(dataset, sharing)
-    except UndividedError as error:
-        if not in_memory:
-            tell_once(
-                f"each worker produces all rows of the data and keeps only its own: {error}. Put "
-                "expensive work into a map directly before batch(n)"
-            )
-            reporter.whole_data = True
+    if sharing.replicas > 1:
+        try:
+            data.shares, data.size = divide(dataset, sharing)
+            return data
+        except UndividedError as error:
+            if not in_memory:
+                tell_once(
+                    f"each worker produces all rows of the data and keeps only its own: {error}. "
+                    "Put expensive work into a map directly before batch(n)"
+                )
+                reporter.whole_data = True
+    data.undivide()
     return data
 
 
@@ -151,18 +155,15 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
     size = int(private_names.BATCH_SIZE.of(batch))
     drops = private_names.DROPS_REMAINDER.of(batch)
 
-    def as_share(about: _About, batch: Structure) -> Share:
-        return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
-
     blocks = tf.data.Dataset.zip((source.batch(size, drop_remainder=drops),))
     divided = blocks.flat_map(functools.partial(_own_rows, sharing, find_origins(source)))
     for one in maps:
         divided = _mapped(divided, one)
     # The last batch may have another number of rows.
     divided = divided.group_by_window(
-        key_func=lambda about, _: about.own,
-        reduce_func=lambda own, window: window.batch(own),
-        window_size_func=lambda own: own,
+        key_func=_number_of_own,
+        reduce_func=_batch,
+        window_size_func=tf.identity,
     )
     for one in after:
         if is_one_of(one, _MAPS):
@@ -170,22 +171,41 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
             divided = _mapped_batches(divided, one)
         else:
             divided = type(one)(divided, private_names.COUNT.of(one))
-    return divided.map(as_share).with_options(dataset.options()), size
+    return divided.map(_as_share).with_options(dataset.options()), size
 
 
+@without_conversion
+def _as_share(about: _About, batch: Structure) -> Share:
+    """Returns a batch of rows, each with what is known of the global batch, as a share."""
+    return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
+
+
+@without_conversion
+def _number_of_own(about: _About, row: Structure) -> tf.Tensor:
+    return about.own
+
+
+@without_conversion
+def _batch(own: tf.Tensor, window: tf.data.Dataset) -> tf.data.Dataset:
+    return window.batch(own)
+
+
+@without_conversion
 def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.data.Dataset:
     """Returns the elements of this worker's rows of a batch, each with what is known of it."""
     count = count_rows(block)
     number = tf.range(count) - sharing.first_replica
-    own = number % sharing.replicas < sharing.local_replicas
-    own |= count < sharing.replicas  # too few for all replicas, which have all of them
+    is_own = number % sharing.replicas < sharing.local_replicas
+    is_own |= count < sharing.replicas  # too few for all replicas, which have all of them
+    own = tf.where(is_own)[:, 0]
     about = _About(
         share(tf.nest.map_structure(_without_folder, block), origins).digest,
         count,
-        tf.math.count_nonzero(own),
+        tf.size(own, tf.int64),
     )
-    rows = tf.nest.map_structure(lambda value: tf.boolean_mask(value, own), block)
-    return tf.data.Dataset.from_tensor_slices((rows,)).map(lambda row: (about, row))
+    rows = tf.nest.map_structure(lambda value: tf.gather(value, own), block)
+    abouts = tf.data.Dataset.from_tensors(about).repeat()
+    return tf.data.Dataset.zip((abouts, tf.data.Dataset.from_tensor_slices(rows)))
 
 
 def _without_folder(value: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,7 @@ a generator is not split at all.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Union
@@ -30,6 +31,9 @@ FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 BYTES_PER_BUCKET = 25 * 2**20
 _OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
+# Functions of this package have no conditions or loops in Python that depend on tensors. tf.data
+# traces them for each dataset, which takes longer if they are converted first.
+without_conversion = tf.autograph.experimental.do_not_convert
 
 
 class Share(NamedTuple):
@@ -108,7 +112,8 @@ def names_of_tensors(share: Share) -> list[str]:
 def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset of shares that have all rows of each batch of a dataset."""
     origins = find_origins(dataset)
-    return tf.data.Dataset.zip((dataset,)).map(lambda batch: share(batch, origins))
+    shared = without_conversion(functools.partial(share, origins=origins))
+    return tf.data.Dataset.zip((dataset,)).map(shared)
 
 
 def is_one_of(thing: object, kinds: Iterable[private_names.Name]) -> bool:
