@@ -37,7 +37,7 @@ PASSING = {
     "SLURM_RESOLVER_GPUS",
 }
 # The name of a site's cluster is private.
-KEPT = {variable.name for variable in VARIABLES} - PASSING - {"SLURM_CLUSTER_NAME"}
+KEPT = {*VARIABLES} - PASSING - {"SLURM_CLUSTER_NAME"}
 KEPT |= {"SLURM_TOPOLOGY_ADDR", "SLURM_HOSTFILE"}
 OF_COMPONENTS = re.compile(
     r"SLURM_(JOB_NODELIST|DISTRIBUTION|DIST_PLANESIZE)_(HET|PACK)_GROUP_\d+", re.ASCII

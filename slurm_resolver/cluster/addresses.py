@@ -158,7 +158,7 @@ def find_service(
         num_tasks=num_tasks,
         rank=step.require(SlurmStep.rank),
         hosts_service=place == (first_node, 0),
-        grace=step.network_grace or NETWORK_GRACE,
+        grace=step.settings.network_grace or NETWORK_GRACE,
         starts_program=options.starts_program,
         remedy=remedy,
     )

@@ -41,7 +41,7 @@ class Cluster:
         options: the arguments of `resolve`; ignored when clusters are compared.
     """
 
-    step: SlurmStep = SlurmStep()
+    step: SlurmStep = field(default_factory=SlurmStep)
     layout: Layout = Layout(
         nodes=(),
         node_of=(),
@@ -59,10 +59,6 @@ class Cluster:
     def __bool__(self) -> bool:
         """Whether there are tasks; an empty cluster is false."""
         return bool(self.roles)
-
-    def __hash__(self) -> int:
-        """Returns the same number for equal clusters, which have equal steps."""
-        return hash(self.step)
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:

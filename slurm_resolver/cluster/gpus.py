@@ -17,6 +17,7 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.roles import Roles, ranks_of
 from slurm_resolver.errors import GpuError, JobsError
 from slurm_resolver.log import warn_once
+from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import (
     Devices,
     VisibleDevices,
@@ -24,6 +25,7 @@ from slurm_resolver.slurm.gpu_variables import (
     numbered,
     read_visible_devices,
 )
+from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.whole_number import whole_number
 from slurm_resolver.wording import counted
@@ -131,11 +133,11 @@ def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
 def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
     step = node.step
-    visible = read_visible_devices(step)
+    visible = read_visible_devices(step.foreign)
     is_user = node.local_rank in node.users
     if visible.devices is None and is_user and not node.options.gives_gpu_counts:
         visible = visible._replace(devices=_ask_driver(step))
-    if step.gpus_applied == _mark_of(step, visible.devices or ()):
+    if step.settings.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     elif not is_user:
         gpus = TaskGpus((), "this job uses no GPU (gpu_jobs)")
@@ -161,7 +163,7 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
         devices=devices,
         settings=visible.settings_for(devices),
         visible_before=visible.devices and _usable(visible.devices),
-        shared=shared and step.allow_growth is None,
+        shared=shared and step.foreign.allow_growth is None,
     )
 
 
@@ -308,15 +310,16 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
     that share a GPU take only what they need (``GPUBFCAllocator::GetAllowGrowthValue``).
     """
     if gpus.shared:
-        environ[SlurmStep.allow_growth.name] = "true"
+        name = ForeignVariables.allow_growth.name
+        environ[name] = "true"
         warn_once(
-            f"{SlurmStep.allow_growth.name}=true is set, as this task shares its GPU: otherwise "
-            "TensorFlow would take all of the memory at once, and the next task would find none; "
-            "set the variable yourself to choose"
+            f"{name}=true is set, as this task shares its GPU: otherwise TensorFlow would take all "
+            "of the memory at once, and the next task would find none; set the variable yourself "
+            "to choose"
         )
     if gpus.settings:
         environ.update(gpus.settings)
-        environ[SlurmStep.gpus_applied.name] = _mark_of(step, gpus.devices or ())
+        environ[Settings.gpus_applied.name] = _mark_of(step, gpus.devices or ())
 
 
 def _mark_of(step: SlurmStep, devices: Devices) -> str:

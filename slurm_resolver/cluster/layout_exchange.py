@@ -21,6 +21,7 @@ from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.errors import LayoutError, RendezvousError
+from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import Component, SlurmStep
 
 Place = tuple[str, Optional[int]]  # a task's node and its node id
@@ -38,7 +39,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     """
     nodes, counts = nodes_and_counts(step)
     name = identity_of(step).replace(" ", "-")
-    left_by, _, text = (step.exchanged_layout or "").partition(" ")
+    left_by, _, text = (step.settings.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
         port = choose_ports(step, max(counts), options.port_base).service_port
         hosts = find_hosts(step, nodes, sum(counts), options)
@@ -66,7 +67,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
                 f"not tell each other: {error}"
             ) from error
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
-            os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
+            os.environ[Settings.exchanged_layout.name] = f"{name} {text}"
     names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node

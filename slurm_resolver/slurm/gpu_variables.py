@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.errors import GpuError
-from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.foreign_variables import ForeignVariables
 
 Devices = tuple[str, ...]
 
-CUDA = SlurmStep.cuda_devices.name
-_ROCR = SlurmStep.rocr_devices.name
-_HIP = SlurmStep.hip_devices.name
-_ORDINAL = SlurmStep.ordinal_devices.name
+CUDA = ForeignVariables.cuda_devices.name
+_ROCR = ForeignVariables.rocr_devices.name
+_HIP = ForeignVariables.hip_devices.name
+_ORDINAL = ForeignVariables.ordinal_devices.name
 # The variables that Slurm sets, all to the same value.
 SET_BY_SLURM = (CUDA, _ROCR, _ORDINAL)
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
@@ -68,8 +68,8 @@ def numbered(devices: Devices) -> Devices:
     return tuple(map(str, range(len(devices))))
 
 
-def read_visible_devices(step: SlurmStep) -> VisibleDevices:
-    """Returns the devices that the step's variables show to this task.
+def read_visible_devices(variables: ForeignVariables) -> VisibleDevices:
+    """Returns the devices that the variables show to this task.
 
     Raises:
         GpuError: for a value that is not a list of devices, or that names one twice; and for AMD's
@@ -77,10 +77,10 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
     """
     # The first of these that is set shows the process its devices.
     texts = {
-        CUDA: step.cuda_devices,
-        _ROCR: step.rocr_devices,
-        _HIP: step.hip_devices,
-        _ORDINAL: step.ordinal_devices,
+        CUDA: variables.cuda_devices,
+        _ROCR: variables.rocr_devices,
+        _HIP: variables.hip_devices,
+        _ORDINAL: variables.ordinal_devices,
     }
     shown = {name: _parse(name, text) for name, text in texts.items() if text is not None}
     # Slurm sets these two only beside CUDA's: something has unset that one.

@@ -1,28 +1,31 @@
 """The variables of one task, read and checked once.
 
 `SlurmStep` lists every variable of Slurm that describes a task; no other module reads these. Their
-meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
+meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1). It also has those of
+this package (`settings`), and of launchers, GPUs and TensorFlow (`foreign_variables`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from typing import Any, NamedTuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
+from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.hostlist import expand_tasks_per_node
+from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.variable_types import (
     Environ,
     Variable,
+    Variables,
     count_variable,
-    devices_variable,
     number_variable,
     parse_distribution,
     parse_hosts,
     parse_ports,
-    parse_switch,
     rank_variable,
     text_variable,
 )
@@ -56,15 +59,16 @@ class Component(NamedTuple):
     plane_size: int | None
 
 
-class SlurmStep:
+class SlurmStep(Variables):
     """The Slurm variables of one task: a field for each variable, None if it is not set.
 
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
     heterogeneous job. A step is not changed; `replace` returns a changed copy.
 
-    Three fields are not variables: `ancestors` is what started this process; `is_component` is
-    whether this is a component of a heterogeneous step, which no variable shows; `remains` are the
-    names of Slurm's variables where others were removed, and what started this process is hidden.
+    `settings` and `foreign` are variables of others. Three fields are not variables: `ancestors` is
+    what started this process; `is_component` is whether this is a component of a heterogeneous
+    step, which no variable shows; `remains` are the names of Slurm's variables where others were
+    removed, and what started this process is hidden.
     """
 
     # the task
@@ -114,54 +118,19 @@ class SlurmStep:
     restart_count = number_variable("SLURM_RESTART_COUNT", 0, 2**31 - 1)
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
-    # only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of MPICH
-    openmpi_local_rank = text_variable("OMPI_COMM_WORLD_LOCAL_RANK")
-    mpich_local_rank = text_variable("MPI_LOCALRANKID")
-    # set by the user: to train alone, and seconds
-    switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
-    network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
-    start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
-    stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
-    # set by the user: whether a training says at its end where the time went
-    usage_report = Variable("SLURM_RESOLVER_REPORT", parse_switch, "on or off")
-    # set by the user: how many steps are compared with one process
-    verified_steps = number_variable("SLURM_RESOLVER_VERIFY", 0, 1_000_000)
-    # set by `slurm-resolver run`, whose jobs are unknown to Slurm
-    simulated_job = text_variable("SLURM_RESOLVER_JOB")
-    # set by this package for the child processes of a task that had to ask the others
-    exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT")
-    # set by `supervise` for a step that it has started again
-    step_restart = number_variable("SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1)
     # GPUs
-    cuda_devices = devices_variable("CUDA_VISIBLE_DEVICES")
-    rocr_devices = devices_variable("ROCR_VISIBLE_DEVICES")
-    hip_devices = devices_variable("HIP_VISIBLE_DEVICES")
-    ordinal_devices = devices_variable("GPU_DEVICE_ORDINAL")
     tres_bind = text_variable("SLURMD_TRES_BIND")
     gpus_on_node = number_variable("SLURM_GPUS_ON_NODE", 0, 4096)
     job_gpus = text_variable("SLURM_JOB_GPUS")
     step_gpus = text_variable("SLURM_STEP_GPUS")
-    gpus_applied = text_variable("SLURM_RESOLVER_GPUS")
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
-    # set by the user, for TensorFlow
-    allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH")
 
+    settings: Settings = Settings()
+    foreign: ForeignVariables = ForeignVariables()
     components: tuple[Component, ...] = ()
     ancestors: Ancestors = Ancestors()
     is_component: bool = False
     remains: tuple[str, ...] = ()
-
-    def __init__(self, **values: Any) -> None:
-        """Takes the values by field name; None means that a field is not set."""
-        vars(self).update({name: value for name, value in values.items() if value is not None})
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the other step has the same values."""
-        return isinstance(other, SlurmStep) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        """Returns the same number for equal steps."""
-        return hash(self.name)
 
     @classmethod
     def read(cls, environ: Environ | None = None) -> SlurmStep:
@@ -173,15 +142,21 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        values = {
-            known.field: known.parse(environ[name])
-            for name in environ  # most variables are not set, and os.environ is slow to say so
-            if (known := _BY_NAME.get(name))
-        }
-        if values.get("het_job_id") not in (None, values.get("job_id")):
-            values["het_size"] = None  # inherited from the job that submitted this one
-        groups = range(values.get("het_size") or 0)
-        step = cls(**values, components=tuple(_component(environ, group) for group in groups))
+        values: dict[type, dict[str, Any]] = defaultdict(dict)
+        for name in environ:  # most variables are not set, and os.environ is slow to say so
+            known = VARIABLES.get(name)
+            if known:
+                values[known.owner][known.field] = known.parse(environ[name])
+        step = cls(
+            **values[cls],
+            settings=Settings(**values[Settings]),
+            foreign=ForeignVariables(**values[ForeignVariables]),
+        )
+        if step.het_job_id not in (None, step.job_id):
+            step = step.replace(het_size=None)  # inherited from the job that submitted this one
+        groups = range(step.het_size or 0)
+        if groups:
+            step = step.replace(components=tuple(_component(environ, group) for group in groups))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
@@ -251,9 +226,9 @@ class SlurmStep:
         known = self.ancestors
         if known.launcher or known.complete or self.simulated:
             return known.launcher  # an mpirun's variables are inherited from elsewhere
-        if self.openmpi_local_rank:
+        if self.foreign.openmpi_local_rank:
             return "Open MPI's mpirun"
-        return "the mpirun of MPICH (Hydra)" if self.mpich_local_rank else None
+        return "the mpirun of MPICH (Hydra)" if self.foreign.mpich_local_rank else None
 
     @property
     def is_live(self) -> bool:
@@ -270,7 +245,7 @@ class SlurmStep:
 
         A real step that is started from it inherits the variable, but has another job id.
         """
-        return self.simulated_job is not None and self.simulated_job == self.job_id
+        return self.job_id is not None and self.job_id == self.settings.simulated_job
 
     @property
     def is_for_one_task(self) -> bool:
@@ -290,8 +265,13 @@ class SlurmStep:
         )
 
 
-VARIABLES = [field for field in vars(SlurmStep).values() if isinstance(field, Variable)]
-_BY_NAME = {variable.name: variable for variable in VARIABLES}
+# All variables by name.
+VARIABLES = {
+    variable.name: variable
+    for owner in (SlurmStep, Settings, ForeignVariables)
+    for variable in vars(owner).values()
+    if isinstance(variable, Variable)
+}
 
 
 def _component(environ: Environ, group: int) -> Component:

@@ -1,11 +1,11 @@
-"""Reads and checks one of Slurm's variables."""
+"""Variables of a process: what each of them may contain, and the values of those of one owner."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Callable, Generic, TypeVar, overload
+from typing import Any, Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_ranges
@@ -22,7 +22,7 @@ _REMEDY = (
 
 @dataclass(eq=False)
 class Variable(Generic[Value]):
-    """A variable, and the field of `SlurmStep` that holds its value.
+    """A variable, and the field of `Variables` that holds its value.
 
     ``SlurmStep.rank`` is the variable. ``step.rank`` is its value in one step; None if it is not
     set.
@@ -32,7 +32,7 @@ class Variable(Generic[Value]):
         read: reads a text; returns None or raises ValueError for one that cannot be used.
         expected: what its value should be, for messages.
         empty_is_unset: whether an empty text counts as unset.
-        field: the name of the field, such as ``rank``.
+        owner, field: the class that has the field, and the field's name, such as ``rank``.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Variable(Generic[Value]):
     empty_is_unset: bool = True
 
     def __set_name__(self, owner: type, field: str) -> None:
+        self.owner = owner
         self.field = field
 
     @overload
@@ -72,6 +73,18 @@ class Variable(Generic[Value]):
             f"{name or self.name}={shorten_value(text)!r}: expected {self.expected}{reason}. "
             f"{_REMEDY}"
         )
+
+
+class Variables:
+    """The values of one owner's variables: a field for each, None if it is not set."""
+
+    def __init__(self, **values: Any) -> None:
+        """Takes the values by field name; None means that a field is not set."""
+        vars(self).update({name: value for name, value in values.items() if value is not None})
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one has the same values."""
+        return isinstance(other, type(self)) and vars(self) == vars(other)
 
 
 def text_variable(name: str) -> Variable[str]:

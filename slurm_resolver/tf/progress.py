@@ -209,7 +209,7 @@ class Reporter:
         cluster = cluster_of(resolver)
         if not cluster or not cluster.service or not cluster.step.is_live or len(cluster.tasks) < 2:
             return
-        seconds = cluster.step.stall_seconds
+        seconds = cluster.step.settings.stall_seconds
         self._limit = _STALL_SECONDS if seconds is None else float(seconds)
         if on_stall:
             self._exits = on_stall == "exit"

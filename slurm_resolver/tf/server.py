@@ -58,7 +58,7 @@ def join(cluster: Cluster) -> None:
     own = cluster.task
     if not own or not cluster.step.is_live:
         return
-    _check_connections(own.address, cluster.step.start_timeout or START_TIMEOUT)
+    _check_connections(own.address, cluster.step.settings.start_timeout or START_TIMEOUT)
     take_part(cluster)
     service = cluster.service
     if service and service.hosts_service and own.job == "evaluator":

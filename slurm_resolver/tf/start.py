@@ -60,7 +60,7 @@ def starting_together(
     if not cluster or not cluster.step.is_live:
         yield None
         return
-    seconds = timeout or cluster.step.start_timeout or START_TIMEOUT
+    seconds = timeout or cluster.step.settings.start_timeout or START_TIMEOUT
     _refuse_second(cluster)
     client = wait_until_ready(cluster, seconds, jobs)
     if client:

@@ -25,6 +25,7 @@ from slurm_resolver.cluster.gpus import (
     jobs_with_gpus,
 )
 from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step_variables import SlurmStep
 
@@ -57,13 +58,14 @@ def decide(
     tasks: int = 1,
     *explicit: int | None,
     users: Sequence[int] | None = None,
+    allow_growth: str | None = None,
     **more: Any,
 ) -> TaskGpus:
     """Returns the GPUs of a task that sees these devices, with other values of its step."""
     return on_node(
         SlurmStep(
             rank=local_rank,
-            cuda_devices=visible,
+            foreign=ForeignVariables(cuda_devices=visible, allow_growth=allow_growth),
             **more,
         ),
         local_rank,

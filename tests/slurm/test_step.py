@@ -76,30 +76,28 @@ def test_a_senseless_value_is_named_with_what_was_expected(
 
 
 @pytest.mark.parametrize(
-    "field",
+    "name",
     [
-        "rank",
-        "nodes",
-        "tasks_per_node",
-        "num_tasks",
+        "SLURM_PROCID",
+        "SLURM_STEP_NODELIST",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_STEP_NUM_TASKS",
     ],
 )
-def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
-    variable = next(v for v in VARIABLES if v.field == field)
-    name = variable.name
+def test_a_missing_variable_is_an_error_where_it_is_needed(name: str) -> None:
     step = SlurmStep.read({key: value for key, value in TASK.items() if key != name})
     with pytest.raises(EnvironmentValueError, match=f"{name} is not set.*srun"):
-        step.require(variable)
+        step.require(VARIABLES[name])
 
 
 def test_a_step_is_a_value() -> None:
     step = SlurmStep.read(TASK)
-    assert {step, SlurmStep.read(TASK)} == {step}
+    assert step == SlurmStep.read(TASK)
     assert step.replace(rank=None) != step
 
 
 @pytest.mark.parametrize(
-    ("environ", "one"),
+    ("environ", "is_alone"),
     [
         ({}, True),
         ({"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}, False),
@@ -107,8 +105,8 @@ def test_a_step_is_a_value() -> None:
         ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_NUM_NODES": "1"}, False),
     ],
 )
-def test_an_allocation_for_one_task(environ: Texts, one: bool) -> None:
-    assert SlurmStep.read({"SLURM_JOB_ID": "7", **environ}).is_for_one_task is one
+def test_an_allocation_for_one_task(environ: Texts, is_alone: bool) -> None:
+    assert SlurmStep.read({"SLURM_JOB_ID": "7", **environ}).is_for_one_task is is_alone
 
 
 @pytest.mark.parametrize(
