@@ -21,8 +21,8 @@ from slurm_resolver.cli.options import (
     seconds,
     values_of,
 )
-from slurm_resolver.cluster.cluster import Cluster, placeholders
-from slurm_resolver.cluster.frameworks import CONTRACTS
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.frameworks import CONTRACTS, placeholders
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step

@@ -1,7 +1,6 @@
 """The variables by which programs learn of their cluster: TF_CONFIG and its siblings, by name.
 
-Each name is a contract that a framework reads when its program starts; `Cluster.variables` writes
-them:
+Each name is a contract that a framework reads when its program starts:
 
     tensorflow          TF_CONFIG: tf.distribute's TFConfigClusterResolver
     keras-distribution  KERAS_DISTRIBUTION_*: keras/src/distribution/distribution_lib.py, for JAX
@@ -11,14 +10,20 @@ them:
 
 from __future__ import annotations
 
+import json
 from typing import Literal, get_args
+
+from slurm_resolver.cluster.addresses import Task
+from slurm_resolver.cluster.resolved_step import ResolvedStep
+from slurm_resolver.slurm.gpu_variables import numbered
 
 Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
 CONTRACTS = get_args(Contract)
 
-# The variables of each, with names of `cluster.placeholders` and `Cluster.variables`; those with an
-# empty value are not set.
-TEMPLATES = {
+# The variables of each, with the values of `framework_variables`; those with an empty value are not
+# set.
+_TEMPLATES = {
+    "tensorflow": {"TF_CONFIG": "{tf_config}"},
     "keras-distribution": {
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": "{hosts}",
         "KERAS_DISTRIBUTION_NUM_PROCESSES": "{num_tasks}",
@@ -41,3 +46,44 @@ TEMPLATES = {
         "JAX_LOCAL_DEVICE_IDS": "{gpus}",
     },
 }
+
+
+def framework_variables(cluster: ResolvedStep, contract: Contract) -> dict[str, str]:
+    """Returns the variables that describe the cluster to a framework: see `Cluster.variables`."""
+    if contract not in CONTRACTS:
+        raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")
+    task = cluster.task
+    if not task:
+        return {}
+    node = cluster.layout.node_of[task.rank]
+    # A program of PyTorch uses the GPU with this number. Slurm may show it fewer than the node has.
+    shown = cluster.gpu_decision.visible_before or cluster.tasks
+    values = {
+        **placeholders(cluster),
+        "tf_config": json.dumps(cluster.tf_config()),
+        "node_number": node,
+        "tasks_on_node": len(cluster.layout.ranks_on(node)),
+        "gpu": task.local_rank % len(shown),
+        "gpus": ",".join(numbered(cluster.gpus or ())),
+    }
+    texts = {name: text.format(**values) for name, text in _TEMPLATES[contract].items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def placeholders(cluster: ResolvedStep) -> dict[str, str]:
+    """Returns the value of each {name} in a program's arguments and variables.
+
+    Lists are separated by commas, in the order of index or rank. All are "" for an empty cluster.
+    """
+    addresses = [task.address for task in cluster.tasks]
+    values = {name: str(getattr(cluster.task, name, "")) for name in Task.__annotations__}
+    values["hosts"] = ",".join(addresses)
+    values["num_tasks"] = str(len(addresses) or "")
+    values["main_address"] = "".join(addresses[:1])
+    for job, name in (("ps", "ps_hosts"), ("worker", "worker_hosts"), ("chief", "chief_host")):
+        values[name] = ",".join(cluster.addresses.get(job, ()))
+    for prefix in ("", "main_"):
+        host, _, port = values[f"{prefix}address"].rpartition(":")
+        values[f"{prefix}host"] = host.strip("[]")  # of an IPv6 address
+        values[f"{prefix}port"] = port
+    return values

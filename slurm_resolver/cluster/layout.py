@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
@@ -25,6 +26,16 @@ _HET_IN_PLAIN = (
 )
 
 
+class LayoutSource(Enum):
+    """Where a layout comes from; the values are those that `slurm-resolver show` prints."""
+
+    ENVIRONMENT = "environment"
+    # the tasks exchanged it
+    RENDEZVOUS = "rendezvous"
+    # the argument of the resolver
+    TASKS_PER_NODE = "tasks_per_node"
+
+
 class Layout(NamedTuple):
     """Node and local rank of every rank.
 
@@ -34,18 +45,17 @@ class Layout(NamedTuple):
         local_rank_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
         distribution: Slurm's distribution; in a heterogeneous step the components' distributions,
             separated by " : ".
-        source: where the layout comes from: "environment", "rendezvous" if the tasks exchanged it,
-            or the argument of the resolver that gave it.
+        source: where the layout comes from.
         components: the ranks of each component; empty unless the step is heterogeneous.
         unambiguous: False if the variables fit another layout as well, which only some tasks can
             notice: a component's distribution may have been given to srun alone.
     """
 
-    nodes: tuple[str, ...]
-    node_of: Sequence[int]
-    local_rank_of: Sequence[int]
-    distribution: str
-    source: str = "environment"
+    nodes: tuple[str, ...] = ()
+    node_of: Sequence[int] = ()
+    local_rank_of: Sequence[int] = ()
+    distribution: str = "block"
+    source: LayoutSource = LayoutSource.ENVIRONMENT
     components: Mapping[int, Sequence[int]] = {}
     unambiguous: bool = True
 
@@ -63,10 +73,12 @@ class Layout(NamedTuple):
         return tuple(ranks)
 
 
-def layout_from_environment(step: SlurmStep, source: str = "environment") -> Layout:
+def layout_from_environment(
+    step: SlurmStep, source: LayoutSource = LayoutSource.ENVIRONMENT
+) -> Layout:
     """Returns the layout of the step, computed from its variables alone.
 
-    `source` names what replaced a variable in every task, such as an argument.
+    `source` is what replaced a variable in every task, such as an argument.
 
     Raises:
         UnknownLayoutError: if the variables do not describe the layout.
@@ -105,7 +117,7 @@ def make_layout(
     step: SlurmStep,
     nodes: Sequence[str],
     node_of: Sequence[int],
-    source: str,
+    source: LayoutSource,
     components: Sequence[Component],
 ) -> Layout:
     """Returns the layout with these nodes, given by rank the index of its node."""
@@ -160,8 +172,9 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
                 "shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave "
                 "it out."
             )
-        elif layout.source != "environment":
-            hint = f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
+        elif layout.source is not LayoutSource.ENVIRONMENT:
+            source = layout.source.value
+            hint = f"The layout was given by {source}: correct that, or leave it to Slurm."
         else:
             hint = f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
         raise UnknownLayoutError(
@@ -172,7 +185,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
 
 
 def nodes_and_counts(
-    step: SlurmStep, source: str = "environment"
+    step: SlurmStep, source: LayoutSource = LayoutSource.ENVIRONMENT
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Returns the names of the step's nodes, and the number of tasks on each.
 
@@ -192,9 +205,9 @@ def nodes_and_counts(
     ):
         return nodes, counts
     # The message names Slurm's variables, or the argument that was given in their place.
-    lists = source
-    remedy = f"Correct {source}, or leave it to Slurm."
-    if source == "environment":
+    lists = source.value
+    remedy = f"Correct {lists}, or leave it to Slurm."
+    if source is LayoutSource.ENVIRONMENT:
         lists = "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE"
         remedy = RESTART_HINT
     raise LayoutError(

@@ -12,6 +12,7 @@ from typing import Optional
 from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_of
 from slurm_resolver.cluster.layout import (
     Layout,
+    LayoutSource,
     components_of_step,
     make_layout,
     nodes_and_counts,
@@ -72,7 +73,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
-    return make_layout(step, names, node_of, "rendezvous", components)
+    return make_layout(step, names, node_of, LayoutSource.RENDEZVOUS, components)
 
 
 def _layout_from_places(

@@ -7,6 +7,7 @@ that every task can compute all ports.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from slurm_resolver.errors import AddressError
@@ -19,6 +20,16 @@ from slurm_resolver.whole_number import LAST_PORT, read_whole_number, whole_numb
 _FIRST_DERIVED = 12_288
 _LAST_DERIVED = 32_767
 _NUM_SERVICE_PORTS = 2048
+_DEFAULT_BASE = 8888  # the first port in TensorFlow's own resolver
+
+
+class PortSource(Enum):
+    """Where ports come from; the values are those that `slurm-resolver show` prints."""
+
+    PORT_BASE = "port_base"
+    RESERVED = "SLURM_STEP_RESV_PORTS"
+    DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"
+    DEFAULT = "default"
 
 
 class Ports(NamedTuple):
@@ -26,13 +37,13 @@ class Ports(NamedTuple):
 
     Attributes:
         by_local_rank: on every node, the port of the task with this local rank.
-        source: where the ports come from, as `slurm-resolver show` prints it.
+        source: where the ports come from.
         service_port: the port of the step's coordination service.
     """
 
-    by_local_rank: Sequence[int]
-    source: str
-    service_port: int
+    by_local_rank: Sequence[int] = ()
+    source: PortSource = PortSource.DERIVED
+    service_port: int = 0
 
 
 def choose_ports(
@@ -50,20 +61,19 @@ def choose_ports(
     Raises:
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
+    if port_base is not None:
+        return _ports_from(port_base, max_tasks_per_node)
     service_port = derive_service_port(step)
-    if (
-        step.reserved_ports is not None
-        and port_base is None
-        and not is_heterogeneous
-        and not step.is_component
-    ):
-        reserved = tuple(dict.fromkeys(step.reserved_ports))
-        if len(reserved) >= max_tasks_per_node:
-            # By default Slurm reserves one port more than there are tasks on a node; in a
-            # heterogeneous job perhaps on the nodes of another component only.
-            if len(reserved) > max_tasks_per_node and not step.components:
-                service_port = reserved[max_tasks_per_node]
-            return Ports(reserved[:max_tasks_per_node], "SLURM_STEP_RESV_PORTS", service_port)
+    reserved: Sequence[int] = ()
+    if not is_heterogeneous and not step.is_component:
+        reserved = tuple(dict.fromkeys(step.reserved_ports or ()))
+    if len(reserved) >= max_tasks_per_node:
+        # By default Slurm reserves one port more than there are tasks on a node; in a heterogeneous
+        # job perhaps on the nodes of another component only.
+        if len(reserved) > max_tasks_per_node and not step.components:
+            service_port = reserved[max_tasks_per_node]
+        return Ports(reserved[:max_tasks_per_node], PortSource.RESERVED, service_port)
+    if reserved:
         warn(
             "SLURM_STEP_RESV_PORTS has fewer ports (%d) than a node has tasks (up to %d), and is "
             "not used. Start with srun --resv-ports=%d to have enough",
@@ -71,31 +81,30 @@ def choose_ports(
             max_tasks_per_node,
             max_tasks_per_node,
         )
-    source = "port_base"
-    base = port_base
-    if port_base is None and step.job_id is None:
-        source = "default"
-        base = 8888  # the first port in TensorFlow's own resolver
-    elif port_base is None:
-        # Jobs that run on a node at the same time mostly have consecutive ids, and so have their
-        # steps. Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get
-        # blocks that are the golden section of the range apart.
-        # Most steps have the smallest blocks. Two such blocks are the same or do not overlap.
-        block = max(8, 1 << (max_tasks_per_node - 1).bit_length())
-        blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
-        source = "SLURM_JOB_ID and SLURM_STEP_ID"
-        base = _FIRST_DERIVED + _number_of_step(step, blocks) * block
-    last_base = LAST_PORT + 1 - max_tasks_per_node
-    first = whole_number(base, 1, last_base)
+    if step.job_id is None:
+        return _ports_from(_DEFAULT_BASE, max_tasks_per_node, PortSource.DEFAULT)
+    # Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
+    # Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get blocks that
+    # are the golden section of the range apart.
+    # Most steps have the smallest blocks. Two such blocks are the same or do not overlap.
+    block = max(8, 1 << (max_tasks_per_node - 1).bit_length())
+    blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
+    first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
+    return Ports(range(first, first + max_tasks_per_node), PortSource.DERIVED, service_port)
+
+
+def _ports_from(port_base: int, count: int, source: PortSource = PortSource.PORT_BASE) -> Ports:
+    """Returns `port_base` and the ports after it, and one beside them for the service."""
+    last_base = LAST_PORT + 1 - count
+    first = whole_number(port_base, 1, last_base)
     if first is None:
         raise AddressError(
-            f"{source}={base!r}: expected a port, a whole number from 1 to {last_base}, as up to "
-            f"{max_tasks_per_node} tasks on a node need a port each."
+            f"port_base={port_base!r}: expected a port, a whole number from 1 to {last_base}, as "
+            f"up to {count} tasks on a node need a port each."
         )
-    last = first + max_tasks_per_node - 1
-    if source in ("port_base", "default"):  # no block of ports: beside the ports of the tasks
-        service_port = last + 1 if last < LAST_PORT else first - 1
-    return Ports(range(first, last + 1), source, service_port)
+    after = first + count
+    service_port = after if after <= LAST_PORT else first - 1
+    return Ports(range(first, after), source, service_port)
 
 
 def derive_service_port(step: SlurmStep) -> int:
@@ -106,5 +115,5 @@ def derive_service_port(step: SlurmStep) -> int:
 def _number_of_step(step: SlurmStep, count: int) -> int:
     """Returns a number below `count`, different for jobs, and steps of a job, in succession."""
     job = read_whole_number(step.job_id or "") or 0
-    own = read_whole_number(step.step_id or "") or 0
-    return (job + own * round(count * 0.618)) % count
+    number = read_whole_number(step.step_id or "") or 0
+    return (job + number * round(count * 0.618)) % count

@@ -6,12 +6,17 @@ import os
 from collections.abc import Collection
 from typing import Callable
 
-from slurm_resolver.cluster.addresses import find_hosts, make_addresses
+from slurm_resolver.cluster.addresses import find_hosts, find_service, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
-from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
+from slurm_resolver.cluster.layout import (
+    Layout,
+    LayoutSource,
+    layout_from_environment,
+    verify_layout,
+)
 from slurm_resolver.cluster.options import (
     ClusterOptions,
     HetGroups,
@@ -115,9 +120,24 @@ def resolve_step(
         layout = find_layout(step, options)
     roles = assign_roles(layout, job_counts(options.jobs, layout.num_tasks), options)
     ports = choose_ports(
-        step, max(layout.local_rank_of) + 1, options.port_base, bool(layout.components)
+        step,
+        max(layout.local_rank_of) + 1,
+        options.port_base,
+        is_heterogeneous=bool(layout.components),
     )
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
+    rank = step.require(SlurmStep.rank)
+    # Slurm's list of nodes decides which task serves, unless other names replace it.
+    nodes = step.nodes if step.node_name else None
+    service = find_service(
+        step,
+        options,
+        hosts,
+        port=ports.service_port,
+        num_tasks=layout.num_tasks,
+        first_node=(nodes or layout.nodes)[0],
+        place=(layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]),
+    )
     return Cluster(
         step=step,
         layout=layout,
@@ -125,15 +145,20 @@ def resolve_step(
         ports=ports,
         hosts=hosts,
         addresses=make_addresses(layout, roles, hosts, ports),
+        service=service,
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
     )
 
 
-def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
+def find_layout(
+    step: SlurmStep,
+    options: ClusterOptions,
+    source: LayoutSource = LayoutSource.ENVIRONMENT,
+) -> Layout:
     """Returns the layout: from the variables, or exchanged by the tasks.
 
-    `source` names what replaced a variable in every task, such as an argument.
+    `source` is what replaced a variable in every task, such as an argument.
     """
     reason = ""
     if options.layout != "rendezvous":

@@ -103,7 +103,7 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
             WARNING,
         ),
         # What a task's variables say of its place has been compared with the layout.
-        Result("layout", OK, f"{layout.distribution}, from {layout.source}"),
+        Result("layout", OK, f"{layout.distribution}, from {layout.source.value}"),
         result_of("ports", [port_taken], "all are free"),
         result_of("reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"),
         secret,

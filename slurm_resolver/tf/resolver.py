@@ -12,7 +12,8 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.cluster import Cluster, describe_own_task
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.cluster_text import describe_own_task
 from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import (
     ClusterOptions,

@@ -11,7 +11,7 @@ from local_run import refused
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.cluster.cluster import describe_cluster
+from slurm_resolver.cluster.cluster_text import describe_cluster
 
 TASK = {**task_variables.TASK, "SLURM_DISTRIBUTION": "cyclic"}
 JOBS = ["--jobs", "ps=1,worker=-1"]
