@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from slurm_resolver.exit_status import REQUEUE_STATUS
@@ -29,48 +28,101 @@ def batch_file(settings: BatchSettings) -> str:
     check_settings(settings)
     # The batch file gets the signal and requeues the job, as parameter servers do not.
     by_script = settings.requeue and settings.ps is not None
-    by_tasks = settings.requeue and not by_script
     seconds = seconds_after_signal(settings)
-    spare = settings.spare_nodes or 0
-    least = settings.min_nodes or settings.nodes
-    run = " ".join(map(shlex.quote, settings.command))
+    least_nodes = settings.min_nodes or settings.nodes
+    all_nodes = settings.nodes + (settings.spare_nodes or 0)
     values = {
         **settings._asdict(),
-        "": True,
-        "script": by_script,
-        "tasks": by_tasks,
-        "nobody": not settings.requeue,
-        "at_once": not by_tasks,
-        "once": settings.restarts is None,
-        "again": settings.restarts,
-        "each": settings.tasks_per_node,
-        "cpus": settings.cpus_per_task,
-        "gpus": settings.gpus_per_node,
-        "quotes": "'" in run,
         "version": __version__,
-        "status": REQUEUE_STATUS,
+        "environment": _ENVIRONMENT,
+        "secret": _SECRET,
         "receiver": "this script" if by_script else "every task",
+        "to_script": "B:" if by_script else "",
         "signal_name": (settings.signal or "").partition("@")[0],
+        "status": REQUEUE_STATUS,
         "seconds": seconds,
         # Slurm may send the signal early: no start that it would interrupt.
-        "left": seconds + SIGNAL_EARLY_SECONDS,
-        "environment": _ENVIRONMENT,
-        "spare": spare,
-        "least": least,
-        "may_fail": settings.check and min(spare + settings.nodes - least, _MOST_RESTARTS),
-        "all_nodes": settings.nodes + spare,
-        "several": settings.nodes * settings.tasks_per_node > 1,
-        "block": settings.nodes > 1,
-        "counts": f"chief=1,ps={settings.ps},worker=-1",
-        "run": run,
+        "least_time": seconds + SIGNAL_EARLY_SECONDS,
+        "spare": settings.spare_nodes or 0,
+        "all_nodes": all_nodes,
+        "least_nodes": least_nodes,
+        "failing": min(all_nodes - least_nodes, _MOST_RESTARTS),
+        "step": '"${step[@]}"',
+        "run": " ".join(map(shlex.quote, settings.command)),
     }
-    text = ""
-    for line in _FILE.splitlines(keepends=True):
-        condition, _, rest = line.partition("|")
-        if values[condition.strip()]:
-            text += rest
-    text = _OPTIONAL.sub(lambda found: found[2] if values[found[1]] else "", text)
-    return re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text)
+    texts = [
+        *_options(settings),
+        *_preparations(settings, by_script, values["failing"]),
+        *_training(settings, by_script, "'" in values["run"]),
+    ]
+    return "".join(str(text) for text in texts if text).format(**values)
+
+
+def _options(settings: BatchSettings) -> list[object]:
+    """Returns the options of sbatch; what is not needed is an empty value."""
+    return [
+        _HEAD,
+        settings.requeue and _REQUEUE,
+        settings.signal and _SIGNAL,
+        settings.restarts and _NO_KILL,
+        _NODES,
+        settings.gpus_per_node and _GPUS,
+        settings.cpus_per_task and "#SBATCH --cpus-per-task={cpus_per_task}\n",
+        _TIME,
+    ]
+
+
+def _preparations(settings: BatchSettings, by_script: bool, failing: int) -> list[object]:
+    """Returns what precedes the training: its environment, and the check."""
+    several_nodes = settings.nodes > 1
+    cpus = settings.cpus_per_task
+    texts = [
+        "\n{environment}\n\n",
+        settings.nodes * settings.tasks_per_node > 1 and "{secret}\n\n",
+        "# The options of all steps. --label: the rank before each line of output.\n",
+        several_nodes and _DISTRIBUTION,
+        cpus and _CPUS,
+        "step=(srun --label",
+        several_nodes and " --distribution=block",
+        cpus and " --cpus-per-task={cpus_per_task}",
+        ")\n",
+        by_script and _END_JOB,
+    ]
+    if settings.check:
+        texts += [
+            _CHECK,
+            failing and _SUPERVISE_CHECK,
+            "{step} --kill-on-bad-exit=1 \\\n    slurm-resolver check --timeout 120",
+            settings.ps and " --jobs chief=1,ps={ps},worker=-1",
+            by_script and ' || end_job "$?"',
+            "\n",
+        ]
+    return [*texts, "\n"]
+
+
+def _training(settings: BatchSettings, by_script: bool, quotes: bool) -> list[object]:
+    """Returns the step that trains, and the requeue."""
+    by_tasks = settings.requeue and not by_script
+    restarts = settings.restarts
+    return [
+        _SAVED_BY_TASKS if by_tasks else _KILL,
+        by_script and _IN_BACKGROUND,
+        restarts and _SUPERVISE,
+        settings.ps and _JOBS,
+        quotes and _QUOTES,
+        "quiet ",
+        restarts and "slurm-resolver supervise --restarts {restarts}",
+        restarts and settings.requeue and " --requeue --least-time {least_time}",
+        restarts and " \\\n    --nodes {nodes}",
+        restarts and settings.min_nodes and " --min-nodes {min_nodes}",
+        restarts and " --ntasks-per-node {tasks_per_node} -- \\\n    ",
+        "{step} --kill-on-bad-exit=",
+        "0 --wait={seconds}" if by_tasks else "1",
+        ' \\\n    {run} "$@"',
+        by_tasks and _REQUEUE_BY_TASKS,
+        by_script and _WAIT,
+        "\n",
+    ]
 
 
 _ENVIRONMENT = r"""set -eo pipefail
@@ -94,88 +146,105 @@ quiet() {
     } >&2; } 3>&1
 }"""
 
-_OPTIONAL = re.compile(r"<(\w+):((?:[^<>]|<\w+>)*)>")
-# A line is in the file if the value before it is not empty or False, and so is the text in
-# <NAME:TEXT>. <NAME> becomes a value.
-_FILE = """\
-       |#!/bin/bash
-       |# Made by slurm-resolver sbatch <version>. Submit it with sbatch; arguments after
-       |# the file's name are passed on to the program. Add what your site needs as further
-       |# #SBATCH lines, or before the file's name: sbatch --partition=gpu --mem=64G FILE
-       |#SBATCH --output=%x-%j.out
-requeue|# Slurm may stop the job and start it again, with the same id and output file.
-requeue|#SBATCH --requeue
-signal |#SBATCH --open-mode=append
-signal |# Sent to <receiver> <seconds> s before the time limit, or earlier.
-signal |#SBATCH --signal=<script:B:><signal>
-again  |# A node that fails does not end the job: supervise, below, continues without it if <least>
-again  |# or more nodes are healthy. The step needs <nodes>; <spare> to spare.
-again  |#SBATCH --no-kill
-       |#SBATCH --nodes=<all_nodes>
-       |#SBATCH --ntasks-per-node=<each>
-gpus   |# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
-gpus   |#SBATCH --gpus-per-node=<gpus>
-cpus   |#SBATCH --cpus-per-task=<cpus>
-       |# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
-       |#SBATCH --time=<time>
-       |
-       |<environment>
-       |
-several|# Without munge, the tasks recognize each other by a secret, which admits no other user.
-several|# Only this user and root can read it in the environment of a process.
-several|munge=${SLURM_RESOLVER_MUNGE_SOCKET:-/run/munge/munge.socket.2}
-several|if ! command -v unmunge >/dev/null || [ ! -S "$munge" ]; then
-several|    : "${SLURM_RESOLVER_SECRET:=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')}"
-several|    export SLURM_RESOLVER_SECRET
-several|fi
-several|
-       |# The options of all steps. --label: the rank before each line of output.
-block  |# --distribution: neighbouring ranks share a node, or a block of Slurm 26.05's topology.
-cpus   |# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.
-       |step=(srun --label<block: --distribution=block><cpus: --cpus-per-task=<cpus>>)
-script |
-script |# At a signal to all tasks, workers and parameter servers end before the chief can save. So
-script |# only this script gets it, and requeues the job. The training continues from the last save.
-script |end_job() {  # with the exit status of a step
-script |    trap : <signal_name>  # from now on, another one has no effect
-script |    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
-script |    exit "$?"
-script |}
-script |trap 'end_job <status>' <signal_name>
-check  |
-check  |# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
-check  |# name that does not resolve, a port that is taken or cannot be reached.
-may_fail|# supervise: continues without a node that is dead already.
-may_fail|slurm-resolver supervise --restarts <may_fail> --watch 0 \\
-may_fail|    --nodes <all_nodes> --min-nodes <least> --ntasks-per-node <each> -- \\
-check  |<may_fail:    >"${step[@]}" --kill-on-bad-exit=1 \\
-check  |    slurm-resolver check --timeout 120<ps: --jobs <counts>><script: || end_job "$?">
-       |
-at_once|# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.
-script |# In the background, because bash handles a signal at once only while it waits.
-tasks  |status=0
-tasks  |# With BackupAndResume, ResumableLoop or termination_config, the tasks save at the signal,
-tasks  |# and one requeues the job with scontrol; without them, the signal ends the tasks. Where
-tasks  |# there is no scontrol (in a container), the tasks end with exit status <status> after the
-tasks  |# save, and the lines below requeue the job.
-tasks  |# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
-tasks  |# 143. --wait ends them <seconds> s after the first task has ended, whatever its status is.
-again  |# supervise: starts the step again, on nodes that are healthy, when a task or a node
-again  |# has failed, and says why. If a task has failed, it ends the others.
-ps     |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
-ps     |#   SlurmClusterResolver({'chief': 1, 'ps': <ps>, 'worker': -1})
-quotes |# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
-again  |quiet slurm-resolver supervise --restarts <again><requeue: --requeue --least-time <left>> \\
-again  |    --nodes <nodes><min_nodes: --min-nodes <min_nodes>> --ntasks-per-node <each> -- \\
-again  |    "${step[@]}" --kill-on-bad-exit=<tasks:0 --wait=<seconds>><at_once:1> \\
-once   |quiet "${step[@]}" --kill-on-bad-exit=<tasks:0 --wait=<seconds>><at_once:1> \\
-script |    <run> "$@" &
-tasks  |    <run> "$@" || status=$?
-nobody |    <run> "$@"
-script |status=0
-script |wait $! || status=$?
-script |end_job "$status"
-tasks  |
-tasks  |# Requeues the job after exit status <status>, or if it failed while Slurm preempted it.
-tasks  |slurm-resolver requeue --max-restarts 10 "$status"
+_SECRET = """\
+# Without munge, the tasks recognize each other by a secret, which admits no other user.
+# Only this user and root can read it in the environment of a process.
+munge=${SLURM_RESOLVER_MUNGE_SOCKET:-/run/munge/munge.socket.2}
+if ! command -v unmunge >/dev/null || [ ! -S "$munge" ]; then
+    : "${SLURM_RESOLVER_SECRET:=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')}"
+    export SLURM_RESOLVER_SECRET
+fi"""
+
+# The parts of the file, in its order, with the values of `batch_file` in braces.
+_HEAD = """\
+#!/bin/bash
+# Made by slurm-resolver sbatch {version}. Submit it with sbatch; arguments after
+# the file's name are passed on to the program. Add what your site needs as further
+# #SBATCH lines, or before the file's name: sbatch --partition=gpu --mem=64G FILE
+#SBATCH --output=%x-%j.out
 """
+_REQUEUE = """\
+# Slurm may stop the job and start it again, with the same id and output file.
+#SBATCH --requeue
+"""
+_SIGNAL = """\
+#SBATCH --open-mode=append
+# Sent to {receiver} {seconds} s before the time limit, or earlier.
+#SBATCH --signal={to_script}{signal}
+"""
+_NO_KILL = """\
+# A node that fails does not end the job: supervise, below, continues without it if {least_nodes}
+# or more nodes are healthy. The step needs {nodes}; {spare} to spare.
+#SBATCH --no-kill
+"""
+_NODES = """\
+#SBATCH --nodes={all_nodes}
+#SBATCH --ntasks-per-node={tasks_per_node}
+"""
+_GPUS = """\
+# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
+#SBATCH --gpus-per-node={gpus_per_node}
+"""
+_TIME = """\
+# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
+#SBATCH --time={time}
+"""
+_DISTRIBUTION = """\
+# --distribution: neighbouring ranks share a node, or a block of Slurm 26.05's topology.
+"""
+_CPUS = """\
+# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.
+"""
+_END_JOB = """
+# At a signal to all tasks, workers and parameter servers end before the chief can save. So
+# only this script gets it, and requeues the job. The training continues from the last save.
+end_job() {{  # with the exit status of a step
+    trap : {signal_name}  # from now on, another one has no effect
+    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
+    exit "$?"
+}}
+trap 'end_job {status}' {signal_name}
+"""
+_CHECK = """
+# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
+# name that does not resolve, a port that is taken or cannot be reached.
+"""
+_SUPERVISE_CHECK = """\
+# supervise: continues without a node that is dead already.
+slurm-resolver supervise --restarts {failing} --watch 0 \\
+    --nodes {all_nodes} --min-nodes {least_nodes} --ntasks-per-node {tasks_per_node} -- \\
+    """
+_KILL = """\
+# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.
+"""
+_IN_BACKGROUND = """\
+# In the background, because bash handles a signal at once only while it waits.
+"""
+_SAVED_BY_TASKS = """\
+status=0
+# With BackupAndResume, ResumableLoop or termination_config, the tasks save at the signal,
+# and one requeues the job with scontrol; without them, the signal ends the tasks. Where
+# there is no scontrol (in a container), the tasks end with exit status {status} after the
+# save, and the lines below requeue the job.
+# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
+# 143. --wait ends them {seconds} s after the first task has ended, whatever its status is.
+"""
+_SUPERVISE = """\
+# supervise: starts the step again, on nodes that are healthy, when a task or a node
+# has failed, and says why. If a task has failed, it ends the others.
+"""
+_JOBS = """\
+# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
+#   SlurmClusterResolver({{'chief': 1, 'ps': {ps}, 'worker': -1}})
+"""
+_QUOTES = """\
+# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
+"""
+_WAIT = """ &
+status=0
+wait $! || status=$?
+end_job "$status\""""
+_REQUEUE_BY_TASKS = """ || status=$?
+
+# Requeues the job after exit status {status}, or if it failed while Slurm preempted it.
+slurm-resolver requeue --max-restarts 10 "$status\""""
