@@ -1,4 +1,4 @@
-"""Signals: which ones a launcher passes on, their names, and how an exit status tells of them."""
+"""Signals and exit statuses: which ones a launcher passes on, and what a status means."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
+# The exit statuses after a training was saved, which batch file and launchers read.
+REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again later
+TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
+MAX_RESTARTS_STATUS = 1  # the job may not be requeued once more
 # The signals that a launcher passes on to what it starts, or ends it by.
 PASSED_ON = (
     signal.SIGTERM,

@@ -23,9 +23,9 @@ from slurm_resolver.cli.options import (
 )
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.frameworks import CONTRACTS, placeholders
-from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.step_variables import SlurmStep

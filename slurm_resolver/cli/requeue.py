@@ -36,8 +36,8 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
-    from slurm_resolver.exit_status import REQUEUE_STATUS
     from slurm_resolver.preemption.requeue import requeue_job
+    from slurm_resolver.signals import REQUEUE_STATUS
     from slurm_resolver.slurm.step_variables import SlurmStep
 
     status: int = args.status

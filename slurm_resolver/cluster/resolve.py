@@ -9,7 +9,6 @@ from typing import Callable
 from slurm_resolver.cluster.addresses import find_hosts, find_service, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import (
     Layout,
@@ -27,6 +26,7 @@ from slurm_resolver.cluster.options import (
 )
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.cluster.roles import assign_roles
+from slurm_resolver.cluster.task_gpus import choose_gpus
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resolver.cluster.addresses import Hosts, Task
-from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
+from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step_variables import SlurmStep
 
@@ -29,7 +29,7 @@ class ResolvedStep:
     hosts: Hosts = field(default_factory=dict)
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     service: ServiceAddress | None = None
-    gpu_decision: TaskGpus = TaskGpus()
+    gpu_decision: TaskGpus = TaskGpus()  # noqa: RUF009 (it cannot be changed)
     options: ClusterOptions = field(default=ClusterOptions(), compare=False)
 
     def __bool__(self) -> bool:

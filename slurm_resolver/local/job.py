@@ -19,12 +19,12 @@ from typing import Any, Callable
 
 from slurm_resolver import signals
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.local.run_events import VARIABLE
+from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default

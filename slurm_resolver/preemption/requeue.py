@@ -29,7 +29,7 @@ import time
 from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.exit_status import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
+from slurm_resolver.signals import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.whole_number import whole_number

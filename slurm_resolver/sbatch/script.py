@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.sbatch.settings import (
     DEFAULT_SIGNAL,
     SIGNAL_EARLY_SECONDS,
@@ -12,6 +11,7 @@ from slurm_resolver.sbatch.settings import (
     check_settings,
     seconds_after_signal,
 )
+from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.version import __version__
 
 _MOST_RESTARTS = 3  # of the check, which may also fail for another reason

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from slurm_resolver.exit_status import REQUEUE_STATUS
+from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.scontrol import Fields

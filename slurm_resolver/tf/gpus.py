@@ -7,7 +7,7 @@ import os
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.log import warn
 from slurm_resolver.slurm.gpu_variables import Devices
 from slurm_resolver.tf import private_names

@@ -16,15 +16,15 @@ from kinds import Fields, Strings, Texts
 from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
-from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import (
+from slurm_resolver.cluster import task_gpus
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.task_gpus import (
     NodeGpus,
     TaskGpus,
     apply_gpus,
     gpus_on_node,
     jobs_with_gpus,
 )
-from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -77,7 +77,7 @@ def decide(
 
 @pytest.fixture(autouse=True)
 def _no_driver(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: None)
+    monkeypatch.setattr(task_gpus, "count_driver_gpus", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
 
 
 def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 4)
+    monkeypatch.setattr(task_gpus, "count_driver_gpus", lambda: 4)
     assert [decide(None, i, 2).devices for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
@@ -367,7 +367,7 @@ def test_without_variables_the_driver_is_asked(monkeypatch: Patch) -> None:
 
 
 def test_a_grant_without_names_is_left_alone_and_told(monkeypatch: Patch, caplog: Logged) -> None:
-    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: 8)
+    monkeypatch.setattr(task_gpus, "count_driver_gpus", lambda: 8)
     gpus = decide(None, 1, 2, gpus_on_node=2)
     assert (gpus.devices, gpus.settings) == (None, {})
     assert (

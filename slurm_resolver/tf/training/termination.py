@@ -23,11 +23,11 @@ from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
-from slurm_resolver.exit_status import REQUEUE_STATUS
 from slurm_resolver.local import run_events
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
+from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
 
