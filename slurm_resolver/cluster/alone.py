@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
-from slurm_resolver.slurm.ancestors import count_steps
 from slurm_resolver.slurm.step_variables import RESTART_HINT, SlurmStep
 from slurm_resolver.whole_number import read_whole_number
 from slurm_resolver.wording import shorten
@@ -146,18 +144,12 @@ def short_name(host: str) -> str:
 
 def advise_on_lonely_step(step: SlurmStep) -> str:
     """Returns what to write instead if a step has one task, and its job room for more; or ''."""
-    if step.where != "step" or step.num_tasks != 1 or step.simulated:
+    if step.where != "step" or step.num_tasks != 1 or step.simulated or not step.step_id:
         return ""
     tasks = 1
     for text in (step.job_num_nodes, step.job_tasks_per_node):
         tasks *= read_whole_number(text or "") or 1
-    if tasks < 2 and count_steps(step.node_name, step.job_id) > 1:
-        # No variable has the job's tasks. Slurm is asked only where other steps run here.
-        from slurm_resolver.slurm.scontrol import own_job
-
-        with contextlib.suppress(OSError):
-            tasks = read_whole_number(own_job(step)[1].get("NumTasks", "")) or 1
-    if tasks < 2 or not step.step_id:
+    if tasks < 2:
         return ""
     return (
         f"step {step.name} has one task, which trains alone, and its job has room for {tasks}. "

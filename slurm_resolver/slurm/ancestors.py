@@ -95,16 +95,6 @@ def is_component(node: str | None, step: str) -> bool:
     return f"/{node}_{step}." in read_proc("/proc/net/unix")
 
 
-def count_steps(node: str | None, job_id: str | None) -> int:
-    """Returns how many steps of a job srun has started on this node; 0 if that cannot be seen.
-
-    The sockets show it, as for `is_component`; those of the batch script and the like have numbers
-    of ten digits.
-    """
-    sockets = re.findall(rf"/{node}_{job_id}\.(\d{{1,9}})\b", read_proc("/proc/net/unix"))
-    return len(set(sockets))
-
-
 def _name_and_parent(pid: int) -> tuple[str, int]:
     # The name may hold spaces and brackets. After its last bracket come the state and the parent.
     head, bracket, tail = read_proc(f"/proc/{pid}/stat").rpartition(")")

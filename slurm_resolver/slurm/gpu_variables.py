@@ -91,20 +91,16 @@ def read_visible_devices(variables: ForeignVariables) -> VisibleDevices:
         return VisibleDevices(name=first, devices=shown[first], shown=shown)
     devices = shown[_ROCR]
     numbers = numbered(devices)
-    left = devices
-    for name in (_ORDINAL, CUDA, _HIP):  # in ROCm the last of them counts
-        others = shown.get(name, devices)
-        if others == devices:  # Slurm sets all variables alike
-            continue
-        if not set(others) <= set(numbers):
+    for name, others in shown.items():
+        if others not in (devices, numbers, ()):
             raise GpuError(
                 f"{_ROCR}={','.join(devices)}, but {name}={','.join(others)}; expected the same "
-                "devices in both, as Slurm sets them, or some of their numbers for ROCm, "
+                "devices in both, as Slurm sets them, or their numbers for ROCm, "
                 f"{','.join(numbers)}. Unset {name}."
             )
-        left = tuple(devices[int(number)] for number in others)
-    hidden = () in shown.values()
-    return VisibleDevices(name=_ROCR, devices=() if hidden else left, shown=shown, rocm=True)
+    if () in shown.values():
+        devices = ()
+    return VisibleDevices(name=_ROCR, devices=devices, shown=shown, rocm=True)
 
 
 def _parse(name: str, text: str) -> Devices:
