@@ -14,6 +14,8 @@ process
 gather
     Every task gives a value for a purpose, such as "the start", and gets the values of all
     (`rounds`).
+group
+    Tasks that do something together, such as those that train (`group`).
 serving
     Parameter servers, and workers of a coordinator, only serve the tasks that train. They end when
     the training is over (`training_with_servers` in the service, `member` in the tasks).
@@ -45,6 +47,9 @@ from typing import Callable, NamedTuple
 from slurm_resolver.wording import shorten
 
 NETWORK_GRACE = 30.0  # seconds
+# The jobs of the tasks that train, and of all that take part in a training with servers.
+TRAIN = ("chief", "worker")
+TAKE_PART = (*TRAIN, "ps")
 
 NameOf = Callable[[int], str]  # from a rank to how messages name its task
 _MOST_NAMES = 5

@@ -28,13 +28,11 @@ from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from slurm_resolver.coordination import NameOf, wire
+from slurm_resolver.coordination import TAKE_PART, TRAIN, NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
-TRAIN = ("chief", "worker")
-TAKE_PART = (*TRAIN, "ps")
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0

@@ -125,10 +125,12 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     if not devices:
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
     use = f"{counted(len(devices), 'task')} with GPUs"
-    training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
+    training = {
+        f"rank {rank}": own for rank, own in devices.items() if tasks[rank].job != "evaluator"
+    }
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
         return Result("gpus", OK, use)
-    transport = find_transport(training, "rank {}".format)
+    transport = find_transport(training)
     if transport.remedy:
         return Result("gpus", WARNING, f"{transport.sentence}: {transport.remedy}")
     return Result("gpus", OK, f"{use}; {transport.sentence}")

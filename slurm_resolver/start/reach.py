@@ -14,7 +14,7 @@ from collections.abc import Collection
 from time import monotonic
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
 from slurm_resolver.start.probe import find_unreached, tasks_to_ask
@@ -30,8 +30,7 @@ _MOST_NAMED = 4
 
 def wait_until_reached(
     cluster: Cluster,
-    client: Client,
-    waiting: Collection[int],
+    waiting: Group,
     serving: Collection[int],
     until: float,
 ) -> None:
@@ -39,8 +38,7 @@ def wait_until_reached(
 
     Args:
         cluster: this task's cluster.
-        client: its connection to the coordination service.
-        waiting: the ranks that call this, and listen at their ports as `probe.listening` does.
+        waiting: the tasks that call this, and listen at their ports as `probe.listening` does.
         serving: the ranks at whose ports servers of TensorFlow listen, or soon will.
         until: the time of `time.monotonic` when to give up.
 
@@ -48,30 +46,30 @@ def wait_until_reached(
         RendezvousError: in every task, if some do not answer in time. It names each of them, and a
             task that it does not answer.
     """
-    own = client.address.rank
+    address = waiting.client.address
     tasks = cluster.tasks
     began = monotonic()
     notice_at = began + _FIRST_NOTICE
-    asked = tasks_to_ask(own, [tasks[rank] for rank in sorted({*waiting, *serving})])
+    asked = tasks_to_ask(address.rank, [tasks[rank] for rank in sorted({*waiting.ranks, *serving})])
     while True:
         unreached = find_unreached(asked, serving)
         asked = [tasks[rank] for rank in unreached]
         now = monotonic()
         seconds = max(0.0, until - now) + _ROUND_SECONDS
         note = (now > until, [*unreached.items()][:_MOST_NAMED])
-        notes = client.gather("the test of the ports", note, seconds, waiting)
+        notes = waiting.gather("the test of the ports", note, seconds)
         problems = {
-            silent: f"{cluster.name_of(silent)} does not answer {cluster.name_of(rank)} at "
+            silent: f"{cluster.name_of(silent)} does not answer {name} at "
             f"{tasks[silent].address}: {why}"
-            for rank, (_, unanswered) in notes.items()
+            for name, (_, unanswered) in notes.items()
             for silent, why in unanswered
         }
         if not problems:
             return
-        text = f"{shorten([*problems.values()], _MOST_NAMED)}{client.address.remedy}"
+        text = f"{shorten([*problems.values()], _MOST_NAMED)}{address.remedy}"
         if any(gives_up for gives_up, _ in notes.values()):
             raise RendezvousError(f"not ready: {text}.")
-        if own == min(waiting) and now > notice_at:
+        if address.rank == waiting.ranks[0] and now > notice_at:
             notice_at += _NEXT_NOTICES
             warn("has waited %.0f s: %s", now - began, text)
         time.sleep(_PAUSE)

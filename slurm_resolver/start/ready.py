@@ -14,7 +14,8 @@ from typing import Any
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination import named
-from slurm_resolver.coordination.client import Client, connect
+from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.keras_version import find_tensorflow_version
 from slurm_resolver.start.probe import listening
@@ -28,7 +29,7 @@ Note = dict[str, Any]
 
 def wait_until_ready(
     cluster: Cluster, timeout: float, jobs: Collection[str] | None = None
-) -> Client | None:
+) -> Group | None:
     """Returns when all tasks have called this, agree, and reach each other at their ports.
 
     Args:
@@ -37,7 +38,7 @@ def wait_until_ready(
         jobs: the jobs whose tasks call it; None for all.
 
     Returns:
-        This task's connection to the coordination service; None if it is alone.
+        The tasks that have called it; None if this one is alone.
 
     Raises:
         RendezvousError: in every task, at most a few seconds after `timeout` seconds. It names the
@@ -45,20 +46,20 @@ def wait_until_ready(
             ports that are taken, or the tasks and ports that do not answer.
     """
     until = monotonic() + timeout
-    client = _connect(cluster)
-    if not client:
+    group = find_group(cluster, jobs)
+    if not group:
         return None
     assert cluster.task
-    ranks = ranks_of(cluster.roles, jobs or cluster.roles)
+    client = group.client
     with listening(cluster.task) as problem:
         note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": True}
-        notes = client.gather("the start", note, timeout, ranks)
+        notes = client.gather("the start", note, timeout, group.ranks)
         _check(notes, cluster)
-        waiting = {rank for rank, note in notes.items() if note["waits"]}
-        wait_until_reached(cluster, client, waiting, notes.keys() - waiting, until)
+        waiting = Group(client, [rank for rank, note in notes.items() if note["waits"]])
+        wait_until_reached(cluster, waiting, notes.keys() - waiting.ranks, until)
     # What TensorFlow of another task sends to a port before it is closed here is never answered.
-    client.gather("the start of TensorFlow", None, _CLOSE_SECONDS, waiting)
-    return client
+    waiting.gather("the start of TensorFlow", None, _CLOSE_SECONDS)
+    return group
 
 
 def _check(notes: Mapping[int, Note], cluster: Cluster) -> None:
@@ -78,18 +79,22 @@ def _check(notes: Mapping[int, Note], cluster: Cluster) -> None:
 
 def offer_readiness(cluster: Cluster) -> None:
     """Tells tasks that call `wait_until_ready` that this one is ready, without waiting for them."""
-    client = _connect(cluster)
+    group = find_group(cluster)
     assert cluster.task
-    if client:
+    if group:
         with listening(cluster.task) as problem:
             note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": False}
-        client.offer("the start", note)  # from now on, the port is TensorFlow's
+        group.client.offer("the start", note)  # from now on, the port is TensorFlow's
 
 
-def _connect(cluster: Cluster) -> Client | None:
+def find_group(cluster: Cluster, jobs: Collection[str] | None = None) -> Group | None:
+    """Returns the tasks with these jobs, or all tasks; None if this process trains alone."""
     if not cluster.service or len(cluster.tasks) < 2:
         return None
-    return connect(cluster.service, cluster.name_of)
+    return Group(
+        connect(cluster.service, cluster.name_of),
+        ranks_of(cluster.roles, jobs or cluster.roles),
+    )
 
 
 def agreement_facts(cluster: Cluster) -> Note:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.coordination import NameOf
 from slurm_resolver.slurm.gpu_variables import numbered
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
@@ -68,10 +67,10 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     return told._replace(gpus=names, confined=True, slurms=slurms[0])
 
 
-def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:
+def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
     """Returns which library reduces the gradients.
 
-    `tasks` are all that train together, by rank, so that all compute the same result.
+    `tasks` are all that train together, by name, so that all compute the same result.
     """
 
     def slow(why: str, remedy: str = "") -> Transport:
@@ -80,13 +79,12 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
     if not any(task.usable for task in tasks.values()):
         return Transport(False, "gradients use gRPC: no task computes on a GPU")
     hidden = ""
-    first_on: dict[str, int] = {}  # the first task of each node
-    owners: dict[tuple[str, str], int] = {}  # by node and GPU
-    for rank, task in tasks.items():
-        name = name_of(rank)
-        first_rank = first_on.setdefault(task.node, rank)
-        first = tasks[first_rank]
-        both = f"{name_of(first_rank)} and {name}"
+    first_on: dict[str, str] = {}  # the first task of each node
+    owners: dict[tuple[str, str], str] = {}  # by node and GPU
+    for name, task in tasks.items():
+        first_name = first_on.setdefault(task.node, name)
+        first = tasks[first_name]
+        both = f"{first_name} and {name}"
         if task.confined and first.confined and task.slurms != first.slurms:
             return slow(
                 f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
@@ -96,21 +94,21 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
         if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name}")
         sharing = ""
-        if first_rank != rank and None in (task.gpus, first.gpus):
+        if first_name != name and None in (task.gpus, first.gpus):
             sharing = f"{both} may share a GPU"
         for gpu in task.gpus or ():
             if gpu.startswith("MIG-"):
                 return slow(f"{name} has a MIG slice")
-            owner = owners.setdefault((task.node, gpu), rank)
-            if owner != rank:
-                sharing = f"{name_of(owner)} shares GPU {gpu} with {name}"
+            owner = owners.setdefault((task.node, gpu), name)
+            if owner != name:
+                sharing = f"{owner} shares GPU {gpu} with {name}"
         if sharing:
             return slow(
                 sharing,
                 "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
                 "--ntasks-per-gpu",
             )
-        if first_rank != rank and task.confined and not hidden:
+        if first_name != name and task.confined and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
     if hidden:
         return Transport(

@@ -32,9 +32,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.roles import ranks_of
-from slurm_resolver.coordination.client import Client, leave_all
-from slurm_resolver.coordination.training_with_servers import TRAIN
+from slurm_resolver.coordination import TRAIN
+from slurm_resolver.coordination.client import leave_all
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.log import debug, exit_at_once, warn
@@ -85,7 +85,7 @@ class Call:
     def __init__(
         self,
         resolver: tf.distribute.cluster_resolver.ClusterResolver,
-        client: Client | None,
+        group: Group | None,
     ) -> None:
         global _newest
         _newest = self
@@ -97,14 +97,14 @@ class Call:
         self.name = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(self.name) if self.names else 0
         self.full_names = self.names
-        self.client: Any = client
-        if client:
-            cluster = resolver.cluster
-            self.ranks = ranks_of(cluster.roles, TRAIN)
-            self.full_names = list(map(client.name_of, self.ranks))
-            client.listen("told", self._take_failure)
-            client.listen("gone", self._take_loss)
-            client.listen("left", self._take_goodbyes)
+        self.client: Any = None
+        if group:
+            self.client = group.client
+            self.ranks = group.ranks
+            self.full_names = group.names
+            self.client.listen("told", self._take_failure)
+            self.client.listen("gone", self._take_loss)
+            self.client.listen("left", self._take_goodbyes)
 
     def enter(self, state: State, call: str = "") -> None:
         """Enters BEGUN, at the beginning of a call, FAILED or ENDED."""

@@ -23,7 +23,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.coordination.progress import DATA, MEETING
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
@@ -71,11 +71,11 @@ class Workers(Call):
     _begins = STEP  # what it has begun with the others, as messages say it
     _is_unmade = False  # whether another worker cannot make a variable
 
-    def __init__(self, strategy: tf.distribute.Strategy, client: Client | None) -> None:
-        super().__init__(strategy.cluster_resolver, client)
+    def __init__(self, strategy: tf.distribute.Strategy, group: Group | None) -> None:
+        super().__init__(strategy.cluster_resolver, group)
         self._strategy = strategy
-        if client:
-            client.listen("awaited", self._take_waiting)
+        if self.client:
+            self.client.listen("awaited", self._take_waiting)
 
     def exchange(self, does: str, value: object, remedy: str = IN_ALL) -> list[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.

@@ -18,16 +18,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
-from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.roles import ranks_of
+from slurm_resolver.coordination import TRAIN, usage
 from slurm_resolver.coordination import progress as phases
-from slurm_resolver.coordination import usage
-from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.coordination.tcp import outlast_outages
-from slurm_resolver.coordination.training_with_servers import TRAIN
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.start.ready import find_group
 from slurm_resolver.tf.gpu_usage import GpuUsage
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
@@ -61,7 +59,7 @@ class Reporter:
     whole_data = False
     whole_steps = False
     _began = 0.0  # when the last step of this stage began; 0 before the first one
-    _cluster: Cluster | None = None  # once it reports
+    _group: Group | None = None  # the workers, once it reports
     _exits = False  # once it is behind in a stall
     _epochs = 0  # of this training
     _steps = 0
@@ -182,21 +180,13 @@ class Reporter:
         Args:
             timeout: seconds.
         """
-        cluster = self._cluster
-        if cluster is None:
+        if self._group is None:
             return {}
-        ranks = ranks_of(cluster.roles, TRAIN)
-        own = self.report()
         try:
-            given = self._client.gather(
-                "the end of the training",
-                own,
-                timeout,
-                ranks,
-            )
+            reports = self._group.gather("the end of the training", self.report(), timeout)
         except RendezvousError:
             return {}
-        return {cluster.name_of(rank): phases.Report(*one) for rank, one in given.items()}
+        return {name: phases.Report(*report) for name, report in reports.items()}
 
     def start(self, resolver: object, on_stall: str | None = None) -> None:
         """Begins to report, if this process is one of several workers of a live step.
@@ -207,20 +197,21 @@ class Reporter:
         if on_stall not in (None, "report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
         cluster = cluster_of(resolver)
-        if not cluster or not cluster.service or not cluster.step.is_live or len(cluster.tasks) < 2:
+        group = find_group(cluster, TRAIN) if cluster and cluster.step.is_live else None
+        if not cluster or not group:
             return
         seconds = cluster.step.settings.stall_seconds
         self._limit = _STALL_SECONDS if seconds is None else float(seconds)
         if on_stall:
             self._exits = on_stall == "exit"
-        if self._cluster:
+        if self._group:
             return
-        self._cluster = cluster
-        self._client = client = connect(cluster.service, cluster.name_of)
-        rank = client.address.rank
+        self._group = group
+        client = group.client
+        self._rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
-        port = int(cluster.tasks[rank].address.rpartition(":")[2])
+        port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
 
         def run() -> None:
             while not ends.wait(phases.report_seconds(self._limit)):
@@ -240,7 +231,7 @@ class Reporter:
 
     def _take_stall(self, message: Message) -> None:
         warn("%s", message["stall"])
-        if self._client.address.rank in message["behind"]:
+        if self._rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
             if self._exits:
                 warn("this task ends with status 1 (on_stall='exit')")

@@ -15,10 +15,10 @@ import time
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination import TRAIN, ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.coordination.training_with_servers import TRAIN, Outcome, announcement
+from slurm_resolver.coordination.training_with_servers import Outcome, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.start.probe import answers

@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.roles import ranks_of
-from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
 from slurm_resolver.start.probe import listening
@@ -38,7 +37,7 @@ def starting_together(
     resolver: object,
     timeout: float | None,
     jobs: Collection[str],
-) -> Iterator[Client | None]:
+) -> Iterator[Group | None]:
     """Waits until the tasks of these jobs have come, and limits the time that the block takes.
 
     TensorFlow starts in the block. If that takes longer than `timeout`, which only a network that
@@ -51,7 +50,7 @@ def starting_together(
         jobs: the jobs of the tasks.
 
     Returns:
-        This task's connection to the coordination service; None if it is alone.
+        The tasks that start; None if this one is alone.
 
     Raises:
         RendezvousError: in every task, as `wait_until_ready`; if this process has a strategy.
@@ -62,13 +61,13 @@ def starting_together(
         return
     seconds = timeout or cluster.step.settings.start_timeout or START_TIMEOUT
     _refuse_second(cluster)
-    client = wait_until_ready(cluster, seconds, jobs)
-    if client:
+    group = wait_until_ready(cluster, seconds, jobs)
+    if group:
         faulthandler.dump_traceback_later(seconds, exit=True)
     try:
-        yield client
+        yield group
     finally:
-        if client:
+        if group:
             faulthandler.cancel_dump_traceback_later()
     if cluster.task and "ps" not in cluster.roles:
         _served.add(cluster.task.address)
@@ -97,14 +96,13 @@ def _refuse_second(cluster: Cluster) -> None:
 
 def choose_communication(
     given: tf.distribute.experimental.CommunicationOptions | None,
-    client: Client | None,
+    group: Group | None,
     resolver: object,
-    jobs: Collection[str],
 ) -> tf.distribute.experimental.CommunicationOptions | None:
     """Returns CommunicationOptions for NCCL if each task has its own GPUs, else `given`, for gRPC.
 
-    All tasks of `jobs` call this with what `starting_together` gave. `given` are the program's own
-    options, or None. If they name an implementation, they are returned as they are.
+    All tasks of the group call this with what `starting_together` gave. `given` are the program's
+    own options, or None. If they name an implementation, they are returned as they are.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
     options = given or tf.distribute.experimental.CommunicationOptions()
@@ -120,15 +118,13 @@ def choose_communication(
             f"and computes on CPUs: {why}"
         )
     nccl = usable > 1
-    if client:
-        told = client.gather(
+    if group:
+        devices = group.gather(
             "the choice of NCCL",
             task_devices(cluster, usable),
             _CHOICE_SECONDS,
-            ranks_of(cluster.roles, jobs),
         )
-        tasks = {rank: TaskDevices(*devices) for rank, devices in told.items()}
-        transport = find_transport(tasks, cluster.name_of)
+        transport = find_transport({name: TaskDevices(*own) for name, own in devices.items()})
         nccl = transport.nccl
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
         if "SLURM_STEP_GPUS" in text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_resolver.coordination.training_with_servers import TRAIN
+from slurm_resolver.coordination import TRAIN
 from slurm_resolver.coordination.usage import Workers, seconds_of, summarize
 from slurm_resolver.log import print_line
 from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of

@@ -74,7 +74,9 @@ TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
 
 @pytest.mark.parametrize(("tasks", "told"), TRANSPORTS)
 def test_nccl_needs_gpus_of_its_own(tasks: list[TaskDevices], told: str) -> None:
-    nccl, sentence, _ = find_transport(dict(enumerate(tasks)), "worker {}".format)
+    nccl, sentence, _ = find_transport(
+        {f"worker {index}": task for index, task in enumerate(tasks)}
+    )
     assert nccl == told.startswith(NCCL)
     assert sentence.startswith(told)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from captured import Patch
 from kinds import Fields, Strings
 
+from slurm_resolver.coordination.group import Group
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf import call, exchange
 from slurm_resolver.tf.call import State
@@ -36,7 +37,6 @@ def worker(aborted: Strings) -> Workers:
         cluster_spec=lambda: SimpleNamespace(as_dict=lambda: {"worker": NAMES}),
         task_type="worker",
         task_id=1,
-        cluster=SimpleNamespace(roles={"worker": range(3)}, num_tasks=3, name_of=NAMES.__getitem__),
     )
     client: Any = SimpleNamespace(
         name_of=NAMES.__getitem__,
@@ -47,7 +47,7 @@ def worker(aborted: Strings) -> Workers:
     )
     client.listen = client.listeners.__setitem__
     client.offer = lambda purpose, given: client.offered.append(given)
-    return Workers(SimpleNamespace(cluster_resolver=resolver), client)
+    return Workers(SimpleNamespace(cluster_resolver=resolver), Group(client, range(3)))
 
 
 def happen(worker: Workers, message: Fields) -> None:

@@ -23,11 +23,11 @@ SHARED = [TaskDevices("n1", ["0"], usable=1)] * 2
 
 def chosen(given: Any, devices: list[TaskDevices], patch: Patch) -> Any:
     """Returns the options that one of two tasks uses."""
-    cluster = SimpleNamespace(gpus=(), roles={"worker": [0, 1]}, name_of="rank {}".format)
+    cluster = SimpleNamespace(gpus=())
     patch.setattr(start, "cluster_of", lambda resolver: cluster)
     patch.setattr(start, "task_devices", lambda cluster, usable: None)
-    client: Any = SimpleNamespace(gather=lambda *purpose: dict(enumerate(devices)))
-    return start.choose_communication(given, client, resolver=None, jobs=["worker"])
+    group: Any = SimpleNamespace(gather=lambda *purpose: dict(enumerate(devices)))
+    return start.choose_communication(given, group, resolver=None)
 
 
 GIVEN = [

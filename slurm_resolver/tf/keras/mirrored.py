@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver import signals
-from slurm_resolver.coordination.training_with_servers import TRAIN
+from slurm_resolver.coordination import TRAIN
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf import early_start, private_names
@@ -114,10 +114,10 @@ class MultiWorkerMirroredStrategy(
         # Before TensorFlow starts its threads: those that run the generators of datasets may start
         # processes, too.
         signals.keep_from_children(signals.OF_USERS)
-        with starting_together(cluster_resolver, start_timeout, TRAIN) as client:
-            if client:
+        with starting_together(cluster_resolver, start_timeout, TRAIN) as group:
+            if group:
                 _configure_heartbeats()
-            options = choose_communication(communication_options, client, cluster_resolver, TRAIN)
+            options = choose_communication(communication_options, group, cluster_resolver)
             try:
                 super().__init__(cluster_resolver, options)
             except RuntimeError as error:
@@ -127,7 +127,7 @@ class MultiWorkerMirroredStrategy(
         # TensorFlow now handles SIGTERM, which Python does not know. A forked child inherits the
         # handler, such as that of a PyDataset with `use_multiprocessing`.
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
-        self.workers = Workers(self, client)
+        self.workers = Workers(self, group)
         local = len(self.extended.worker_devices)
         given_bytes = getattr(communication_options, "bytes_per_pack", 0)
         self.sharing = Sharing(

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver.coordination.training_with_servers import TAKE_PART
+from slurm_resolver.coordination import TAKE_PART
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import private_names, start
 from slurm_resolver.tf.keras.metrics import patch_metrics

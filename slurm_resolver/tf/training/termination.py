@@ -19,15 +19,14 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.roles import ranks_of
-from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.training_with_servers import TRAIN
+from slurm_resolver.coordination import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.local import run_events
 from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.signals import REQUEUE_STATUS
+from slurm_resolver.start.ready import find_group
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
 
@@ -191,18 +190,16 @@ class SavingRanks:
         """
         if self.count == 1:
             return {"this process": own}
-        cluster = self._cluster
-        if not cluster or not cluster.service:
+        group = find_group(self._cluster, TRAIN) if self._cluster else None
+        if not group:
             raise ResumeError(
                 "the ranks that save together meet through a SlurmClusterResolver, and the "
                 "strategy's resolver is another one: use a SlurmClusterResolver."
             )
-        saving = ranks_of(cluster.roles, TRAIN)
         try:
-            values = connect(cluster.service, cluster.name_of).gather(purpose, own, seconds, saving)
+            return group.gather(purpose, own, seconds)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
-        return {cluster.name_of(rank): value for rank, value in values.items()}
 
 
 def _leave(status: int) -> None:
