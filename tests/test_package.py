@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from local_run import captured
 
 import slurm_resolver
+from slurm_resolver.timeouts import Timeouts
 
 WITHOUT_TENSORFLOW = """
 import sys
@@ -48,3 +51,14 @@ def test_without_tensorflow_what_needs_it_is_missing_and_says_how_to_get_it() ->
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="SlurmClusterResolvr"):
         _ = slurm_resolver.SlurmClusterResolvr
+
+
+def test_the_page_on_waits_has_the_times_of_the_code() -> None:
+    """A comment behind each number has its name, or how it follows from others."""
+    page = Path(__file__).parents[1] / "docs" / "waits.md"
+    marked = re.findall(r"(\d+)<!-- (.+?) -->", page.read_text())
+    times = {name: value for name, value in vars(Timeouts).items() if name[0] != "_"}
+    for number, expression in marked:
+        assert float(number) == eval(expression, {}, times), expression
+    named = " ".join(expression for _, expression in marked).split()
+    assert times.keys() <= {*named}

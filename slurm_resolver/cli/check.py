@@ -26,6 +26,7 @@ from slurm_resolver.errors import (
     find_rendezvous_error,
 )
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.timeouts import Timeouts
 
 DESCRIPTION = """\
 Checks, before TensorFlow starts, whether it can start: all tasks are present and agree, names
@@ -46,9 +47,9 @@ def add_arguments(add: OptionAdder) -> None:
     add_cluster_options(add)
     add(
         "--timeout SECONDS",
-        "wait at most this long, in total, for all tasks (60)",
+        f"wait at most this long, in total, for all tasks ({Timeouts.check:g})",
         type=seconds,
-        default=60.0,
+        default=Timeouts.check,
     )
     add("--verbose", "print every check")
     add(

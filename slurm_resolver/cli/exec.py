@@ -98,13 +98,14 @@ def main(args: Namespace) -> int:
     check_startable(command)  # before the tasks meet: the others would wait for this one
     # The program may connect to the other tasks as well.
     options = cluster_options(args)._replace(starts_program=True)
+    until = time.monotonic() + (args.wait or 0.0)
     if args.wait is not None:
-        options = options._replace(until=time.monotonic() + args.wait)
+        options = options._replace(until=until)
     cluster = resolve_step(SlurmStep.read(), options)
     if args.wait is not None and cluster.tasks:
         from slurm_resolver.start.ready import wait_until_ready
 
-        wait_until_ready(cluster, options.meeting_seconds)
+        wait_until_ready(cluster, until - time.monotonic())
     environ = {**os.environ}
     contracts = args.env or ["tensorflow"]
     for contract in contracts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from argparse import Namespace
 
 from slurm_resolver.cli.options import OptionAdder, add_cluster_options, cluster_options
@@ -12,8 +13,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import NotInStepError, RendezvousError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step_variables import SlurmStep
-
-_SECONDS = 10.0  # for all tasks to come
+from slurm_resolver.timeouts import Timeouts
 
 DESCRIPTION = """\
 Shows the cluster of this Slurm step: rank, node, job, index, GPUs and address of each task. Rank 0
@@ -34,7 +34,8 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Prints the cluster; always returns 0."""
-    cluster = resolve_step(SlurmStep.read(), cluster_options(args))
+    until = time.monotonic() + Timeouts.check
+    cluster = resolve_step(SlurmStep.read(), cluster_options(args)._replace(until=until))
     if not cluster.task:
         raise NotInStepError(
             "this process trains alone: there is no cluster to show. Start it with srun -N 2 "
@@ -48,7 +49,11 @@ def main(args: Namespace) -> int:
     if cluster.service and cluster.step.is_live:  # only the tasks know their GPUs
         client = connect(cluster.service, cluster.name_of)
         try:
-            told = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
+            told = client.gather(
+                "slurm-resolver show",
+                describe_gpus(cluster),
+                until - time.monotonic(),
+            )
             gpus = [*told.values()]
         except RendezvousError as error:  # the cluster is known all the same
             print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")

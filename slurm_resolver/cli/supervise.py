@@ -16,6 +16,7 @@ from slurm_resolver.cli.options import (
     values_of,
 )
 from slurm_resolver.errors import LaunchError
+from slurm_resolver.timeouts import Timeouts
 
 DESCRIPTION = """\
 For a batch file, instead of srun: runs a step on healthy nodes of this allocation, and restarts it
@@ -43,15 +44,15 @@ def add_arguments(add: OptionAdder) -> None:
     add("--requeue", "end with status 75, for a requeue, if nodes or time run short")
     add(
         "--pause SECONDS",
-        "seconds to wait before restarting (default 2)",
+        f"seconds to wait before restarting ({Timeouts.pause:g})",
         type=seconds,
-        default=2.0,
+        default=Timeouts.pause,
     )
     add(
         "--least-time SECONDS",
-        "restart only if at least this much time is left (60)",
+        f"restart only if at least this much time is left ({Timeouts.least_time:g})",
         type=seconds,
-        default=60.0,
+        default=Timeouts.least_time,
     )
     add(
         "--watch SECONDS",

@@ -13,10 +13,11 @@ from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
-from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.timeouts import Timeouts
 
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
@@ -158,7 +159,7 @@ def find_service(
         num_tasks=num_tasks,
         rank=step.require(SlurmStep.rank),
         hosts_service=place == (first_node, 0),
-        grace=step.settings.network_grace or NETWORK_GRACE,
+        grace=step.settings.network_grace or Timeouts.grace,
         starts_program=options.starts_program,
         remedy=remedy,
     )

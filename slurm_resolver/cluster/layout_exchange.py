@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Optional
@@ -53,11 +54,14 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
             first_node=nodes[0],
             place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
         )
+        seconds = step.start_seconds
+        if options.until is not None:
+            seconds = options.until - time.monotonic()
         try:
             places = connect(service).gather(
                 "the exchange of the layout",
                 (step.node_name, step.node_id),
-                options.meeting_seconds,
+                seconds,
             )
             text = json.dumps(_layout_from_places([*places.values()], nodes, counts))
         except RefusedError:  # another layout would not help

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from typing import Callable, Literal, NamedTuple, Union, get_args
 
@@ -19,15 +18,13 @@ LAYOUTS = get_args(LayoutChoice)
 HetGroups = Mapping[str, int]  # from a job's name to the component to take its tasks from
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
-MEETING_SECONDS = 60.0
-
 
 class ClusterOptions(NamedTuple):
     """The options of a cluster, which `SlurmClusterResolver` explains.
 
-    `until` is the time of `time.monotonic` by which the tasks must have exchanged the layout; None
-    allows `MEETING_SECONDS`. With `starts_program` this process represents its task to the others
-    until it has started the program.
+    `until` is the time of `time.monotonic` by which the tasks must have exchanged the layout; with
+    None, they wait as at any start. With `starts_program` this process represents its task to the
+    others until it has started the program.
     """
 
     jobs: JobCounts | None = None
@@ -48,11 +45,6 @@ class ClusterOptions(NamedTuple):
     def gives_gpu_counts(self) -> bool:
         """Whether the caller says how many GPUs there are, and ensures that processes see them."""
         return self.gpus_per_node is not None or self.gpus_per_task is not None
-
-    @property
-    def meeting_seconds(self) -> float:
-        """The seconds that all tasks have to come to a meeting that begins now."""
-        return MEETING_SECONDS if self.until is None else max(0.0, self.until - time.monotonic())
 
     def check_choices(self) -> None:
         """Raises JobsError or LayoutError for a value that is not one of an option's choices."""

@@ -44,9 +44,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Callable, NamedTuple
 
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
 
-NETWORK_GRACE = 30.0  # seconds
 # The jobs of the tasks that train, and of all that take part in a training with servers.
 TRAIN = ("chief", "worker")
 TAKE_PART = (*TRAIN, "ps")
@@ -82,7 +82,7 @@ class ServiceAddress(NamedTuple):
     num_tasks: int
     rank: int  # of this task
     hosts_service: bool  # whether the service runs in this task
-    grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
+    grace: float = Timeouts.grace  # seconds for which the network may fail before a task is lost
     starts_program: bool = False  # whether this process starts the program of its task
     # what a message adds to an address that does not answer: what to do
     remedy: str = ""
@@ -93,7 +93,7 @@ class ServiceAddress(NamedTuple):
 
         A program may hold Python's interpreter lock for long, as in imports.
         """
-        return 4 * self.grace
+        return Timeouts.silence_factor * self.grace
 
     @property
     def name(self) -> str:

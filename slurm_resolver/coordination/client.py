@@ -37,6 +37,7 @@ from slurm_resolver.coordination.wire import (
 )
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import brief
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _PAUSE = 0.2  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
-_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached
 _MOST_VALUE_BYTES = MOST_BYTES - 4096
 
 
@@ -135,8 +135,8 @@ class Client:
             def is_reached() -> object:
                 return self._connection or has_ended()
 
-            reports = self.address.rank <= 1 and seconds > _NOTICE_SECONDS
-            if reports and not self.wait_for(is_reached, _NOTICE_SECONDS):
+            reports = self.address.rank <= 1 and seconds > Timeouts.first_notice
+            if reports and not self.wait_for(is_reached, Timeouts.first_notice):
                 warn("waiting for %s: %s", self.address.name, self.problem)
             self.wait_for(has_ended, until - monotonic())
             if self._connection:  # the service will say that the time is up

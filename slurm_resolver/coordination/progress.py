@@ -14,8 +14,9 @@ from typing import NamedTuple
 from slurm_resolver.coordination import NameOf, named
 from slurm_resolver.coordination.silence import Silence
 from slurm_resolver.coordination.wire import Message, Process, Send
+from slurm_resolver.timeouts import Timeouts
 
-# Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
+# Phases. Those in _PATIENT may take longer than others, as they do on a good run.
 IDLE = "outside of fit, evaluate and predict"
 PREPARING = "preparing"
 COMPILING = "compiling"
@@ -32,13 +33,10 @@ _PATIENT = (
     FIRST,
     SAVING,
 )
-_PATIENCE = 12
 # stages; others are "evaluate" and "predict"
 TRAINING = "training"
 VALIDATION = "validation"
 
-_REPORT_SECONDS = 5.0
-_REPEAT_SECONDS = 300.0
 _MOST_TRACEBACKS = 8
 
 
@@ -82,7 +80,7 @@ Reports = Mapping[int, Report]  # by rank
 
 def report_seconds(limit: float) -> float:
     """Returns the seconds between two reports of a worker."""
-    return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
+    return min(Timeouts.report, limit / 4) if limit else Timeouts.report
 
 
 def find_stall(workers: Reports, limit: float) -> list[int]:
@@ -104,7 +102,7 @@ def find_stall(workers: Reports, limit: float) -> list[int]:
     # An idle worker may prepare its data for long before a fit, but not while the others train.
     is_before = phases == {IDLE, MEETING}
     if is_before or any(workers[rank].phase in _PATIENT for rank in behind):
-        limit *= _PATIENCE
+        limit *= Timeouts.patience_factor
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []
 
@@ -172,7 +170,7 @@ class Monitor:
             return
         behind = find_stall(workers, self._limit)
         now = self._clock.now
-        if behind and now - self._told_at > _REPEAT_SECONDS:
+        if behind and now - self._told_at > Timeouts.stall_repeat:
             self._send(
                 None,
                 {

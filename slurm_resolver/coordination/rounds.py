@@ -18,12 +18,10 @@ from time import monotonic
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.wire import Gather, Message, Process, Send, TextByRank, pack
 from slurm_resolver.log import warn
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import brief, shorten
 
-# seconds until the missing tasks are reported
-_FIRST_NOTICE = 30.0
-_NEXT_NOTICES = 60.0
-# the same until all tasks learn that some wait patiently
+# seconds until all tasks learn that some wait patiently
 _FIRST_PATIENT_NOTICE = 0.5
 _NEXT_PATIENT_NOTICES = 5.0
 _MOST_NAMES = 10  # tasks that a message names
@@ -96,7 +94,7 @@ class Rounds:
             current.deadline = deadline
             current.timeout = message["timeout"]
         if not current.waiting:
-            seconds = _FIRST_PATIENT_NOTICE if deadline == math.inf else _FIRST_NOTICE
+            seconds = _FIRST_PATIENT_NOTICE if deadline == math.inf else Timeouts.first_notice
             current.next_notice = monotonic() + seconds
         current.waiting.add(rank)
 
@@ -141,7 +139,7 @@ class Rounds:
             elif now >= current.deadline:
                 self._end_late(current)
             elif now >= current.next_notice:
-                current.next_notice = now + _NEXT_NOTICES
+                current.next_notice = now + Timeouts.next_notices
                 if is_patient:
                     current.next_notice = now + _NEXT_PATIENT_NOTICES
                     rank = min(waiting)

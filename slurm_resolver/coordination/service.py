@@ -53,9 +53,9 @@ from slurm_resolver.coordination.wire import (
     prove,
 )
 from slurm_resolver.errors import RendezvousError
+from slurm_resolver.timeouts import Timeouts
 
 _TELL_SECONDS = 30.0  # for the tasks to learn, at the end of this process, that it cannot serve
-RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 # Linux takes a whole answer at once: this task may then hold the interpreter, and block the
 # service.
 _SEND_BYTES = 1 << 20
@@ -327,7 +327,7 @@ class Service:
             # a firewall may do so, too.
             reason = f"its connection was reset, and it has not returned for {seconds:g} s"
             if not isinstance(error, ConnectionResetError):
-                seconds = RETURN_SECONDS
+                seconds = Timeouts.closed
                 reason = "its process has ended"
         finally:
             if link.writer is writer:

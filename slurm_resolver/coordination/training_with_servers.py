@@ -31,12 +31,12 @@ from typing import NamedTuple
 from slurm_resolver.coordination import TAKE_PART, TRAIN, NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
 from slurm_resolver.log import print_line
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
 
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
-_WAIT_NOTICE_SECONDS = 30.0  # from the leader's end until workers that still run are named
 
 
 class Outcome(NamedTuple):
@@ -156,7 +156,7 @@ class ServedTraining:
                     seconds, self._end, f"{name} has failed: {failure}"
                 )
             else:
-                asyncio.get_running_loop().call_later(_WAIT_NOTICE_SECONDS, self._report_running)
+                asyncio.get_running_loop().call_later(Timeouts.still_running, self._report_running)
         else:
             self._ends[rank] = failure
             if failure:

@@ -25,10 +25,10 @@ from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.local.run_events import VARIABLE
 from slurm_resolver.signals import REQUEUE_STATUS
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
-GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
 
 # A shell, as only the task's own process knows its id before the program starts.
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
@@ -263,7 +263,7 @@ class _Step:
         """Ends the tasks that have not ended by themselves in some seconds."""
         self._ending = True
         self._cancel_timers()
-        self._call_later(GRACE_SECONDS, self._end_tasks, number)
+        self._call_later(Timeouts.local_kill, self._end_tasks, number)
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:

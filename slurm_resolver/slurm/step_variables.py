@@ -29,6 +29,7 @@ from slurm_resolver.slurm.variable_types import (
     rank_variable,
     text_variable,
 )
+from slurm_resolver.timeouts import Timeouts
 
 Value = TypeVar("Value")
 
@@ -238,6 +239,11 @@ class SlurmStep(Variables):
         it out.
         """
         return self.task_pid is not None
+
+    @property
+    def start_seconds(self) -> float:
+        """How long the tasks of the step wait for each other at its start."""
+        return self.settings.start_timeout or Timeouts.start
 
     @property
     def simulated(self) -> bool:

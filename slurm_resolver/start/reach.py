@@ -18,13 +18,12 @@ from slurm_resolver.coordination.group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
 from slurm_resolver.start.probe import find_unreached, tasks_to_ask
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
 
 _PAUSE = 1.0
+_ASKING_SECONDS = 5.0  # a round takes about as long if packets are dropped
 _ROUND_SECONDS = 30.0  # for a round that begins when the time is up: look-ups of names take long
-# seconds until those that do not answer are reported
-_FIRST_NOTICE = 25.0  # a round takes about 5 s if packets are dropped
-_NEXT_NOTICES = 60.0
 _MOST_NAMED = 4
 
 
@@ -49,7 +48,7 @@ def wait_until_reached(
     address = waiting.client.address
     tasks = cluster.tasks
     began = monotonic()
-    notice_at = began + _FIRST_NOTICE
+    notice_at = began + Timeouts.first_notice - _ASKING_SECONDS
     asked = tasks_to_ask(address.rank, [tasks[rank] for rank in sorted({*waiting.ranks, *serving})])
     while True:
         unreached = find_unreached(asked, serving)
@@ -70,6 +69,6 @@ def wait_until_reached(
         if any(gives_up for gives_up, _ in notes.values()):
             raise RendezvousError(f"not ready: {text}.")
         if address.rank == waiting.ranks[0] and now > notice_at:
-            notice_at += _NEXT_NOTICES
+            notice_at += Timeouts.next_notices
             warn("has waited %.0f s: %s", now - began, text)
         time.sleep(_PAUSE)

@@ -33,14 +33,11 @@ from slurm_resolver.supervision.step import (
     run_step,
     say,
 )
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
-_CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 _POLL_SECONDS = 1.0
-# How long Slurm may take to end what a killed srun has left behind. After an outage, slurmstepd
-# tells the controller of the end only after 60 s.
-_HELD_SECONDS = 120.0
 # What srun runs, with these options, to check the nodes.
 _CHECK = (
     "--overlap",
@@ -227,7 +224,7 @@ class Supervisor:
 
         On the `unended` nodes, tasks of the last step may not have ended.
         """
-        until = time.monotonic() + _CONTROLLER_SECONDS
+        until = time.monotonic() + Timeouts.controller
         relay = self._relay
         while not relay.received:
             try:
@@ -265,7 +262,7 @@ class Supervisor:
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
-        until = time.monotonic() + _HELD_SECONDS
+        until = time.monotonic() + Timeouts.held_step
         while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)

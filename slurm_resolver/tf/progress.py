@@ -28,8 +28,8 @@ from slurm_resolver.log import exit_at_once, warn
 from slurm_resolver.start.ready import find_group
 from slurm_resolver.tf.gpu_usage import GpuUsage
 from slurm_resolver.tf.resolver_cluster import cluster_of
+from slurm_resolver.timeouts import Timeouts
 
-_STALL_SECONDS = 300.0
 _MOST_DURATIONS = 10_001  # of the last steps, whose median is reported
 # What the time of a training is spent with in a phase, if not with a validation.
 _CAUSES = {
@@ -201,7 +201,7 @@ class Reporter:
         if not cluster or not group:
             return
         seconds = cluster.step.settings.stall_seconds
-        self._limit = _STALL_SECONDS if seconds is None else float(seconds)
+        self._limit = Timeouts.stall if seconds is None else float(seconds)
         if on_stall:
             self._exits = on_stall == "exit"
         if self._group:

@@ -211,24 +211,27 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         number = count_gpus(self._devices)
         return {"GPU": number} if number else {}
 
-    def wait_until_ready(self, timeout: float = 300.0) -> None:
+    def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when all tasks of the step have called it, agree, and reach each other's ports.
 
         Call it in every task before you create a strategy or server of TensorFlow's, which would
         wait without a message. This package's strategies do so themselves. Without Slurm it returns
         at once.
 
+        Args:
+            timeout: the seconds to wait; None is SLURM_RESOLVER_START_TIMEOUT, or 600.
+
         Raises:
             RendezvousError: in every task, within `timeout` seconds and a few more. It names the
                 ranks and nodes that are missing, the difference, or the port that is taken or does
                 not answer.
         """
-        wait_until_ready(self._cluster, timeout)
+        wait_until_ready(self._cluster, timeout or self._cluster.step.start_seconds)
 
     def serve(
         self,
         server: tf.distribute.Server | None = None,
-        start_timeout: float = 300.0,
+        start_timeout: float | None = None,
     ) -> int:
         """Serves until the tasks that train have ended, and returns this process's exit status.
 
@@ -246,7 +249,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             server: this task's server: a tf.distribute.Server or tf.compat.v1.train.Server. None
                 makes one.
             start_timeout: the seconds to wait for the chief (without one, worker 0) and for all
-                parameter servers.
+                parameter servers; None is SLURM_RESOLVER_START_TIMEOUT, or 600.
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.

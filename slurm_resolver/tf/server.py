@@ -25,7 +25,6 @@ from slurm_resolver.start.probe import answers
 from slurm_resolver.start.ready import offer_readiness
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.start import START_TIMEOUT
 
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the training has failed
 
@@ -58,7 +57,7 @@ def join(cluster: Cluster) -> None:
     own = cluster.task
     if not own or not cluster.step.is_live:
         return
-    _check_connections(own.address, cluster.step.settings.start_timeout or START_TIMEOUT)
+    _check_connections(own.address, cluster.step.start_seconds)
     take_part(cluster)
     service = cluster.service
     if service and service.hosts_service and own.job == "evaluator":
@@ -124,7 +123,7 @@ def can_serve(cluster: Cluster) -> bool:
 def serve(
     resolver: tf.distribute.cluster_resolver.ClusterResolver,
     server: tf.distribute.Server | None,
-    start_timeout: float,
+    start_timeout: float | None,
 ) -> int:
     """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
     cluster = resolver.cluster
@@ -140,9 +139,10 @@ def serve(
         )
     member = take_part(cluster)
     assert member
-    member.serve(start_timeout)
+    seconds = start_timeout or cluster.step.start_seconds
+    member.serve(seconds)
     offer_readiness(cluster)
-    member.await_joined(start_timeout)
+    member.await_joined(seconds)
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal}")

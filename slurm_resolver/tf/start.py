@@ -26,7 +26,6 @@ from slurm_resolver.start.transport import (
 )
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
-START_TIMEOUT = 600.0  # seconds
 _CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes some
 
 _served: set[str] = set()  # the addresses at which TensorFlow listens in this process
@@ -59,7 +58,7 @@ def starting_together(
     if not cluster or not cluster.step.is_live:
         yield None
         return
-    seconds = timeout or cluster.step.settings.start_timeout or START_TIMEOUT
+    seconds = timeout or cluster.step.start_seconds
     _refuse_second(cluster)
     group = wait_until_ready(cluster, seconds, jobs)
     if group:

@@ -31,7 +31,7 @@ SERVICE = "the coordination service at 127.0.0.1:{port} (local rank 0 on here)"
 # A task connects, reports that, and then runs the code in its argument.
 TASK = """
 import os, sys, time
-from slurm_resolver.coordination import rounds
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 
@@ -252,7 +252,7 @@ def test_a_child_that_outlives_its_parent_is_not_the_task(step: Step) -> None:
 
 
 def test_the_missing_are_reported_while_others_wait(step: Step) -> None:
-    first = step.start(0, "rounds._FIRST_NOTICE = 1; sys.stdin.readline(); gather(3)")
+    first = step.start(0, "Timeouts.first_notice = 1; sys.stdin.readline(); gather(3)")
     second = step.start(1, "sys.stdin.readline(); gather(3)")
     first.go()
     second.go()

@@ -15,6 +15,7 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.coordination.training_with_servers import Outcome, announcement
+from slurm_resolver.timeouts import Timeouts
 
 
 class Job:
@@ -187,9 +188,7 @@ def test_when_it_is_over(
 def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
     job: Job, monkeypatch: Patch, capfd: Captured
 ) -> None:
-    monkeypatch.setattr(
-        "slurm_resolver.coordination.training_with_servers._WAIT_NOTICE_SECONDS", 0.0
-    )
+    monkeypatch.setattr(Timeouts, "still_running", 0.0)
     job.do("all come, worker 0 leaves")
     told = ""
     until = time.monotonic() + 10.0

@@ -17,6 +17,7 @@ from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.local.environment import free_ports
 from slurm_resolver.start import probe, reach, ready
 from slurm_resolver.start.ready import agreement_facts, find_disagreement, wait_until_ready
+from slurm_resolver.timeouts import Timeouts
 
 TASKS = 3
 
@@ -83,7 +84,7 @@ def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
 
     monkeypatch.setattr(probe, "call", refuse)
     monkeypatch.setattr(reach, "_PAUSE", 0.1)
-    monkeypatch.setattr(reach, "_FIRST_NOTICE", 0.0)
+    monkeypatch.setattr(Timeouts, "first_notice", 0.0)
 
     def wait(rank: int) -> str:
         try:

@@ -29,11 +29,9 @@ from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.start.ready import find_group
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
+from slurm_resolver.timeouts import Timeouts
 
-# Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
-# to learn how all exit.
-_SAVE_WAIT = 900.0
-_EXIT_WAIT = 15.0
+_EXIT_WAIT = 15.0  # seconds for the other ranks to learn from the leader how all exit
 
 
 def termination_config(
@@ -143,7 +141,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             wait = plan.wait
         try:
             # When the leader exits, Slurm ends the others too.
-            seconds = _EXIT_WAIT if ranks.leads else _SAVE_WAIT
+            seconds = _EXIT_WAIT if ranks.leads else Timeouts.save
             told = ranks.compare("the exit", [status, wait], seconds)
             status, wait = next(iter(told.values()))
         except ResumeError as error:  # such as a rank that has ended
@@ -182,7 +180,7 @@ class SavingRanks:
         first = ("chief" if spec.get("chief") else "worker", 0)
         self.leads = not spec or (resolver.task_type, resolver.task_id) == first
 
-    def compare(self, purpose: str, own: object, seconds: float = _SAVE_WAIT) -> dict[str, Any]:
+    def compare(self, purpose: str, own: object, seconds: float = Timeouts.save) -> dict[str, Any]:
         """Returns the value of every rank, by the rank's name, the leader's first.
 
         All ranks call it, in the same order; otherwise it raises ResumeError, at the latest when

@@ -13,6 +13,7 @@ from keras_3 import keras
 from slurm_resolver.errors import SavingError
 from slurm_resolver.tf.keras.configuration import describe_call
 from slurm_resolver.tf.keras.files import saving
+from slurm_resolver.timeouts import Timeouts
 
 PROCESSES = 4
 
@@ -49,7 +50,7 @@ def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
 def test_one_that_has_stopped_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(Timeouts, "saving", 0.1)
 
     path = str(tmp_path / "model")
 

@@ -30,8 +30,7 @@ from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
-
-STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
+from slurm_resolver.timeouts import Timeouts
 
 
 def save_once(save: Method, model: Model, filepath: Any, *args: object, **kwargs: object) -> object:
@@ -107,10 +106,10 @@ def _take(scratch: str, path: str, refuse_loss: Method) -> bool:
         if states != seen:
             seen = states
             since = time.monotonic()
-        elif time.monotonic() - since > STALLED_SECONDS:
+        elif time.monotonic() - since > Timeouts.saving:
             raise SavingError(
                 f"{path}: another task is saving it in {scratch}, and has written nothing for "
-                f"{STALLED_SECONDS:.0f} s. Read its log; if it was killed, remove that folder."
+                f"{Timeouts.saving:.0f} s. Read its log; if it was killed, remove that folder."
             )
         time.sleep(0.02)
 
