@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resolver.cli.status import (
-    choose_job,
-    describe_state,
-    table,
-)
+from slurm_resolver.cli.status import table
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -23,7 +19,7 @@ from slurm_resolver.coordination.progress import (
 )
 from slurm_resolver.coordination.usage import BETWEEN, COMPUTING, WAITING
 from slurm_resolver.coordination.usage import DATA as OF_DATA
-from slurm_resolver.errors import LaunchError
+from slurm_resolver.diagnostics.running_job import describe_state
 
 LIMIT = 300.0
 
@@ -232,25 +228,3 @@ def test_a_job_without_a_service(job: str) -> None:
     state, reason = job.split()
     told = describe_state({"JobId": "4", "JobState": state, "Reason": reason})
     assert told == (f"job 4 is {state}{JOBS[job]}" if JOBS[job] else "")
-
-
-ARRAY = {
-    "PENDING": "PENDING",
-    "CANCELLED RUNNING": "RUNNING",
-    "COMPLETED RUNNING RUNNING": "2 of its tasks run",
-    "PENDING FAILED": "0 of its tasks run",
-}
-
-
-@pytest.mark.parametrize("states", ARRAY)
-def test_the_id_of_an_array_means_its_only_running_task(states: str) -> None:
-    shown = list(enumerate(states.split()))
-    jobs = [
-        {"ArrayJobId": "4", "ArrayTaskId": str(len(shown) - at), "JobState": state}
-        for at, state in shown
-    ]
-    try:
-        told = choose_job(jobs)["JobState"]
-    except LaunchError as error:
-        told = str(error)
-    assert ARRAY[states] in told
