@@ -65,9 +65,10 @@ class Client:
     _service_rank = 0
     # after a failure of the connection: when the service counts as gone
     _gone_at = math.inf
-    # whether the service has run and ended; why, if it is lost
-    _has_ended = False
-    _loss = ""
+    # once the service has run and ended: why it is lost, or ""
+    _end: str | None = None
+    # when the log says that the service cannot be reached
+    _notice_at = math.inf
     # whether the network has ended the last connection, not the service's process
     _was_cut = False
 
@@ -91,6 +92,8 @@ class Client:
         self._standing: dict[object, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
+        if address.rank <= 1:
+            self._notice_at = monotonic() + Timeouts.first_notice
         if address.hosts_service:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
@@ -116,29 +119,21 @@ class Client:
             RendezvousError: in each of them, with the names of the missing or lost tasks.
         """
         seconds = math.inf if timeout is None else timeout
-        until = monotonic() + seconds
         of_step = range(self.address.num_tasks)
         ranks = of_step if ranks is None else [*ranks]
-        without = [*{*of_step}.difference(ranks)]
         with self._changed:
             gather = self.offer(
                 purpose,
                 value,
-                without=without,
-                until=until,
+                without=[*{*of_step}.difference(ranks)],
+                until=monotonic() + seconds,
                 timeout=seconds,
             )
 
             def has_ended() -> object:
-                return gather in self._answers or self.refusal or self._loss
+                return gather in self._answers or self.refusal or self._end
 
-            def is_reached() -> object:
-                return self._connection or has_ended()
-
-            reports = self.address.rank <= 1 and seconds > Timeouts.first_notice
-            if reports and not self.wait_for(is_reached, Timeouts.first_notice):
-                warn("waiting for %s: %s", self.address.name, self.problem)
-            self.wait_for(has_ended, until - monotonic())
+            self.wait_for(has_ended, seconds)
             if self._connection:  # the service will say that the time is up
                 self.wait_for(has_ended, _ANSWER_SECONDS)
             del self._standing[gather]
@@ -147,8 +142,8 @@ class Client:
             raise RefusedError(self.refusal, unreached=True)
         if answer is None:
             why = f"did not answer within {brief(seconds)} s: {self.problem}"
-            if self._loss:
-                why = f"is gone, and cannot take part in {purpose}: {self._loss}"
+            if self._end:
+                why = f"is gone, and cannot take part in {purpose}: {self._end}"
             raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])
@@ -193,7 +188,8 @@ class Client:
             if self._standing:
                 # The service may be about to start, and the other tasks learn from it who has left.
                 self.wait_for(
-                    lambda: self._connection or self.refusal or self._has_ended, _LEAVE_SECONDS
+                    lambda: self._connection or self.refusal or self._end is not None,
+                    _LEAVE_SECONDS,
                 )
             self._closed = True
             self._send({"goodbye": failure})
@@ -218,7 +214,8 @@ class Client:
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with suppress(OSError):
-                    open_connection(self.address, self._process)[0].socket.close()
+                    with suppress(RefusedError):
+                        open_connection(self.address, self._process)[0].socket.close()
                     return
                 if monotonic() > until:
                     raise RendezvousError(
@@ -246,7 +243,7 @@ class Client:
             except OSError as error:
                 self._was_cut = type(error) is not ConnectionError
             self._connection = None
-            if self._has_ended:  # there may never be another service, nor a need for one
+            if self._end is not None:  # there may never be another service, nor a need for one
                 self.wait_for(lambda: self._standing or self._closed)
             else:
                 # If its node is silent, half of the grace is over.
@@ -255,18 +252,15 @@ class Client:
             self._changed.notify_all()
 
     def _attend(self, connection: Connection, answer: Message) -> None:
-        """Passes on what the service says, unless it refuses this process."""
-        if "refused" in answer:
-            self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
-            return
+        """Passes on what the service says."""
         detect_dead_peers(connection.socket, max(1.0, answer["grace"] / 2))
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
             self._connection = connection
             self._gone_at = math.inf
-            self._has_ended = False
-            self._loss = ""
+            self._notice_at = math.inf
+            self._end = None
             for message in self._standing.values():
                 self._send(message)
             self._changed.notify_all()
@@ -276,7 +270,7 @@ class Client:
             silence.await_answer(self._service_rank)
             if silence.find():
                 warn("%s", describe([service], self.address))
-            if silence.silent_for(self.address.silence) and not self._loss:
+            if silence.silent_for(self.address.silence) and not self._end:
                 self._lose_service(why_lost(self.address))
             if not connection.has_message(monotonic() + TICK_SECONDS):
                 continue
@@ -287,13 +281,16 @@ class Client:
                 service = message["ping"]
                 self._send({"pong": True})
             if "closing" in message:
-                self._has_ended = True
+                self._end = self._end or ""
                 connection.socket.shutdown(socket.SHUT_WR)
             self._dispatch(message)
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
+        if monotonic() > self._notice_at:
+            self._notice_at = math.inf
+            warn("waiting for %s: %s", self.address.name, self.problem)
         why = f"it has not answered for {self.address.grace:g} s: {self.problem}"
         # A firewall refuses, too; it has cut the connection before.
         if isinstance(error, ConnectionRefusedError) and not self._was_cut:
@@ -307,8 +304,7 @@ class Client:
     def _lose_service(self, why: str) -> None:
         """Notes that the process of the service is lost."""
         self._gone_at = math.inf
-        self._has_ended = True
-        self._loss = why
+        self._end = why
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:

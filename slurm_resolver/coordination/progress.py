@@ -156,10 +156,6 @@ class Monitor:
         _, report = self._reports[process.rank]
         return f"{name}, last {report.does()}"
 
-    def report_seconds(self) -> float:
-        """Returns the seconds between two reports of a worker."""
-        return report_seconds(self._limit)
-
     def tick(self) -> None:
         """Reports a stall, and its end; called several times a second while all processes answer.
 

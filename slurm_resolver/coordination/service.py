@@ -37,7 +37,7 @@ from typing import NoReturn
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
-from slurm_resolver.coordination.secret import Secret
+from slurm_resolver.coordination.secret import REMEDY, Secret
 from slurm_resolver.coordination.silence import Silence, describe, why_lost
 from slurm_resolver.coordination.tcp import detect_dead_peers, listen_at
 from slurm_resolver.coordination.training_with_servers import ServedTraining
@@ -237,7 +237,10 @@ class Service:
         ):
             if process.role != "observer":
                 self._rounds.unproven.add(process.rank)
-            _refuse(writer, {"unproven": True})
+            _refuse(writer, {"refused": f"it has another secret. {REMEDY}"})
+        rival = self._find_rival(process)
+        if rival:
+            _refuse(writer, {"refused": rival})
         answer = {
             "proof": prove(
                 key,
@@ -253,17 +256,14 @@ class Service:
             silent = self._silence.silent_for(self.address.grace / 2)
             names = [*map(self._monitor.describe, silent)]
             answer.update(self._monitor.status(), silent=names)
-        rival = self._find_rival(process)
-        if rival:
-            _refuse(writer, {**answer, "refused": rival})
         writer.write(encode(answer))
         return process
 
     async def _tell_problem(self, reader: StreamReader, writer: StreamWriter) -> NoReturn:
         """Tells the process that connects why this service cannot serve."""
         identity = self.address.identity
-        problem = {"protocol": PROTOCOL, "identity": identity, "problem": self._problem}
-        writer.write(encode(problem))
+        problem = f"it cannot start: {self._problem.rstrip('.')}"
+        writer.write(encode({"protocol": PROTOCOL, "identity": identity, "refused": problem}))
         hello = decode(await reader.readuntil())
         if hello.get("role") != "observer":
             self._informed.add(str(hello.get("rank")))
@@ -368,7 +368,7 @@ class Service:
         """Pings all processes, names those that are silent, and ends them after a longer time."""
         now = self._silence.now
         if now >= self._pings_at:
-            self._pings_at = now + min(self._monitor.report_seconds(), self.address.grace / _PINGS)
+            self._pings_at = now + self.address.grace / _PINGS
             self.send(None, {"ping": self._monitor.describe(self._own)})
             for link in self._links.values():
                 if link.writer:

@@ -6,10 +6,11 @@ A connection begins with a mutual handshake, in which the secret itself is never
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
     service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
-             and {"refused": "why"}, or what an observer asks for
+             and what an observer asks for
 
-A service that cannot start greets with {"protocol": 1, "identity": I, "problem": "why"}, and the
-task answers with its rank and role. It answers {"unproven": true} to another secret.
+Instead of the last message, the service may say {"refused": "why"}, or {"other": true} to a task of
+another step. One that cannot start greets with {"protocol": 1, "identity": I, "refused": "why"},
+and the task answers with its rank and role.
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -55,7 +56,7 @@ from time import monotonic
 from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.secret import REMEDY, RefusedError, accept_offer
+from slurm_resolver.coordination.secret import RefusedError, accept_offer
 from slurm_resolver.coordination.tcp import connect_to
 
 Message = dict[str, Any]
@@ -200,9 +201,9 @@ def _shake(
     connection = Connection(sock)
     try:
         greeting = connection.receive(until)
-        if "problem" in greeting and greeting.get("identity") == address.identity:
+        if greeting.get("identity") == address.identity:
             connection.send(process._asdict())
-            raise RefusedError(f"{address.name} cannot start: {greeting['problem']}")
+            _end_if_refused(greeting, address)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise ConnectionError(
@@ -218,12 +219,11 @@ def _shake(
         challenge = greeting.get("challenge")
         connection.send({**hello, "proof": prove(key, "task", challenge, hello)})
         answer = connection.receive(until)
+        _end_if_refused(answer, address)
         if "other" in answer:
             raise ConnectionError(
                 "a service answers there, but it belongs to another step, or another start"
             )
-        if "unproven" in answer:
-            raise RefusedError(f"{address.name} and this task have different secrets. {REMEDY}.")
         if not is_proof(answer.get("proof"), key, "service", challenge, hello):
             raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
@@ -233,3 +233,8 @@ def _shake(
     except BaseException:
         connection.socket.close()
         raise
+
+
+def _end_if_refused(message: Message, address: ServiceAddress) -> None:
+    if "refused" in message:
+        raise RefusedError(f"{address.name} refuses this process: {message['refused']}.")

@@ -208,7 +208,7 @@ def test_another_secret_is_named_at_both_ends(step: Step) -> None:
     other = step.start(1, "gather()")
     (told,) = other.says()
     assert told.startswith(
-        f"{SERVICE.format(port=step.port)} and this task have different secrets."
+        f"{SERVICE.format(port=step.port)} refuses this process: it has another secret."
     )
     (told,) = serving.says()
     assert told.startswith("1 of 2 tasks did not reach the start within 2 s: rank 1 (it has anoth")
@@ -422,7 +422,7 @@ def replay(port: int) -> None:
     sock.sendall(admitted["sent"])
     with sock.makefile("rb") as lines:
         assert b"challenge" in lines.readline()
-        assert b"unproven" in lines.readline()
+        assert b"another secret" in lines.readline()
 
 
 def odd_values(port: int) -> None:

@@ -106,7 +106,9 @@ def test_too_few_open_files_are_named(real_slurm: SlurmCluster, tmp_path: Path) 
     told = read(tmp_path)
     assert len(told) == 20
     for error in told.values():
-        assert f"(local rank 0 on n8) cannot start: {TOO_FEW}" in str(error)
+        assert f"(local rank 0 on n8) refuses this process: it cannot start: {TOO_FEW}" in str(
+            error
+        )
 
 
 @pytest.fixture
