@@ -42,7 +42,7 @@ def fold(numbers: Iterable[str], most: int) -> list[str]:
     return [one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
 
 
-def shorten(names: Sequence[str], most: int) -> str:
+def shorten(names: Sequence[str], most: int = 5) -> str:
     """Returns the first names, and how many more there are.
 
     >>> shorten(["n1", "n2", "n3"], 2)

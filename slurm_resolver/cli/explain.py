@@ -46,7 +46,6 @@ _RAISED = re.compile(
     r"its process (?:has )?ended|[\w.]+: |(?:Exited with exit code|exit status) (?!13[79])"
 )
 _LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
-_MOST_ADDRESSES = 5  # that are printed for one message
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -87,10 +86,10 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     """
     readers = sorted(readers, key=lambda reader: _order(reader.first()))
     findings = [
-        one
+        finding
         for reader in readers
-        for one in reader.findings()
-        if has_failed or one.known.kind != "effect"  # a connection may have failed for a time
+        for finding in reader.findings()
+        if has_failed or finding.known.kind != "effect"  # a connection may have failed for a time
     ]
     first = readers[0].first() if readers else None
     lines = []
@@ -110,22 +109,22 @@ def _describe_first(
         readers: of all logs.
         findings: in all logs.
     """
-    own, _ = search(first.line)
+    known, _ = search(first.line)
     file = readers[0].file
     findings.sort(
-        key=lambda one: (
-            one.file != file,
-            one.known.kind not in CAUSES,
-            one.line_number != first.line_number and one.known is not own,
+        key=lambda finding: (
+            finding.file != file,
+            finding.known.kind not in CAUSES,
+            finding.line_number != first.line_number and finding.known is not known,
         )
     )
     line = printable(first.line)
-    cause = next((one for one in findings if one.known.kind in CAUSES), None)
-    if first.is_end and cause and cause.file == file:
+    cause = findings[0] if findings else None
+    if first.is_end and cause and cause.file == file and cause.known.kind in CAUSES:
         line += f", after: {cause.line}"
     # The log of one task does not say which it is.
     firsts = [reader.first() for reader in readers]
-    ends = {one.task for one in firsts if one and _order(one) == _END}
+    ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
     task = first.task or (ends.pop() if len(ends) == 1 else "")
     return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
 
@@ -138,21 +137,19 @@ def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
         label: what remedies say about a log without the tasks' ranks.
     """
     lines = []
-    told: set[str] = set()
-    for id in dict.fromkeys(one.known.id for one in findings):
-        same = [one for one in findings if one.known.id == id]
-        one = same[0]
-        addresses = list(dict.fromkeys(each.address for each in same if each.address))
-        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-        count = sum(each.count for each in same)
-        lines.append(f"{one.file}:{one.line_number}: {id} (x{count}){at}")
-        lines.append(_wrapped(one.line))
-        remedy = one.known.remedy.replace("{label}", label)
-        for text in (f"Cause: {one.known.cause}", f"Remedy: {remedy}"):
-            if text not in told:
-                told.add(text)
-                lines.append(_wrapped(text))
-    return lines
+    for id in dict.fromkeys(finding.known.id for finding in findings):
+        same = [finding for finding in findings if finding.known.id == id]
+        first = same[0]
+        addresses = list(dict.fromkeys(finding.address for finding in same if finding.address))
+        at = f" at {shorten(addresses)}" if addresses else ""
+        count = sum(finding.count for finding in same)
+        lines += [
+            f"{first.file}:{first.line_number}: {id} (x{count}){at}",
+            _wrapped(first.line),
+            _wrapped(f"Cause: {first.known.cause}"),
+            _wrapped(f"Remedy: {first.known.remedy.replace('{label}', label)}"),
+        ]
+    return [*dict.fromkeys(lines)]
 
 
 def _order(first: Failure | None) -> int:

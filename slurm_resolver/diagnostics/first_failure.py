@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import attrgetter
 
 from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.known_messages import FAULTS
@@ -101,7 +102,7 @@ class FailureReader(MessageReader):
         text = _COLOUR.sub("", text)
         super().read(text, number)
         text = text[:_LONGEST].rstrip()
-        self.all_end = self.all_end or _ENDS_ALL.match(text) is not None
+        self.all_end |= bool(_ENDS_ALL.match(text))
         is_refusal = text.startswith("srun: error: ")
         self._refusal = Failure(number, text) if is_refusal else None
         if _LAUNCHER.match(text):
@@ -133,16 +134,13 @@ class FailureReader(MessageReader):
         failed = _NODE.match(text)
         if failed and not self.node:
             node, why = failed.groups("node failure")
-            other = f"node {node}"
-            if kind_of(text) == "request":
-                node = ""
-                other = "srun"
+            is_request = kind_of(text) == "request"
             self.node = Failure(
                 number,
                 why,
                 is_end=True,
-                node=node,
-                other=other,
+                node="" if is_request else node,
+                other="srun" if is_request else f"node {node}",
             )
         end = _TASK_END.match(text)
         if end:
@@ -170,9 +168,9 @@ class FailureReader(MessageReader):
     def has_failed(self) -> bool:
         """Whether a task has failed, or a message tells of a fault after which no task trained."""
         trained = max((task.trained for task in self._tasks.values()), default=0)
-        kinds = {one.known.kind for one in self.findings()}
-        goes_on = kinds.isdisjoint(FAULTS) or self.last_fault < trained
-        return "end" in kinds or not goes_on or self.first() is not None
+        kinds = {finding.known.kind for finding in self.findings()}
+        has_fault = self.last_fault >= trained and not kinds.isdisjoint(FAULTS)
+        return "end" in kinds or has_fault or self.first() is not None
 
     def _with_clue(self, end: Failure | None) -> Failure | None:
         """Returns what the task wrote before it ended so, or the log ended; else the end."""
@@ -228,14 +226,14 @@ class FailureReader(MessageReader):
                 del ends[rank]
         failures = [self.node] if self.node else []
         failures += self._reported(ends, errors)
-        for (id, name), (number, line) in self.found.items():
-            if id == "check-failed":
-                what = f"{name}: {line.partition('failed   ')[2]}"
-                failures.append(Failure(number, what, other="slurm-resolver check"))
+        for finding in self.found.values():
+            if finding.known.id == "check-failed":
+                what = f"{finding.address}: {finding.line.partition('failed   ')[2]}"
+                failures.append(Failure(finding.line_number, what, other="slurm-resolver check"))
         for rank, error in errors.items():
             reported = self._gone.get(rank) or self.ends.get(rank) or error
             failures.append(error._replace(rank=rank, node=reported.node))
-        first = min(failures, key=lambda one: (one.follows, one.line_number), default=None)
+        first = min(failures, key=attrgetter("follows", "line_number"), default=None)
         saved = first and SAVED.match(first.line)
         if saved and (self.continues or not saved["terminated"]):
             return None

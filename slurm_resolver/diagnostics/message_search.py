@@ -7,13 +7,12 @@ with its size, and the memory with the number of findings.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 from slurm_resolver.diagnostics.known_messages import FAULTS, MESSAGES, KnownMessage
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
     """A known message in a log.
 
@@ -32,7 +31,7 @@ class Finding:
     line_number: int
     line: str
     address: str | None
-    count: int
+    count: int = 0
 
 
 _CUES = [(cue, known) for known in MESSAGES.values() for cue in known.cues.split("|") if cue]
@@ -56,7 +55,7 @@ class MessageReader:
 
     Attributes:
         file: the name of the log, for the findings.
-        found: the number of the first line, and the line, by id and address.
+        found: the findings, by id and address.
         last_fault: the number of the last line with a cause or an effect.
     """
 
@@ -64,8 +63,7 @@ class MessageReader:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.found: dict[tuple[str, str | None], tuple[int, str]] = {}
-        self._counts: Counter[tuple[str, str | None]] = Counter()  # of lines
+        self.found: dict[tuple[str, str | None], Finding] = {}
         self._significant: set[str] = set()  # the ids with a line that is not _END_NOISE
         self._waiting: set[str] = set()  # the ids of messages that a later line may settle
 
@@ -78,9 +76,15 @@ class MessageReader:
                     self._waiting.remove(id)
             known, match = search(part)
             if known and match:
-                key = known.id, _named_task(match)
-                self.found.setdefault(key, (number, _shorten(part, match.start())))
-                self._counts[key] += 1
+                address = _named_task(match)
+                first = Finding(
+                    self.file,
+                    known,
+                    number,
+                    _shorten(part, match.start()),
+                    address,
+                )
+                self.found.setdefault((known.id, address), first).count += 1
                 if known.kind in FAULTS:
                     self.last_fault = number
                 if not _END_NOISE.search(part):
@@ -95,26 +99,18 @@ class MessageReader:
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""
-        shown = {id: MESSAGES[id] for id, _ in self.found}
-        hidden = " ".join(known.hides for known in shown.values()).split()
-        for id, known in [*shown.items()]:
-            is_settled = known.settled and id not in self._waiting
-            if is_settled or id in hidden or known.kind in (*hidden, "hidden"):
-                del shown[id]
+        messages = {finding.known for finding in self.found.values()}
+        hidden = " ".join(known.hides for known in messages).split()
+        shown = {
+            known.id
+            for known in messages
+            if known.id not in hidden
+            and known.kind not in (*hidden, "hidden")
+            and (not known.settled or known.id in self._waiting)
+        }
         if self._significant.isdisjoint(shown):
             return []
-        return [
-            Finding(
-                self.file,
-                shown[id],
-                number,
-                line,
-                address,
-                self._counts[id, address],
-            )
-            for (id, address), (number, line) in self.found.items()
-            if id in shown
-        ]
+        return [finding for finding in self.found.values() if finding.known.id in shown]
 
 
 def search(text: str) -> tuple[KnownMessage | None, re.Match[str] | None]:
@@ -129,9 +125,9 @@ def search(text: str) -> tuple[KnownMessage | None, re.Match[str] | None]:
 
 def _named_task(match: re.Match[str]) -> str | None:
     """Returns the task in the match, or else the last one near it in the line."""
-    named = match.groupdict().get("address")
-    if named:
-        return printable(named)
+    address = match.groupdict().get("address")
+    if address:
+        return printable(address)
     near: list[str] = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
     return near[-1].replace("%5B", "[").replace("%5D", "]") if near else None
 

@@ -8,7 +8,6 @@ error before they exit. Such a line may also be harmless: it counts only if the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_resolver.coordination.usage import LINE
@@ -111,7 +110,6 @@ class Failure(NamedTuple):
         return f"rank {self.rank}{place}" if self.rank else self.other
 
 
-@dataclass
 class TaskOutput:
     """The lines that tell of the last error of a task.
 
@@ -120,15 +118,15 @@ class TaskOutput:
         trained: the number of the last line that shows steps of training, or its end.
     """
 
-    is_fatal: bool = False
-    trained: int = 0
-    _in_traceback: bool = False
-    _is_ignored: bool = False  # the next error
-    _lines: int = 0  # without those of dumps
+    is_fatal = False
+    trained = 0
+    _in_traceback = False
+    _is_ignored = False  # the next error
+    _lines = 0  # without those of dumps
     _error: Failure | None = None
-    _error_at: int = 0  # the value of `_lines`
+    _error_at = 0  # the value of `_lines`
     _clue: Failure | None = None
-    _clue_at: int = 0
+    _clue_at = 0
 
     def read(self, text: str, number: int) -> None:
         """Reads the next line, without its label."""
