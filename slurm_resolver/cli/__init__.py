@@ -15,7 +15,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from slurm_resolver.cli.options import OptionAdder
+from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__

@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 
-from slurm_resolver.cli.options import (
+from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_cluster_options,
     cluster_options,

@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from slurm_resolver import signals, startup
-from slurm_resolver.cli.options import (
+from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_cluster_options,
     add_command,

@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from operator import itemgetter
 
-from slurm_resolver.cli.options import OptionAdder
+from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_last_start

@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 from contextlib import suppress
 
-from slurm_resolver.cli.options import OptionAdder, number_type
+from slurm_resolver.cli.shared_options import OptionAdder, number_type
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm import scontrol
@@ -36,7 +36,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
-    from slurm_resolver.preemption.requeue import requeue_job
+    from slurm_resolver.preemption.exit_plan import requeue_job
     from slurm_resolver.signals import REQUEUE_STATUS
     from slurm_resolver.slurm.step_variables import SlurmStep
 

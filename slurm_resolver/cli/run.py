@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import BooleanOptionalAction, Namespace
 
-from slurm_resolver.cli.options import (
+from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
     check_startable,

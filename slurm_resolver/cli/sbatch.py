@@ -6,7 +6,7 @@ import io
 import sys
 from argparse import Namespace
 
-from slurm_resolver.cli.options import (
+from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
     add_tasks_per_node,

@@ -6,7 +6,7 @@ import json
 import time
 from argparse import Namespace
 
-from slurm_resolver.cli.options import OptionAdder, add_cluster_options, cluster_options
+from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster_text import describe_cluster, describe_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from slurm_resolver.cli.options import OptionAdder, number_type
+from slurm_resolver.cli.shared_options import OptionAdder, number_type
 from slurm_resolver.coordination.progress import Report
 from slurm_resolver.coordination.usage import BETWEEN, DATA, advise, describe, share_of, slowest
 from slurm_resolver.coordination.wire import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from slurm_resolver.cli.options import (
+from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
     add_tasks_per_node,

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_resolver.preemption.requeue import requeue_job
+from slurm_resolver.preemption.exit_plan import requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step_variables import SlurmStep
 

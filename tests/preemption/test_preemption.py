@@ -16,7 +16,7 @@ from programs_on_path import stand_ins
 from slurm_jobs import read, wait_for
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.preemption.requeue import requeue_job
+from slurm_resolver.preemption.exit_plan import requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step_variables import SlurmStep
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from captured import Patch
 
 from slurm_resolver.start.transport import TaskDevices
-from slurm_resolver.tf import start
+from slurm_resolver.tf import strategy_start
 
 OPTIONS = tf.distribute.experimental.CommunicationOptions
 AUTO = tf.distribute.experimental.CommunicationImplementation.AUTO
@@ -24,10 +24,10 @@ SHARED = [TaskDevices("n1", ["0"], usable=1)] * 2
 def chosen(given: Any, devices: list[TaskDevices], patch: Patch) -> Any:
     """Returns the options that one of two tasks uses."""
     cluster = SimpleNamespace(gpus=())
-    patch.setattr(start, "cluster_of", lambda resolver: cluster)
-    patch.setattr(start, "task_devices", lambda cluster, usable: None)
+    patch.setattr(strategy_start, "cluster_of", lambda resolver: cluster)
+    patch.setattr(strategy_start, "task_devices", lambda cluster, usable: None)
     group: Any = SimpleNamespace(gather=lambda *purpose: dict(enumerate(devices)))
-    return start.choose_communication(given, group, resolver=None)
+    return strategy_start.choose_communication(given, group, resolver=None)
 
 
 GIVEN = [

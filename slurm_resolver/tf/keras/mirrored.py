@@ -37,7 +37,7 @@ from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
-from slurm_resolver.tf.start import choose_communication, starting_together
+from slurm_resolver.tf.strategy_start import choose_communication, starting_together
 
 # The coordination service notices a silent worker: see `coordination.silence`. TensorFlow's own
 # heartbeats would not even outlast a job that is suspended.

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from slurm_resolver.coordination import TAKE_PART
 from slurm_resolver.errors import JobsError, KerasError
-from slurm_resolver.tf import private_names, start
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import as_tensor, type_of_any_rows
 from slurm_resolver.tf.keras.patches import prepare
@@ -26,6 +26,7 @@ from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import Structure, without_optionals
 from slurm_resolver.tf.keras.step_function import compiled
 from slurm_resolver.tf.private_names import Method
+from slurm_resolver.tf.strategy_start import starting_together
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
@@ -89,7 +90,7 @@ class ParameterServerStrategy(
                 "expected the chief. Before the strategy, write: if resolver.task_type != 'chief': "
                 "sys.exit(resolver.serve())"
             )
-        with start.starting_together(cluster_resolver, start_timeout, TAKE_PART):
+        with starting_together(cluster_resolver, start_timeout, TAKE_PART):
             super().__init__(cluster_resolver, variable_partitioner)
         self.num_workers = cluster_resolver.cluster_spec().num_tasks("worker")
         prepare(self)

@@ -23,7 +23,7 @@ from slurm_resolver.coordination import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.local import run_events
 from slurm_resolver.log import exit_at_once, warn
-from slurm_resolver.preemption.requeue import check_options, requeue_job
+from slurm_resolver.preemption.exit_plan import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.start.ready import find_group
