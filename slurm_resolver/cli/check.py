@@ -13,7 +13,6 @@ from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_cluster_options,
     cluster_options,
-    seconds,
     values_of,
 )
 from slurm_resolver.cluster.options import ClusterOptions
@@ -48,7 +47,6 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "--timeout SECONDS",
         f"wait at most this long, in total, for all tasks ({Timeouts.check:g})",
-        type=seconds,
         default=Timeouts.check,
     )
     add("--verbose", "print every check")

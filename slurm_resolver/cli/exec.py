@@ -18,7 +18,6 @@ from slurm_resolver.cli.shared_options import (
     check_startable,
     cluster_options,
     command_of,
-    seconds,
     values_of,
 )
 from slurm_resolver.cluster.cluster import Cluster
@@ -64,7 +63,6 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "--wait SECONDS",
         "wait until all tasks have started and agree; after SECONDS, end and name the missing ones",
-        type=seconds,
     )
     add(
         "--env NAME",
@@ -96,13 +94,11 @@ def main(args: Namespace) -> int:
     """Replaces this process by the program."""
     command = command_of(args)
     check_startable(command)  # before the tasks meet: the others would wait for this one
+    until = None if args.wait is None else time.monotonic() + args.wait
     # The program may connect to the other tasks as well.
-    options = cluster_options(args)._replace(starts_program=True)
-    until = time.monotonic() + (args.wait or 0.0)
-    if args.wait is not None:
-        options = options._replace(until=until)
+    options = cluster_options(args)._replace(starts_program=True, until=until)
     cluster = resolve_step(SlurmStep.read(), options)
-    if args.wait is not None and cluster.tasks:
+    if until is not None:
         from slurm_resolver.start.ready import wait_until_ready
 
         wait_until_ready(cluster, until - time.monotonic())
@@ -144,4 +140,4 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
     """Returns the words with the placeholders filled in; other braces stay."""
     values = placeholders(cluster)
     values.update({f"{{{name}}}": f"{{{name}}}" for name in values})
-    return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words]
+    return [_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word) for word in words]

@@ -11,7 +11,6 @@ from slurm_resolver.cli.shared_options import (
     check_startable,
     command_of,
     number_type,
-    seconds,
     values_of,
 )
 from slurm_resolver.local import IMITATED_SLURM
@@ -74,14 +73,12 @@ def add_arguments(add: OptionAdder) -> None:
         default=0,
     )
     add(
-        "--fail-after S",
-        "kill the task with the highest rank S seconds after the first start",
-        type=seconds,
+        "--fail-after SECONDS",
+        "kill the task with the highest rank this long after the first start",
     )
     add(
-        "--preempt-after S",
-        "simulate a preemption S seconds after the training's first step",
-        type=seconds,
+        "--preempt-after SECONDS",
+        "simulate a preemption this long after the training's first step",
     )
     add_command(add)
 

@@ -11,7 +11,6 @@ from slurm_resolver.cli.shared_options import (
     add_command,
     add_tasks_per_node,
     command_of,
-    number_type,
     values_of,
 )
 from slurm_resolver.sbatch.script import batch_file
@@ -38,27 +37,23 @@ SLURMS_OPTIONS = (
 
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
-    number = number_type(1)
-    add("-N --nodes N", "nodes (1)", type=number, default=1)
+    add("-N --nodes N", "nodes (1)", default=1)
     add_tasks_per_node(add)
-    add("-c --cpus-per-task N", "CPUs of each task", type=number)
+    add("-c --cpus-per-task N", "CPUs of each task")
     add("--gpus-per-node [TYPE:]N", "GPUs of each node, divided among its tasks")
     add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
     add(
         "--ps N",
         "one chief, N parameter servers, the rest workers (default: all are workers)",
-        type=number,
     )
     add(
         "--restarts N",
         "restart the step on healthy nodes after a task or a node has failed, at most N times",
-        type=number,
     )
-    add("--spare-nodes K", "ask for K more nodes, to replace failed ones", type=number)
+    add("--spare-nodes N", "ask for N more nodes, to replace failed ones")
     add(
-        "--min-nodes M",
-        "if no spare node is left, continue with at least M nodes and fewer tasks",
-        type=number,
+        "--min-nodes N",
+        "if no spare node is left, continue with at least N nodes and fewer tasks",
     )
     add("--requeue", "continue after preemption or time limit, if the program saves and resumes")
     add(

@@ -14,17 +14,63 @@ from slurm_resolver.errors import LaunchError
 from slurm_resolver.whole_number import LAST_PORT, read_whole_number
 
 
+def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
+    """Returns a function that reads a number in this range."""
+
+    def read(text: str) -> int:
+        number = read_whole_number(text, least, most)
+        if number is None:
+            raise ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
+        return number
+
+    return read
+
+
+def numbers_by_name(text: str) -> dict[str, int]:
+    """Reads ``ps=2,worker=-1``."""
+    pairs = [
+        re.fullmatch(r"([^\s=]+)\s*=\s*(-?[0-9]{1,9})", part.strip()) for part in text.split(",")
+    ]
+    numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
+    if len(numbers) < len(pairs):
+        raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
+    return numbers
+
+
+def seconds(text: str) -> float:
+    """Reads a number of seconds."""
+    with suppress(ValueError):
+        number = float(text)
+        if 0 <= number < math.inf:
+            return number
+    raise ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")
+
+
+# How an option's value is read, by its name in the help.
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "JOB=N,…": numbers_by_name,
+    "JOB=GROUP,…": numbers_by_name,
+    "N": number_type(1),
+    "PORT": number_type(1, LAST_PORT),
+    "SECONDS": seconds,
+}
+
+
 class OptionAdder(NamedTuple):
     """Adds the options of a command to its parser, or to a group of it."""
 
     parser: _ActionsContainer
 
     def __call__(self, spelling: str, help: str, **keywords: Any) -> None:
-        """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch."""
+        """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch.
+
+        The name of the value says how it is read, unless `keywords` have a type.
+        """
         words = spelling.split()
         names = [word for word in words if word.startswith("-")]
         if len(names) < len(words):
             keywords["metavar"] = words[-1]
+            keywords.setdefault("type", _TYPES.get(words[-1]))
         elif "choices" not in keywords:
             keywords.setdefault("action", "store_true")
         self.parser.add_argument(*names, help=help, **keywords)
@@ -35,7 +81,6 @@ def add_cluster_options(add: OptionAdder) -> None:
     add(
         "--jobs JOB=N,…",
         "tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all are workers",
-        type=numbers_by_name,
     )
     add(
         "--placement",
@@ -52,9 +97,8 @@ def add_cluster_options(add: OptionAdder) -> None:
     add(
         "--het-groups JOB=GROUP,…",
         "take a job's tasks from this component of a heterogeneous step",
-        type=numbers_by_name,
     )
-    add("--port-base PORT", "first port on each node", type=number_type(1, LAST_PORT))
+    add("--port-base PORT", "first port on each node")
     add(
         "--node-address SUFFIX",
         "appended to node names, as in --node-address=-ib0; slurm: the addresses that Slurm has",
@@ -92,7 +136,6 @@ def add_tasks_per_node(add: OptionAdder) -> None:
     add(
         "--tasks-per-node --ntasks-per-node N",
         "tasks on each node (1)",
-        type=number_type(1),
         default=1,
     )
 
@@ -114,35 +157,3 @@ def check_startable(command: list[str]) -> None:
             f"{command[0]!r} is not a program that can be started here: it is not on PATH, or "
             "lacks the permission to be executed"
         )
-
-
-def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
-    """Returns a function that reads a number in this range."""
-
-    def read(text: str) -> int:
-        number = read_whole_number(text, least, most)
-        if number is None:
-            raise ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
-        return number
-
-    return read
-
-
-def numbers_by_name(text: str) -> dict[str, int]:
-    """Reads ``ps=2,worker=-1``."""
-    pairs = [
-        re.fullmatch(r"([^\s=]+)\s*=\s*(-?[0-9]{1,9})", part.strip()) for part in text.split(",")
-    ]
-    found = {pair[1]: int(pair[2]) for pair in pairs if pair}
-    if len(found) < len(pairs):
-        raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
-    return found
-
-
-def seconds(text: str) -> float:
-    """Reads a number of seconds."""
-    with suppress(ValueError):
-        number = float(text)
-        if 0 <= number < math.inf:
-            return number
-    raise ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")

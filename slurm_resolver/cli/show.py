@@ -49,12 +49,12 @@ def main(args: Namespace) -> int:
     if cluster.service and cluster.step.is_live:  # only the tasks know their GPUs
         client = connect(cluster.service, cluster.name_of)
         try:
-            told = client.gather(
+            by_rank = client.gather(
                 "slurm-resolver show",
                 describe_gpus(cluster),
                 until - time.monotonic(),
             )
-            gpus = [*told.values()]
+            gpus = [*by_rank.values()]
         except RendezvousError as error:  # the cluster is known all the same
             print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
         if not {*gpus} - {"unknown", "none"}:

@@ -12,7 +12,6 @@ from slurm_resolver.cli.shared_options import (
     check_startable,
     command_of,
     number_type,
-    seconds,
     values_of,
 )
 from slurm_resolver.errors import LaunchError
@@ -34,30 +33,26 @@ examples:
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `SupervisorOptions`."""
     add("--restarts N", "restart at most N times (3)", type=number_type(0), default=3)
-    add("-N --nodes N", "nodes of the step (all of the job's)", type=number_type(1))
+    add("-N --nodes N", "nodes of the step (all of the job's)")
     add(
         "--min-nodes N",
         "continue with at least N nodes if fewer than --nodes are healthy",
-        type=number_type(1),
     )
     add_tasks_per_node(add)
     add("--requeue", "end with status 75, for a requeue, if nodes or time run short")
     add(
         "--pause SECONDS",
         f"seconds to wait before restarting ({Timeouts.pause:g})",
-        type=seconds,
         default=Timeouts.pause,
     )
     add(
         "--least-time SECONDS",
         f"restart only if at least this much time is left ({Timeouts.least_time:g})",
-        type=seconds,
         default=Timeouts.least_time,
     )
     add(
         "--watch SECONDS",
         "how often another node checks whether this node has failed (30; 0: never)",
-        type=seconds,
         default=30.0,
     )
     add(
