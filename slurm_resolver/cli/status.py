@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from slurm_resolver.cli.shared_options import OptionAdder, number_type
+from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.coordination.progress import Report
-from slurm_resolver.coordination.usage import BETWEEN, DATA, advise, describe, share_of, slowest
+from slurm_resolver.coordination.usage import (
+    BETWEEN,
+    DATA,
+    Workers,
+    advise,
+    describe,
+    share_of,
+    slowest,
+)
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.diagnostics.running_job import ask_service
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.whole_number import LAST_PORT
 from slurm_resolver.wording import aligned
 
 DESCRIPTION = """\
@@ -60,7 +67,6 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "--port PORT",
         "needed if the program sets port_base: port_base plus the largest task count on any node",
-        type=number_type(1, LAST_PORT),
     )
 
 
@@ -76,7 +82,10 @@ def main(args: Namespace) -> int:
 
 def _print(answer: Message, as_json: bool) -> None:
     workers: list[Message] = answer["workers"]
-    reports = {worker["name"]: _report_of(worker) for worker in workers}
+    reports = {
+        worker["name"]: Report(**{field: worker[field] for field in Report._fields})
+        for worker in workers
+    }
     silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
     slow = None if silent else slowest(reports)
     if as_json:
@@ -86,19 +95,19 @@ def _print(answer: Message, as_json: bool) -> None:
         return
     lines = [_NO_REPORT]
     if workers:
-        lines = [table(workers), describe(reports), *advise(reports)]
+        lines = [table(reports), describe(reports), *advise(reports)]
     print("\n".join(filter(None, [*lines, *silent])))
 
 
-def _report_of(worker: Message) -> Report:
-    return Report(**{field: worker[field] for field in Report._fields})
-
-
-def table(workers: list[Message]) -> str:
-    """Returns a line for each worker (a `Report` with rank and name), below the headings."""
+def table(workers: Workers) -> str:
+    """Returns a line for each worker, below the headings."""
     rows = [[*_COLUMNS]]
-    for worker in workers:
-        report = _report_of(worker)
-        shares = {"data": share_of(report, DATA), "between": share_of(report, BETWEEN)}
-        rows.append([cell.format(**worker, **shares) for cell in _COLUMNS.values()])
+    for name, report in workers.items():
+        values = {
+            **report._asdict(),
+            "name": name,
+            "data": share_of(report, DATA),
+            "between": share_of(report, BETWEEN),
+        }
+        rows.append([cell.format(**values) for cell in _COLUMNS.values()])
     return "\n".join(aligned(rows, _NUMBERS))

@@ -54,23 +54,17 @@ def ask_service(job_id: str, step_id: str, given_port: int | None) -> Message:
         else:
             connection.socket.close()
             return answer
-    raise RendezvousError(describe_state(slurm_job) or _describe_reasons(slurm_job, nodes))
+    raise RendezvousError(explain_silence(slurm_job, nodes))
 
 
-def describe_state(slurm_job: Fields) -> str:
-    """Returns the state of a job (`show_job`) whose processes do not run; '' if they may."""
+def explain_silence(slurm_job: Fields, nodes: Mapping[str, str]) -> str:
+    """Returns why no service of a job (`show_job`) answers; `nodes` are where, by the reason."""
+    job_id = scontrol.ref_of(slurm_job)
     state = slurm_job["JobState"]
-    if state in scontrol.RUNNING_STATES and state not in _NOT_AT_WORK:
-        return ""
-    reason = slurm_job.get("Reason", "")
-    because = "" if reason in scontrol.UNSET else f" ({reason})"
-    job_id = scontrol.ref_of(slurm_job)
-    return f"job {job_id} is {state}{because}; scontrol show job {job_id} says more"
-
-
-def _describe_reasons(slurm_job: Fields, nodes: Mapping[str, str]) -> str:
-    """Returns why no service answers in a running job; `nodes` are where, by the reason."""
-    job_id = scontrol.ref_of(slurm_job)
+    if state not in scontrol.RUNNING_STATES or state in _NOT_AT_WORK:
+        reason = slurm_job.get("Reason", "")
+        because = "" if reason in scontrol.UNSET else f" ({reason})"
+        return f"job {job_id} is {state}{because}; scontrol show job {job_id} says more"
     if NO_ANSWER in nodes:
         return f"job {job_id}: local rank 0 on {nodes[NO_ANSWER]} {NO_ANSWER}"
     why = shorten([*nodes], _MOST_REASONS) or "srun has started nothing"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resolver.cli.status import table
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -17,9 +16,6 @@ from slurm_resolver.coordination.progress import (
     describe_stall,
     find_stall,
 )
-from slurm_resolver.coordination.usage import BETWEEN, COMPUTING, WAITING
-from slurm_resolver.coordination.usage import DATA as OF_DATA
-from slurm_resolver.diagnostics.running_job import describe_state
 
 LIMIT = 300.0
 
@@ -174,57 +170,3 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
         "worker 1 (rank 1 on n0) in step 4, saving. The others wait: worker 0 (rank 0 on n0) "
         "in step 5"
     )
-
-
-def shown(rank: int, **values: object) -> dict[str, object]:
-    return {
-        "rank": rank,
-        "name": task(rank),
-        **Report()._asdict(),
-        **values,
-    }
-
-
-def test_the_table_of_status() -> None:
-    workers = [
-        shown(
-            0,
-            stage="training",
-            epoch=3,
-            step=812,
-            phase=STEP,
-            ms=51.23,
-            seconds={OF_DATA: 1, COMPUTING: 99},
-        ),
-        shown(
-            1,
-            stage="validation",
-            epoch=3,
-            step=1,
-            phase=DATA,
-            seconds={OF_DATA: 34, BETWEEN: 10, WAITING: 56},
-        ),
-        shown(2, silent=40.0),
-    ]
-    assert [" ".join(line.split()) for line in table(workers).splitlines()] == [
-        "worker epoch step stage doing ms per step data between reported",
-        "worker 0 (rank 0 on n0) 3 812 training in the step 51.2 1% 0% 0 s ago",
-        "worker 1 (rank 1 on n0) 3 1 validation waiting for data 0.0 34% 10% 0 s ago",
-        f"worker 2 (rank 2 on n1) 0 0 {IDLE} 0.0 0% 0% 40 s ago",
-    ]
-    assert len({len(line) for line in table(workers).splitlines()}) == 1
-
-
-JOBS = {
-    "PENDING JobHeldUser": " (JobHeldUser); scontrol show job 4 says more",
-    "CANCELLED None": "; scontrol show job 4 says more",
-    "SUSPENDED None": "; scontrol show job 4 says more",
-    "RUNNING None": "",
-}
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_without_a_service(job: str) -> None:
-    state, reason = job.split()
-    told = describe_state({"JobId": "4", "JobState": state, "Reason": reason})
-    assert told == (f"job 4 is {state}{JOBS[job]}" if JOBS[job] else "")
