@@ -24,6 +24,13 @@ DATA = "waiting for data"
 BETWEEN = "between steps"
 SAVING = "saving"
 VALIDATION = "validation"
+# In these, a worker does not wait for the others. STEPS are left out: it may wait in them.
+_BUSY = (
+    DATA,
+    BETWEEN,
+    SAVING,
+    COMPUTING,
+)
 
 _SHOWN = 0.005  # shares below this one are left out
 _SLOWER = 0.05  # the slowest worker loses this much less of its time to the others
@@ -89,26 +96,27 @@ def describe(workers: Workers, nodes: int = 0) -> str:
         workers: of the training.
         nodes: on how many nodes they run; 0 if that is not known.
     """
+    reports = workers.values()
     shares = _mean_shares(workers)
-    steps = max((report.steps for report in workers.values()), default=0)
+    steps = max((report.steps for report in reports), default=0)
     if not steps:
         return ""
-    epochs = max(report.epochs for report in workers.values())
+    epochs = max(report.epochs for report in reports)
     parts = [
         f"{cause} {share:.0%}"
         for cause, share in sorted(shares.items(), key=itemgetter(1), reverse=True)
         if share >= _SHOWN
     ]
-    memory = max(report.gpu_memory for report in workers.values())
+    memory = max(report.gpu_memory for report in reports)
     if memory:
         parts.append(f"GPU memory at most {memory / 2**30:.1f} GiB")
-    busy = [report.gpu_busy for report in workers.values() if report.gpu_busy is not None]
+    busy = [report.gpu_busy for report in reports if report.gpu_busy is not None]
     if busy:
         parts.append(f"GPUs busy {statistics.mean(busy):.0%} of the time")
     slow = slowest(workers)
     if slow:
         parts.append(f"slowest: {slow}")
-    ms = statistics.median(report.ms for report in workers.values())
+    ms = statistics.median(report.ms for report in reports)
     pace = f", {ms:.1f} ms a step" if ms else ""  # of one step, it is not known
     place = f" on {counted(nodes, 'node')}" if nodes else ""
     return (
@@ -132,7 +140,11 @@ def advise(workers: Workers) -> list[str]:
     share = losses.get(cause, 0.0)
     is_whole = any(report.whole_data for report in workers.values())
     if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
-        if slow and _costs_the_others(workers[slow], cause, share):
+        # A worker that waits nearly as long as the others waits for the network, as they do.
+        is_slow = slow and (
+            waits_unseen or (cause == WAITING and share_of(workers[slow], WAITING) < share / 2)
+        )
+        if is_slow and cause != VALIDATION:
             lines.append(_advise_of_one(workers, slow))
         elif cause != DATA or not is_whole:
             lines.append(f"{cause} takes {share:.0%} of the time: {_REMEDIES[cause]}")
@@ -145,9 +157,9 @@ def advise(workers: Workers) -> list[str]:
 
 def slowest(workers: Workers) -> str:
     """Returns the name of the worker for which the others wait; "" if none is clearly slower."""
-    own = {name: _own_share(report) for name, report in workers.items()}
-    slow = max(own, key=own.__getitem__, default="")
-    if not slow or own[slow] - statistics.median_low(own.values()) < _SLOWER:
+    busy = {name: share_of(report, *_BUSY) for name, report in workers.items()}
+    slow = max(busy, key=busy.__getitem__, default="")
+    if not slow or busy[slow] - statistics.median_low(busy.values()) < _SLOWER:
         return ""
     return slow
 
@@ -157,30 +169,10 @@ def seconds_of(workers: Workers) -> float:
     return max(sum(report.seconds.values()) for report in workers.values())
 
 
-def _costs_the_others(slow: Report, cause: str, share: float) -> bool:
-    """Returns whether the slowest worker explains the largest loss, of which this is the share.
-
-    If it waits nearly as long as the others, they all wait for the network.
-    """
-    if STEPS in slow.seconds:
-        return cause != VALIDATION
-    return cause == WAITING and share_of(slow, WAITING) < share / 2
-
-
 def share_of(report: Report, *causes: str) -> float:
     """Returns which share of a worker's time had one of these causes."""
     total = sum(report.seconds.values())
     return sum(report.seconds.get(cause, 0.0) for cause in causes) / total if total else 0.0
-
-
-def _own_share(report: Report) -> float:
-    """Returns the share of the time in which a worker was busy, and did not wait for the others.
-
-    If it does not know how long it waited in its steps, all of its steps are left out.
-    """
-    if STEPS in report.seconds:
-        return share_of(report, DATA, BETWEEN, SAVING)
-    return share_of(report, DATA, BETWEEN, SAVING, COMPUTING)
 
 
 def _mean_shares(workers: Workers) -> dict[str, float]:
@@ -202,7 +194,7 @@ def _advise_of_one(workers: Workers, slow: str) -> str:
     def excess(cause: str) -> float:
         return share_of(workers[slow], cause) - usual(cause)
 
-    cause = max((DATA, BETWEEN, SAVING, COMPUTING), key=excess)
+    cause = max(_BUSY, key=excess)
     return (
         f"the others wait for {slow}: {cause} takes {share_of(workers[slow], cause):.0%} of its "
         f"time, and {usual(cause):.0%} of theirs: {_REMEDIES_OF_ONE[cause]}"

@@ -120,7 +120,7 @@ ALL: dict[str, tuple[Mapping[str, float], Mapping[str, float], str]] = {
 def test_the_largest_loss_of_all_workers_is_told(name: str) -> None:
     first, last, line = ALL[name]
     lines = advise(four(first, last))
-    assert [one[: len(line)] for one in lines] == ([line] if line else [])
+    assert [text[: len(line)] for text in lines] == ([line] if line else [])
 
 
 def test_what_is_not_divided_is_always_told() -> None:
