@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import util
 from pathlib import Path
+from statistics import median_low
 from time import monotonic
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
@@ -24,9 +25,9 @@ _FAST_SECONDS = 1.0  # a shorter median counts as this: such differences delay n
 def seconds_to_read() -> float:
     """Returns how long this task needs to read TensorFlow's modules, at most `_MOST_SECONDS`."""
     begin = monotonic()
-    found = util.find_spec("tensorflow")
+    package = util.find_spec("tensorflow")
     with suppress(OSError):  # the import says what is wrong
-        for folder in (found and found.submodule_search_locations) or ():
+        for folder in (package and package.submodule_search_locations) or ():
             for path in Path(folder, "python").rglob("*.py*"):
                 path.read_bytes()
                 if monotonic() - begin > _MOST_SECONDS:
@@ -36,7 +37,7 @@ def seconds_to_read() -> float:
 
 def check_imports(seconds_on: Mapping[str, float]) -> Result:
     """Returns the result for the nodes, by their names."""
-    median = sorted(seconds_on.values())[(len(seconds_on) - 1) // 2]
+    median = median_low(seconds_on.values())
     most = 3 * max(median, _FAST_SECONDS)
     return result_of(
         "imports",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,30 +32,30 @@ class Result(NamedTuple):
 
 def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FAILED) -> Result:
     """Returns `status` with the first four problems, or OK where all of them are ''."""
-    found = [problem for problem in problems if problem]
-    if not found:
+    problems = [*filter(None, problems)]
+    if not problems:
         return Result(id, OK, ok_detail)
-    if len(found) > _MAX_SHOWN:
-        found[_MAX_SHOWN:] = [f"and {len(found) - _MAX_SHOWN} more"]
-    return Result(id, status, "; ".join(found))
+    if len(problems) > _MAX_SHOWN:
+        problems[_MAX_SHOWN:] = [f"and {len(problems) - _MAX_SHOWN} more"]
+    return Result(id, status, "; ".join(problems))
 
 
 def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, Result]:
-    """Returns one result for each id, from those of all tasks; it names the tasks with bad ones."""
-    by_id: dict[str, dict[int, Result]] = defaultdict(dict)
-    for rank, results in by_rank.items():
-        for result in map(Result._make, results):
-            by_id[result.id][rank] = result
+    """Returns by id one result of all tasks, which names those with a bad one.
+
+    Each task has made the same checks, in this order.
+    """
     merged = {}
-    for id, of_tasks in by_id.items():
-        worst = max(of_tasks.values(), key=lambda one: _FROM_GOOD_TO_BAD.index(one.status))
+    for lists in zip(*by_rank.values()):
+        of_tasks = dict(zip(by_rank, map(Result._make, lists)))
+        worst = max(of_tasks.values(), key=lambda result: _FROM_GOOD_TO_BAD.index(result.status))
         if worst.is_bad:
             bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
             worst = result_of(
-                id,
+                worst.id,
                 named(bad, cluster.name_of),
                 "",
                 worst.status,
             )
-        merged[id] = worst
+        merged[worst.id] = worst
     return merged

@@ -70,7 +70,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         check_imports(imports),
         result_of(
             "agreement",
-            find_disagreement(notes, cluster),
+            [find_disagreement(notes, cluster)],
             "same cluster, same versions in every task",
         ),
     ]
@@ -126,7 +126,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
     use = f"{counted(len(devices), 'task')} with GPUs"
     training = {
-        f"rank {rank}": own for rank, own in devices.items() if tasks[rank].job != "evaluator"
+        f"rank {rank}": task for rank, task in devices.items() if tasks[rank].job != "evaluator"
     }
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
         return Result("gpus", OK, use)

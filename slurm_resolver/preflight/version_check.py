@@ -36,5 +36,5 @@ def check_versions(uses_gpus: bool = False) -> list[Result]:
     keras = installed_version("keras") or installed_version("keras-nightly")
     tf_keras = installed_version("tf_keras")
     problem = keras_problem(keras) if keras and not tf_keras else ""
-    found = f"Keras {keras or 'none'}, tf_keras {tf_keras or 'none'}"
-    return [tensorflow, result_of("keras", [problem], found, WARNING)]
+    versions = f"Keras {keras or 'none'}, tf_keras {tf_keras or 'none'}"
+    return [tensorflow, result_of("keras", [problem], versions, WARNING)]

@@ -34,7 +34,7 @@ def listening(task: Task) -> Iterator[str]:
             connection.recv(1)
 
     try:
-        server = listen_at(port, backlog=512)
+        server = listen_at(port)
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)} (ss -ltnp shows by what)"
         return
@@ -89,12 +89,12 @@ def ask_rank(task: Task) -> None:
 def tasks_to_ask(rank: int, tasks: Sequence[Task]) -> list[Task]:
     """Returns those of some tasks that one of them asks: all others, or a limited number."""
     number = len(tasks)
-    own = [task.rank for task in tasks].index(rank)
+    place = [task.rank for task in tasks].index(rank)
     asked: Collection[int] = range(number)
     if number > _MAX_ASKED:
         distances = [1 << bit for bit in range(number.bit_length())]
-        asked = {0, *((own + distance) % number for distance in distances)}
-    return [tasks[position] for position in asked if position != own]
+        asked = {0, *((place + distance) % number for distance in distances)}
+    return [tasks[position] for position in asked if position != place]
 
 
 def find_unreached(asked: Sequence[Task], serving: Collection[int] = ()) -> dict[int, str]:

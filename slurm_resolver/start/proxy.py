@@ -30,10 +30,9 @@ def connect_directly(cluster: Cluster, environ: MutableMapping[str, str]) -> Non
     proxy = next(filter(environ.get, _PROXIES), None)
     if not cluster or not proxy:
         return
-    given = environ.get(_DIRECT, environ.get("no_proxy", ""))
-    entries = [entry.strip() for entry in given.split(",")]
+    entries = environ.get(_DIRECT, environ.get("no_proxy", "")).split(",")
     hosts = [host.strip("[]") for host in cluster.hosts.values()]
-    value = ",".join(dict.fromkeys(filter(None, [*entries, *hosts])))
+    value = ",".join(dict.fromkeys(filter(None, map(str.strip, [*entries, *hosts]))))
     if len(f"{_DIRECT}={value}") >= _LONGEST:
         raise AddressError(
             f"{proxy}={environ[proxy]}: TensorFlow would connect to the tasks through this proxy, "

@@ -69,7 +69,9 @@ def _check(notes: Mapping[int, Note], cluster: Cluster) -> None:
         for rank, note in notes.items()
         if note["port_taken"]
     ]
-    problems += find_disagreement(notes, cluster)
+    disagreement = find_disagreement(notes, cluster)
+    if disagreement:
+        problems.append(disagreement)
     if problems:
         raise RendezvousError(
             f"not ready: {'. '.join(problems)}. All tasks must run the same script with the same "
@@ -109,13 +111,16 @@ def agreement_facts(cluster: Cluster) -> Note:
     }
 
 
-def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:
-    """Returns the first difference between the tasks, with its values; [] if all agree."""
+def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> str:
+    """Returns the first difference between the tasks, with its values; '' if all agree."""
     # Tasks with another version of this package may tell other facts, or none.
     facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
     for what in max(facts.values(), key=len):
-        values = {rank: json.dumps(own.get(what), sort_keys=True) for rank, own in facts.items()}
-        told = named(values, cluster.name_of)
-        if len(told) > 1:
-            return [f"the tasks disagree on {what}: {'; '.join(told[:4])}"]
-    return []
+        values = {
+            rank: json.dumps(facts_of_task.get(what), sort_keys=True)
+            for rank, facts_of_task in facts.items()
+        }
+        lines = named(values, cluster.name_of)
+        if len(lines) > 1:
+            return f"the tasks disagree on {what}: {'; '.join(lines[:4])}"
+    return ""

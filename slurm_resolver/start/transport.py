@@ -52,7 +52,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     task = cluster.task
     decision = cluster.gpu_decision
     assert task
-    told = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
+    devices = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
     step = cluster.step
     shown = decision.visible_before or ()
     slurms = step.step_gpus.split(",") if step.step_gpus else shown
@@ -60,11 +60,11 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == numbered(shown) and len(shown) == len(slurms)
     if decision.devices is None or not hides_others or not from_zero:
-        return told
+        return devices
     names = None
     if _BOUND_APART.search(step.tres_bind or ""):
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
-    return told._replace(gpus=names, confined=True, slurms=slurms[0])
+    return devices._replace(gpus=names, confined=True, slurms=slurms[0])
 
 
 def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
@@ -85,6 +85,7 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
         first_name = first_on.setdefault(task.node, name)
         first = tasks[first_name]
         both = f"{first_name} and {name}"
+        is_second = first_name != name
         if task.confined and first.confined and task.slurms != first.slurms:
             return slow(
                 f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
@@ -94,7 +95,7 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
         if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name}")
         sharing = ""
-        if first_name != name and None in (task.gpus, first.gpus):
+        if is_second and None in (task.gpus, first.gpus):
             sharing = f"{both} may share a GPU"
         for gpu in task.gpus or ():
             if gpu.startswith("MIG-"):
@@ -108,7 +109,7 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
                 "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
                 "--ntasks-per-gpu",
             )
-        if first_name != name and task.confined and not hidden:
+        if is_second and task.confined and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
     if hidden:
         return Transport(

@@ -41,7 +41,7 @@ def test_tasks_with_another_version_of_this_package_are_named() -> None:
     """They tell other facts, or none."""
     cluster = cluster_of(0, free_ports(TASKS + 1))
     told = find_disagreement({0: {"facts": agreement_facts(cluster)}, 1: {}}, cluster)
-    assert "disagree on the version of slurm_resolver" in told[0]
+    assert "disagree on the version of slurm_resolver" in told
 
 
 def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:

@@ -36,7 +36,7 @@ def devices(
 NCCL = "gradients use NCCL"
 SLOW = "gradients use gRPC (slow), because "
 OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1)]
-EQUAL = [one._replace(slurms=str(rank)) for rank, one in enumerate(OWN)]
+EQUAL = [task._replace(slurms=str(rank)) for rank, task in enumerate(OWN)]
 SHARE = [devices("n1", "3")] * 2
 TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     (
