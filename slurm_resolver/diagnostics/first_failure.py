@@ -18,6 +18,7 @@ Lines of one log are in the order of time.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
@@ -94,7 +95,7 @@ class FailureReader(MessageReader):
         self.ends: dict[str, Failure] = {}
         self.ended_on: set[str] = set()
         self.usage: list[str] = []
-        self._tasks: dict[str, TaskOutput] = {}  # by rank; '' without a label
+        self._tasks = defaultdict[str, TaskOutput](TaskOutput)  # by rank; '' without a label
         self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
 
     def read(self, text: str, number: int) -> None:
@@ -127,7 +128,7 @@ class FailureReader(MessageReader):
         rank, text = _LABELLED.findall(text)[0]
         self.is_labelled |= rank != ""
         # A progress bar may end without a line's end.
-        self._tasks.setdefault(rank, TaskOutput()).read(text.rpartition("\r")[2], number)
+        self._tasks[rank].read(text.rpartition("\r")[2], number)
 
     def _read_launcher(self, text: str, number: int) -> None:
         """Reads a line of srun, or of this package's own launchers."""

@@ -40,7 +40,7 @@ class SignalWatch:
         signals.end_children_by_sigterm(self._record)
         # The other signals reach all processes of the step: a child that reads data must live until
         # the training is saved.
-        signals.keep_from_children([one for one in self._numbers if one != signal.SIGTERM])
+        signals.keep_from_children({*self._numbers} - {signal.SIGTERM})
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""

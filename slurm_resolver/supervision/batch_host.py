@@ -57,9 +57,7 @@ class Watch:
 
     def __init__(self, every: float, requeue: bool) -> None:
         self._every = every
-        self._end = ["cancelled", "scancel"]
-        if requeue:
-            self._end = ["requeued", "scontrol", "requeue"]
+        self._end = "requeued scontrol requeue" if requeue else "cancelled scancel"
 
     def start(self, job_ref: JobRef, nodes: Sequence[str]) -> None:
         """Starts the step on the last of these nodes, as it may be a spare one, unless it runs."""
@@ -81,7 +79,7 @@ class Watch:
                 "watch",
                 f"{self._every:g}",
                 job_ref,
-                *self._end,
+                *self._end.split(),
             ],
             env=environ,
             stdin=subprocess.DEVNULL,

@@ -169,14 +169,14 @@ class StepOutput(FailureReader):
                 kind = "saved"
             else:
                 first = self.first() or reported
-                own = first
+                task_end = first
                 if not first.is_end:
                     line = first.line
-                    own = self.ends.get(first.rank, reported)
-                if own.follows and not own.line.startswith("Exited"):  # srun has ended it
-                    own = reported
+                    task_end = self.ends.get(first.rank, reported)
+                if task_end.follows and not task_end.line.startswith("Exited"):  # srun has ended it
+                    task_end = reported
                 # The log may not say which task it was.
-                end = (first if first.rank else reported)._replace(line=own.line)
+                end = (first if first.rank else reported)._replace(line=task_end.line)
             status = _status_of(end.line)
         elif self.all_end:
             end = Failure(0, "cancelled", other="the step")

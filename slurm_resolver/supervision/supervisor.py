@@ -121,11 +121,9 @@ class Supervisor:
         if self._options.requeue and stop.requeue:
             status = REQUEUE_STATUS
             why += f"; exit status {status} asks the batch file to requeue the job"
+        say(f"not started{' again' if failures else ''}: {why}")
         if failures:
-            say(f"not started again: {why}")
             say(f"first failure: {failures[-1].text}")
-        else:
-            say(f"not started: {why}")
         return status
 
     def _run_until_success(self) -> None:
@@ -246,9 +244,9 @@ class Supervisor:
                     **states,
                     **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
                 }
-                own = self._step.node_name or ""
-                if self._states.get(own) == LOST:
-                    raise NoRestartError(f"the job has lost {own}, this node", requeue=True)
+                host = self._step.node_name or ""
+                if self._states.get(host) == LOST:
+                    raise NoRestartError(f"the job has lost {host}, this node", requeue=True)
                 return
             except OSError as error:
                 if time.monotonic() > until or scontrol.UNKNOWN_JOB in str(error):

@@ -34,8 +34,9 @@ EXPECTED = expected()
 def short(findings: list[Finding]) -> Strings:
     """Returns each message with its count and task, as expected.txt has them."""
     return [
-        f"{one.known.id} x{one.count}" + (f" at {one.address}" if one.address else "")
-        for one in findings
+        f"{finding.known.id} x{finding.count}"
+        + (f" at {finding.address}" if finding.address else "")
+        for finding in findings
     ]
 
 
@@ -78,7 +79,10 @@ def test_the_end_of_the_first_task_is_told_where_it_aborts_something() -> None:
     """Lines that are harmless at a good end count once another line says what they aborted."""
     lines = (LOGS / "good" / "leader-ends-first.log").read_text().splitlines()
     aborted = "1: Collective ops is aborted by: Failed to send RPC to coordination service."
-    assert {one.known.id for one in explained([*lines, aborted])} == {"leader-lost", "peer-refused"}
+    assert {finding.known.id for finding in explained([*lines, aborted])} == {
+        "leader-lost",
+        "peer-refused",
+    }
 
 
 def test_numbers_count_lines_not_carriage_returns() -> None:
@@ -101,4 +105,6 @@ def test_any_bytes(parts: list[bytes]) -> None:
     first = last_start(data).first()
     assert first is None or first.line
     assert all(finding.count >= 1 for finding in found)
-    assert [one.line_number for one in found] == sorted(one.line_number for one in found)
+    assert [finding.line_number for finding in found] == sorted(
+        finding.line_number for finding in found
+    )

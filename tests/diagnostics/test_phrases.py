@@ -18,16 +18,16 @@ def test_phrases(phrase: str) -> None:
     expected = tuple(lines)
     start = last_start(log)
     findings = start.findings()
-    told = [f"{one.known.id} at {one.address}" for one in findings]
+    told = [f"{finding.known.id} at {finding.address}" for finding in findings]
     if not start.has_failed:
         told.append("no failure")
     first = start.first()
     if first:
         told.append(" ".join(f"first {first.task}: {first.line}".split()))
-    for one in expected:
-        assert any(text.startswith(one) for text in told), told
+    for line in expected:
+        assert any(text.startswith(line) for text in told), told
     # No other cause is told beside those.
-    if not all(one.startswith(("first ", "no failure")) for one in expected):
+    if not all(line.startswith(("first ", "no failure")) for line in expected):
         for finding in findings:
             if finding.known.kind in CAUSES:
                 assert f"{finding.known.id} at {finding.address}".startswith(expected)
