@@ -30,17 +30,15 @@ class Member:
         client.say("training", **announced)
 
     def serve(self, timeout: float) -> None:
-        """Announces that this task only serves, and that the others must come within `timeout`."""
-        self.only_serves = True
-        self._announced.update(serves=True, seconds=timeout)
-        self.client.say("training", **self._announced)
+        """Announces that this task only serves, and waits until the service knows that.
 
-    def await_joined(self, timeout: float) -> None:
-        """Waits until the service knows of this task; else the training is over after `timeout` s.
-
-        Returns as well if the service refuses this process: see `Client.refusal`.
+        The training is over if that takes longer than `timeout` seconds, or if the others do not
+        come in this time. Returns as well if the service refuses this process: see
+        `Client.refusal`.
         """
         client = self.client
+        self.only_serves = True
+        client.say("training", **{**self._announced, "serves": True, "seconds": timeout})
         if not client.wait_for(lambda: self._has_joined or client.refusal, timeout):
             self._end(
                 1, f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"

@@ -34,7 +34,6 @@ from slurm_resolver.log import print_line
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
 
-_MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
 
@@ -145,6 +144,7 @@ class ServedTraining:
         if self._outcome:
             return
         name = self._name_of(rank)
+        call_later = asyncio.get_running_loop().call_later
         if rank not in self._ends:
             why = failure or "its process ended before those that it serves"
             self._take_end_of_server(rank, why)
@@ -152,11 +152,9 @@ class ServedTraining:
             self._ends[rank] = failure
             if failure:
                 seconds = _REASON_SECONDS if said_goodbye else 0.0
-                asyncio.get_running_loop().call_later(
-                    seconds, self._end, f"{name} has failed: {failure}"
-                )
+                call_later(seconds, self._end, f"{name} has failed: {failure}")
             else:
-                asyncio.get_running_loop().call_later(Timeouts.still_running, self._report_running)
+                call_later(Timeouts.still_running, self._report_running)
         else:
             self._ends[rank] = failure
             if failure:
@@ -215,7 +213,7 @@ class ServedTraining:
             if why
         ]
         if failed:
-            self._end("; ".join(failed[:_MOST_NAMES]))
+            self._end(shorten(failed))
         else:
             self._end("all who train have finished", status=0)
 
@@ -228,4 +226,4 @@ class ServedTraining:
             self._send(self._present, {"over": self._outcome})
 
     def _names(self, ranks: Iterable[int]) -> str:
-        return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)
+        return shorten([*map(self._name_of, sorted(ranks))])

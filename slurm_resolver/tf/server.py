@@ -139,13 +139,11 @@ def serve(
         )
     member = take_part(cluster)
     assert member
-    seconds = start_timeout or cluster.step.start_seconds
-    member.serve(seconds)
-    offer_readiness(cluster)
-    member.await_joined(seconds)
+    member.serve(start_timeout or cluster.step.start_seconds)
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal}")
+    offer_readiness(cluster)
     if server is None and not member.outcome:
         server = tf.distribute.Server(
             resolver.cluster_spec(), own.job, own.index, protocol=resolver.rpc_layer

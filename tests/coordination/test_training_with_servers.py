@@ -42,7 +42,7 @@ class Job:
         assert announced is not None
         announced.update(more)
         member = Member(self.connect(rank), announced, lambda member, outcome: None)
-        member.await_joined(10)
+        assert member.client.wait_for(lambda: member._has_joined, 10)
         self.members[name] = member
         return member
 
