@@ -52,7 +52,6 @@ TRAIN = ("chief", "worker")
 TAKE_PART = (*TRAIN, "ps")
 
 NameOf = Callable[[int], str]  # from a rank to how messages name its task
-_MOST_NAMES = 5
 
 
 def named(texts: Mapping[int, str], name_of: NameOf, separator: str = ": ") -> list[str]:
@@ -64,7 +63,7 @@ def named(texts: Mapping[int, str], name_of: NameOf, separator: str = ": ") -> l
     for rank, text in sorted(texts.items()):
         tasks[text].append(name_of(rank))
     return [
-        f"{shorten(names, _MOST_NAMES)}{separator}{text}"
+        f"{shorten(names)}{separator}{text}"
         for text, names in sorted(tasks.items(), key=lambda item: len(item[1]))
     ]
 

@@ -291,15 +291,14 @@ class Client:
         if monotonic() > self._notice_at:
             self._notice_at = math.inf
             warn("waiting for %s: %s", self.address.name, self.problem)
-        why = f"it has not answered for {self.address.grace:g} s: {self.problem}"
-        # A firewall refuses, too; it has cut the connection before.
-        if isinstance(error, ConnectionRefusedError) and not self._was_cut:
-            why = "its process has ended"
-        elif monotonic() < self._gone_at:
-            return
         if self._gone_at == math.inf:  # it has not been reached before
             return
-        self._lose_service(why)
+        # A firewall refuses, too; it has cut the connection before.
+        if isinstance(error, ConnectionRefusedError) and not self._was_cut:
+            self._lose_service("its process has ended")
+        elif monotonic() >= self._gone_at:
+            grace = self.address.grace
+            self._lose_service(f"it has not answered for {grace:g} s: {self.problem}")
 
     def _lose_service(self, why: str) -> None:
         """Notes that the process of the service is lost."""
@@ -372,7 +371,7 @@ def _close_in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread may have held it
     for address in _clients:
-        for number in sockets_at(address.port):
+        for number, _ in sockets_at(address.port):
             os.close(number)  # the parent's stay open
     _of_parents.extend(_clients.values())
     _clients.clear()

@@ -93,14 +93,15 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
         )
     if means != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
-    if offer.get("key") in _keys:
-        return _keys[offer.get("key")]
+    known = _keys.get(offer.get("key"))
+    if known:
+        return known
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
-    found = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
-    if not found:
+    match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
+    if not match:
         raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
-    key = bytes.fromhex(found[1])
+    key = bytes.fromhex(match[1])
     _keys[_name_of(key)] = key
     return key
 

@@ -142,8 +142,8 @@ class Service:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
         # This task comes last: see _SEND_BYTES.
-        own = self.address.rank
-        for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
+        links = self._links.values()
+        for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
             is_meant = ranks is None or link.process.rank in ranks
             if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
@@ -238,9 +238,7 @@ class Service:
             if process.role != "observer":
                 self._rounds.unproven.add(process.rank)
             _refuse(writer, {"refused": f"it has another secret. {REMEDY}"})
-        rival = self._find_rival(process)
-        if rival:
-            _refuse(writer, {"refused": rival})
+        self._refuse_rival(process, writer)
         answer = {
             "proof": prove(
                 key,
@@ -265,8 +263,7 @@ class Service:
         problem = f"it cannot start: {self._problem.rstrip('.')}"
         writer.write(encode({"protocol": PROTOCOL, "identity": identity, "refused": problem}))
         hello = decode(await reader.readuntil())
-        if hello.get("role") != "observer":
-            self._informed.add(str(hello.get("rank")))
+        self._informed.add(str(hello.get("rank")))
         raise ConnectionRefusedError
 
     def _process_of(self, hello: Message) -> Process:
@@ -282,24 +279,24 @@ class Service:
             raise ConnectionRefusedError
         return process
 
-    def _find_rival(self, process: Process) -> str:
-        """Returns why a process cannot represent its task beside another one; '' if it can.
+    def _refuse_rival(self, process: Process, writer: StreamWriter) -> None:
+        """Raises OSError if a process cannot represent its task beside another one.
 
-        Raises OSError if it may be a stranger, or needs the next service.
+        It may also be a stranger, or need the next service.
         """
         link = self._links.get(process[:2])
         if link and link.process.number == process.number:  # it returns
-            return ""
+            return
         if link and link.writer:
-            return (
+            why = (
                 f"rank {process.rank} is represented by process {link.process.pid}, which still "
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
+            _refuse(writer, {"refused": why})
         is_task = process.role != "observer"
         has_program = (process.rank, "program") in self._links
         if self._is_closing or (is_task and has_program and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
-        return ""
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         """Passes on what a process sends, and notes why its connection ends."""
@@ -341,9 +338,9 @@ class Service:
 
     def _tell(self, process: Process, message: Message) -> None:
         """Tells all tasks what a process tells them."""
-        told = {**message, "rank": process.rank}
-        self._told[message["told"], process.rank] = told
-        self.send(None, told)
+        message = {**message, "rank": process.rank}
+        self._told[message["told"], process.rank] = message
+        self.send(None, message)
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:
         """Lets a process represent its task by this connection, and tells it what others tell."""
@@ -358,8 +355,8 @@ class Service:
         elif link.writer:
             link.writer.close()
         link.writer = writer
-        for told in self._told.values():
-            writer.write(encode(told))
+        for message in self._told.values():
+            writer.write(encode(message))
         if self._is_closing:
             writer.write(encode({"closing": True}))
         return link

@@ -23,7 +23,6 @@ from slurm_resolver.wording import shorten
 
 TICK_SECONDS = 0.5  # between two looks of a task at whether the service is silent
 _LONGEST_TICK = 1.0
-_MOST_NAMES = 5
 
 
 class Silence:
@@ -66,7 +65,7 @@ class Silence:
 def describe(who: Sequence[str], address: ServiceAddress) -> str:
     """Returns the line that names silent processes."""
     return (
-        f"no answer for {address.grace:g} s from {shorten(who, _MOST_NAMES)}: stopped, or hanging "
+        f"no answer for {address.grace:g} s from {shorten(who)}: stopped, or hanging "
         f"in C code. The training ends if this lasts {address.silence:g} s"
     )
 

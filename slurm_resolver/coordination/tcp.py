@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pathlib import Path
 _reached: dict[tuple[str, int], list[str]] = {}
 
 
-def listen_at(port: int, backlog: int | None = None) -> socket.socket:
+def listen_at(port: int) -> socket.socket:
     """Returns a socket that listens at a port of this node, for IPv4 and IPv6 if it has both.
 
     Raises OSError if another process listens there.
@@ -20,7 +21,7 @@ def listen_at(port: int, backlog: int | None = None) -> socket.socket:
     return socket.create_server(
         ("", port),
         family=socket.AF_INET6 if dual else socket.AF_INET,
-        backlog=backlog,
+        backlog=512,
         dualstack_ipv6=dual,
     )
 
@@ -71,20 +72,22 @@ def outlast_outages(port: int, seconds: float) -> None:
 
     A server of gRPC ends them after 20 s, and TensorFlow has no option for that.
     """
-    for number in sockets_at(port):
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
+    for _, sock in sockets_at(port):
+        with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
-def sockets_at(port: int) -> list[int]:
-    """Returns the file descriptors of this process's sockets that have this port at one end."""
-    found = []
+def sockets_at(port: int) -> Iterator[tuple[int, socket.socket]]:
+    """Yields the sockets of this process that have this port at one end.
+
+    Of each, it yields the file descriptor, and a copy that lasts until the next one.
+    """
     for path in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
+        number = int(path.name)
         # Another thread may close it.
-        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as sock:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
             ends = [sock.getsockname()]
             with suppress(OSError):  # it listens
                 ends.append(sock.getpeername())
             if any(end[1:2] == (port,) for end in ends):
-                found.append(int(path.name))
-    return found
+                yield number, sock

@@ -119,9 +119,9 @@ def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def is_proof(given: object, *proven: Any) -> bool:
-    """Returns whether `given` is what `prove` returns."""
-    return hmac.compare_digest(str(given).encode(errors="replace"), prove(*proven).encode())
+def is_proof(proof: object, *proven: Any) -> bool:
+    """Returns whether `proof` is what `prove` returns."""
+    return hmac.compare_digest(str(proof).encode(errors="replace"), prove(*proven).encode())
 
 
 def pack(values: Sequence[str]) -> str:
@@ -152,10 +152,10 @@ class Connection:
         """Sends a message; raises OSError if the connection has failed."""
         self.socket.sendall(encode(message))
 
-    def receive(self, until: float | None = None) -> Message:
+    def receive(self, until: float = 0.0) -> Message:
         """Returns the next message; raises ConnectionError at the end of the connection.
 
-        Raises TimeoutError if it has not come by then, however its bytes come.
+        Raises TimeoutError if it has not come whole by then, however its bytes come.
         """
         if not self.has_message(until):
             raise TimeoutError("it never ends its line" if any(self._pieces) else NO_ANSWER)
@@ -163,11 +163,10 @@ class Connection:
         self._pieces = [rest]
         return decode(line)
 
-    def has_message(self, until: float | None) -> bool:
+    def has_message(self, until: float) -> bool:
         """Waits until the next message has come whole, or until then; returns whether it has."""
         while b"\n" not in self._pieces[-1]:
-            left = None if until is None else 1000 * max(until - monotonic(), 0.001)
-            if not self._arrival.poll(left):
+            if not self._arrival.poll(1000 * max(until - monotonic(), 0.001)):
                 return False
             self._pieces.append(self.socket.recv(MOST_BYTES))
             if not self._pieces[-1]:

@@ -119,9 +119,9 @@ GATHER = "gather()"
 RESET = """
 import socket, struct
 from slurm_resolver.coordination.tcp import sockets_at
-for number in map(os.dup, sockets_at(port)):
+for number, _ in sockets_at(port):
     linger = struct.pack("ii", 1, 0)
-    socket.socket(fileno=number).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    socket.socket(fileno=os.dup(number)).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 os._exit(1)
 """
 PATIENT = "gather(None)"
