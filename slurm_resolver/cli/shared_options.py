@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.whole_number import LAST_PORT, read_whole_number
+from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number
 
 
 def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:

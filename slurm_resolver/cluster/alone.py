@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.step_variables import RESTART_HINT, SlurmStep
-from slurm_resolver.whole_number import read_whole_number
+from slurm_resolver.slurm.whole_number import read_whole_number
 from slurm_resolver.wording import shorten
 
 _ANSWER_SECONDS = 3.0  # for Slurm's controller; without an answer, a message says less

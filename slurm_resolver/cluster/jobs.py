@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from slurm_resolver.errors import JobsError
-from slurm_resolver.whole_number import whole_number
+from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
 
 JobCounts = Mapping[str, int]  # the number of tasks of each job

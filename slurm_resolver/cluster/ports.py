@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slurm_resolver.errors import AddressError
 from slurm_resolver.log import warn
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.whole_number import LAST_PORT, read_whole_number, whole_number
+from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number, whole_number
 
 # Derived ports lie between the ports of well-known services and Linux's ephemeral ports, which the
 # kernel may give to any process.

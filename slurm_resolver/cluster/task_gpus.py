@@ -27,7 +27,7 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.whole_number import whole_number
+from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
 
 # How srun binds tasks to GPUs (SLURMD_TRES_BIND); "single" is one GPU for each of several tasks.

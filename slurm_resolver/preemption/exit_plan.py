@@ -32,7 +32,7 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.signals import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.whole_number import whole_number
+from slurm_resolver.slurm.whole_number import whole_number
 
 _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months have two digits
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_signal, parse_time
-from slurm_resolver.whole_number import read_whole_number
+from slurm_resolver.slurm.whole_number import read_whole_number
 from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"

@@ -9,7 +9,7 @@ from typing import Any, Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_ranges
-from slurm_resolver.whole_number import LAST_PORT, read_whole_number
+from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number
 
 Environ = Mapping[str, str]
 Value = TypeVar("Value")

@@ -13,7 +13,7 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import StepAndLayout, find_layout
 from slurm_resolver.errors import LayoutError
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.whole_number import whole_number
+from slurm_resolver.slurm.whole_number import whole_number
 
 TasksPerNode = Union[int, Mapping[str, int]]
 
