@@ -9,6 +9,7 @@ from kinds import Texts
 
 from slurm_resolver.errors import EnvironmentValueError, UnreadableValueError
 from slurm_resolver.slurm.step_variables import VARIABLES, SlurmStep
+from slurm_resolver.timeouts import Timeouts
 
 TASK = {
     "SLURM_PROCID": "3",
@@ -123,3 +124,8 @@ def test_an_allocation_for_one_task(environ: Texts, is_alone: bool) -> None:
 )
 def test_where_tells_a_step_from_an_allocation_from_no_slurm(environ: Texts, where: str) -> None:
     assert SlurmStep.read(environ).where == where
+
+
+def test_how_long_the_tasks_wait_for_each_other_at_the_start() -> None:
+    assert SlurmStep.read(TASK).start_seconds == Timeouts.start
+    assert SlurmStep.read({**TASK, "SLURM_RESOLVER_START_TIMEOUT": "9"}).start_seconds == 9
