@@ -177,15 +177,8 @@ MAKE_ITERATOR = Name("keras.src.backend.tensorflow.trainer:TFEpochIterator._get_
 DATA_ADAPTER = Name("keras.src.trainers.epoch_iterator:EpochIterator().data_adapter")
 ARRAYS = Name("keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter")
 
-# A model is built and compiled in its scope.
+# A coordinator's model is built without data.
 BUILD_FOR_DATA = Name("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
-COMPILE = Name("keras:Model.compile")
-LOAD_WEIGHTS = Name("keras:Model.load_weights(self, filepath)")
-QUANTIZE = Name("keras:Model.quantize(self, mode)")
-OPEN_NAME_SCOPE = Name("keras:Model._open_name_scope(self)")
-ADD_OPTIMIZER_VARIABLE = Name("keras:optimizers.Optimizer.add_variable(self, shape)")
-ADD_SLOT = Name("keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)")
-STRATEGY_OF_OPTIMIZER = Name("keras:optimizers.Optimizer()._distribution_strategy")
 FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 
 # The graph of a step is planned, with the functions that it calls.

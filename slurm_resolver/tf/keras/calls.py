@@ -34,7 +34,7 @@ from slurm_resolver.tf.keras.files.callback_files import writing_together
 from slurm_resolver.tf.keras.files.one_writer import listed, one_writer
 from slurm_resolver.tf.keras.progress_callback import reporting
 from slurm_resolver.tf.keras.protocols import Model
-from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours, sharing_of
+from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours
 from slurm_resolver.tf.keras.waits import has_clock
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.private_names import Method
@@ -68,7 +68,6 @@ def call_together(original: Method, model: Model, /, *args: object, **kwargs: ob
         workers.exchange(f"calls {name} within {workers.call}", None)
         with writing_together():
             return call()
-    _check_model(strategy, model, name)
     if not workers:
         return call()
     bound = inspect.signature(original).bind(model, *args, **kwargs)
@@ -144,26 +143,3 @@ def _is_in_scope(name: str, model: Model) -> bool:
             '("/cpu:0").'
         )
     return False
-
-
-def _check_model(strategy: tf.distribute.Strategy, model: Model, call: str) -> None:
-    """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
-    if call != "fit":
-        return
-    optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
-    sharing = sharing_of(strategy)
-    # Those of a frozen model may come from outside: the workers compare them with the others.
-    weights = model.trainable_weights if sharing else model.weights
-    for variable in [*weights, *getattr(optimizer, "variables", ())]:
-        if not strategy.extended.variable_created_in_scope(variable.value):
-            raise FitError(
-                f"fit of {model.name!r}: the variable {variable.path!r} was created outside "
-                f"strategy.scope(). {SCOPE}"
-            )
-    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-        value = getattr(optimizer, name, None)
-        if value and not sharing:
-            raise FitError(
-                f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow does "
-                "not support under ParameterServerStrategy. Leave it out"
-            )

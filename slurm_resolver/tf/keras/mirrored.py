@@ -27,7 +27,7 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
-from slurm_resolver.tf.keras.one_process import update_once
+from slurm_resolver.tf.keras.one_process import place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing
@@ -143,7 +143,11 @@ class MultiWorkerMirroredStrategy(
         self.verified_steps = 0  # that are compared with one process
         if self.of_several:
             self._prepare_several(cluster_resolver)
-        private_names.replace(self.extended, "update", update_once)
+        # An optimizer from outside the scope has the default strategy.
+        for one in (self, tf.distribute.get_strategy()):
+            private_names.replace(one.extended, "update", update_once)
+        place = functools.partial(place_slot, self)
+        private_names.replace(self.extended, "colocate_vars_with", place)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 

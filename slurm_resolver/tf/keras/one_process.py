@@ -42,6 +42,19 @@ def update_once(
     return function(local[0], *values, **(given.get("kwargs") or {}))
 
 
+def place_slot(
+    strategy: tf.distribute.Strategy, original: Method, variable: tf.Variable
+) -> contextlib.AbstractContextManager[object]:
+    """Replaces a strategy's `extended.colocate_vars_with`, which an optimizer calls for its slots.
+
+    It must be called in the strategy's scope, which neither a step of one process nor Keras' own
+    callbacks enter.
+    """
+    if is_one_process():
+        return contextlib.nullcontext()
+    return original(variable) if tf.distribute.has_strategy() else strategy.scope()
+
+
 def moments_of_own_rows(
     original: Method, layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> object:

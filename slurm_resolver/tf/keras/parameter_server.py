@@ -17,8 +17,9 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.coordination import TAKE_PART
-from slurm_resolver.errors import JobsError, KerasError
+from slurm_resolver.errors import FitError, JobsError, KerasError
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.calls import SCOPE
 from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.model_step import as_tensor, type_of_any_rows
 from slurm_resolver.tf.keras.patches import prepare
@@ -141,7 +142,7 @@ class ParameterServerStrategy(
 
 
 def check_model(strategy: tf.distribute.Strategy, model: Model) -> None:
-    """Raises KerasError for a model that cannot be trained in this way."""
+    """Raises an error for what cannot be trained, or what TensorFlow refuses without naming it."""
     if model.run_eagerly:
         raise KerasError(
             "run_eagerly=True under ParameterServerStrategy: only compiled functions can be sent "
@@ -152,11 +153,24 @@ def check_model(strategy: tf.distribute.Strategy, model: Model) -> None:
             f"ParameterServerStrategy with {strategy.num_replicas_in_sync} GPUs in each worker, on "
             "which Keras 3 cannot train; expected one: start a task for each GPU."
         )
-    for variable in model.variables:
+    optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
+    for variable in [*model.variables, *getattr(optimizer, "variables", ())]:
         if not hasattr(variable.value, "handle"):
             raise KerasError(
                 f"the variable {variable.path} is partitioned, which Keras 3 cannot train. Leave "
                 "out variable_partitioner, or use tf_keras or your own loop."
+            )
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise FitError(
+                f"the variable {variable.path!r} of {model.name!r} was created outside "
+                f"strategy.scope(). {SCOPE}"
+            )
+    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        value = getattr(optimizer, name, None)
+        if value:
+            raise FitError(
+                f"{model.name!r}: its optimizer has {name}={value}, which TensorFlow does not "
+                "support under ParameterServerStrategy. Leave it out"
             )
 
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 import wrapt
 
-from slurm_resolver.errors import FitError, KerasError
+from slurm_resolver.errors import KerasError
 from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.calls import SCOPE, call_together
+from slurm_resolver.tf.keras.calls import call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
 from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
@@ -67,7 +66,6 @@ def _refuse_backend(original: Method, model: Model, *args: object, **kwargs: obj
 
 def _patch_models() -> None:
     """Changes what models do around steps, under any strategy of this package."""
-    import keras
 
     changes: dict[private_names.Name, Method] = {
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
@@ -81,12 +79,6 @@ def _patch_models() -> None:
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
         # build.
         private_names.BUILD_FOR_DATA: _build_without_data,
-        # Variables are made in the scope of the model or optimizer. Until Keras enters it.
-        private_names.COMPILE: _in_scope,
-        private_names.LOAD_WEIGHTS: _in_scope,
-        private_names.QUANTIZE: _in_scope,
-        private_names.ADD_OPTIMIZER_VARIABLE: _in_scope,
-        private_names.ADD_SLOT: _in_scope,
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         private_names.METRICS_RESULT: _metrics_when_steps_are_done,
         private_names.ASSIGN_ADD: add_on_servers,
@@ -107,8 +99,6 @@ def _patch_models() -> None:
     }
     for name, replacement in changes.items():
         name.replace(replacement)
-    # Layers that are no models need no scope: a model builds them, or they are built in one.
-    private_names.OPEN_NAME_SCOPE.replace(_open_scopes, owner=keras.Model)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     variable = private_names.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
@@ -146,40 +136,6 @@ def _build_without_data(original: Method, model: Model, **given: object) -> None
         spec = private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
         with contextlib.suppress(Exception):  # such as of a model without `call()`
             original(model, data_batch=without_optionals(spec))
-
-
-def _scope(strategy: tf.distribute.Strategy) -> Any:
-    """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
-    if not is_ours(strategy) or is_in_replica() or is_one_process():
-        return contextlib.nullcontext()
-    return strategy.scope()
-
-
-def _in_scope(original: Method, thing: Any, *args: object, **kwargs: object) -> object:
-    """Calls a method of a model or optimizer in the scope of its strategy."""
-    of_model = getattr(thing, "distribute_strategy", None)
-    strategy = of_model or private_names.STRATEGY_OF_OPTIMIZER.of(thing)
-    if is_one_process() and not is_ours(strategy):
-        raise FitError(
-            f"the optimizer {thing.name!r}, which a step uses, was created outside "
-            f"strategy.scope(). {SCOPE}"
-        )
-    if not is_one_process():
-        with _scope(strategy):
-            return original(thing, *args, **kwargs)
-    with tf.init_scope(), strategy.scope():  # a step makes its variables outside of its graph
-        return original(thing, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _open_scopes(original: Method, model: Model) -> Iterator[None]:
-    """Opens the scope of a model's names, and that of its variables until they have been made.
-
-    Keras opens it in `build`, and where a call builds the model.
-    """
-    variables = contextlib.nullcontext() if model.built else _scope(model.distribute_strategy)
-    with variables, original(model):
-        yield
 
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> object:

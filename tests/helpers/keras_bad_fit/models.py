@@ -32,8 +32,16 @@ def compiled_outside() -> str:
 
 
 @way
-def optimizer_outside() -> None:
-    trained(in_scope(model, keras.optimizers.Adam()))
+def built_outside() -> str:
+    built = in_scope(lambda: keras.Sequential([keras.layers.Dense(1)]))
+    built.compile("adam", "mse")
+    built.build((None, 6))
+    return trained(built)
+
+
+@way
+def optimizer_outside() -> str:
+    return trained(in_scope(model, keras.optimizers.Adam()))
 
 
 class TwoSteps(keras.Model):  # type: ignore[misc]
@@ -52,10 +60,10 @@ class TwoSteps(keras.Model):  # type: ignore[misc]
 
 
 @way
-def own_optimizer_outside() -> None:
+def own_optimizer_outside() -> str:
     built = in_scope(of_one_layer, TwoSteps)
     built.compile(keras.optimizers.Adam())
-    trained(built)
+    return trained(built)
 
 
 @way

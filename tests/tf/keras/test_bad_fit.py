@@ -20,16 +20,17 @@ SECONDS = 240
 
 TRAINED = (
     "alone_on_purpose",
+    "built_outside",
     "compiled_outside",
     "metric_in_xla",
     "noise_of_its_own",
     "own_data_compared",
     "own_data_of_one_size",
+    "optimizer_outside",
+    "own_optimizer_outside",
 )
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
-    "optimizer_outside": "iteration' was created outside strategy.scope()",
-    "own_optimizer_outside": ", which a step uses, was created outside strategy.scope(). Build and",
     "batch_outside": "train_on_batch of 'sequential",
     "own_function": "own make_train_function() or train_function, each worker would run its steps",
     "own_function_on_batch": "the model 'own_function_1': with its own make_train_function() or tr",

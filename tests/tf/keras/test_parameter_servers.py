@@ -13,13 +13,14 @@ from keras_marks import KERAS_3_ON_SLURM
 from kinds import Fields
 from slurm_cluster import SlurmCluster
 
-from slurm_resolver.errors import KerasError
+from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.tf.keras.parameter_server import check_model
 
 pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = quiet_helper("keras_parameter_servers.py")
 PARTS = SimpleNamespace(path="embedding/embeddings", value=object())
+OUTSIDE = SimpleNamespace(path="dense/bias", value=SimpleNamespace(handle=1))
 Told = tuple[Fields, str]
 
 
@@ -75,7 +76,7 @@ def test_errors_say_what_to_do(told: Told) -> None:
         "an end: let dataset_fn return dataset.repeat()"
     )
     assert re.match(
-        "FitError: fit of .*'adam.*/iteration' was created outside",
+        "FitError: the variable 'adam.*/iteration' of .* was created outside",
         found["an_optimizer_made_outside_the_scope"],
     )
     assert found["a_step_that_fails"].startswith("InvalidArgumentError: ")
@@ -93,15 +94,33 @@ def test_errors_say_what_to_do(told: Told) -> None:
         ({}, {"run_eagerly": True}, "run_eagerly=True under ParameterServerStrategy"),
         ({"num_replicas_in_sync": 2}, {}, "2 GPUs in each worker.*start a task for each GPU"),
         ({}, {"variables": [PARTS]}, "embedding/embeddings is partitioned.*variable_partitioner"),
+        (
+            {},
+            {"variables": [OUTSIDE]},
+            "'dense/bias' of 'model' was created outside strategy.scope",
+        ),
+        (
+            {},
+            {"optimizer": SimpleNamespace(ema_overwrite_frequency=3)},
+            "ema_overwrite_frequency=3",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(strategy: Fields, model: Fields, message: str) -> None:
-    how = SimpleNamespace(**{"num_replicas_in_sync": 1, **strategy})
-    with pytest.raises(KerasError, match=message):
+    how = SimpleNamespace(
+        **{
+            "num_replicas_in_sync": 1,
+            "extended": SimpleNamespace(variable_created_in_scope=lambda _: False),
+            **strategy,
+        }
+    )
+    with pytest.raises((FitError, KerasError), match=message):
         check_model(
             how,
             SimpleNamespace(
                 **{
+                    "name": "model",
+                    "optimizer": None,
                     "run_eagerly": False,
                     "variables": [],
                     **model,
