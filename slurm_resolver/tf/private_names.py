@@ -184,8 +184,8 @@ FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 # The graph of a step is planned, with the functions that it calls.
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
 GRAPH_OF_DEFINITION = Name(
-    "tensorflow.python.framework.function_def_to_graph:function_def_to_graph_def("
-    "fdef, input_shapes)",
+    "tensorflow.python.framework.function_def_to_graph:function_def_to_graph("
+    "fdef, structured_input_signature)",
     OPTIONAL,
 )
 EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")

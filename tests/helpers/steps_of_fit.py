@@ -69,8 +69,8 @@ def doubled(split: Any) -> Any:
     def rule(op: Any) -> Any:
         found = split(op)
 
-        def make(emission: Any, node: Any, inputs: list[Any]) -> list[Any]:
-            outputs = emission.create(node, inputs)
+        def make(emission: Any, inputs: list[Any]) -> list[Any]:
+            outputs = emission.create(op.node, inputs)
             return [2.0 * output for output in outputs]
 
         return found._replace(make=make)

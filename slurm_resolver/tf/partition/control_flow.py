@@ -24,114 +24,82 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import RANDOM
 from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of_part
-from slurm_resolver.tf.partition.inlining import CALLS, Flat, Node
+from slurm_resolver.tf.partition.inlining import CALLS, Flat
 from slurm_resolver.tf.partition.lists import WholeListsError, join, wholes
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.plan import Planner, known_sizes
 from slurm_resolver.tf.partition.row_loops import STACKS, RowLoop
-from slurm_resolver.tf.partition.sizes import SizesOf, is_count
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
     NotByPartError,
+    Tensors,
     Value,
 )
 
 _ROUNDS = 12  # after which what is known of the variables of a loop no longer changes
 
 
-def condition(planner: Planner, op: Operation, whole: bool) -> Split:
+def condition(planner: Plan, op: Operation, whole: bool) -> Split:
     """If and Case: what all branches return is converted into one value."""
     given = wholes(op) if whole else op.raw
-    numbers = op.node.inputs[1:]
-    branches = op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch"))
     plans = []
-    for function in branches:
+    for function in op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch")):
         branch = op.node.function(function.name)
-        inner = planner.inner(
-            branch,
-            given[1:],
-            zip(numbers, branch.inputs),
-        )
-        plans.append(inner.run())
-    outputs = zip(*(plan.outputs for plan in plans))
-    results = [functools.reduce(join, values) for values in outputs]
+        plans.append(planner.inner(branch, given[1:], zip(op.node.inputs[1:], branch.inputs)))
+    results = [functools.reduce(join, values) for values in zip(*(one.outputs for one in plans))]
     for plan in plans:
-        _check_rows(
-            plan.sizes,
-            plan.flat.outputs,
-            plan.outputs,
-            results,
-        )
+        _check_rows(plan, plan.flat.outputs, results)
         plan.wanted = results
     for number, *ends in zip(op.node.outputs, *(plan.flat.outputs for plan in plans)):
-        first, *others = map(known_sizes, plans, ends)
+        first, *others = map(Plan.known_sizes, plans, ends)
         if all(other == first for other in others):
             planner.sizes.bind(number, *first)
 
-    return Split(
-        tuple(results),
-        (SAME, *given[1:]),
-        functools.partial(_write_condition, plans),
-    )
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        def branch(plan: Plan) -> Tensors:
+            return [tf.constant(0), *emission.inside(plan, inputs[1:])]
+
+        functions = [functools.partial(branch, plan) for plan in plans]
+        if op.kind.endswith("If"):
+            found = tf.cond(tf.cast(inputs[0], tf.bool), *functions)
+        else:
+            found = tf.switch_case(inputs[0], functions)
+        return list(found[1:])
+
+    return op.split(results, SAME, *given[1:], make=make)
 
 
-def _write_condition(
-    plans: Sequence[Plan],
-    emission: Emission,
-    node: Node,
-    inputs: list[tf.Tensor],
-) -> list[tf.Tensor]:
-    """Writes a condition, given the plans of its branches."""
-
-    def branch(plan: Plan) -> list[tf.Tensor]:
-        return [tf.constant(0), *emission.inside(plan, inputs[1:])]
-
-    functions = [functools.partial(branch, plan) for plan in plans]
-    if node.operation.type.endswith("If"):
-        found = tf.cond(tf.cast(inputs[0], tf.bool), *functions)
-    else:
-        found = tf.switch_case(inputs[0], functions)
-    return list(found[1:])
-
-
-def loop(planner: Planner, op: Operation, whole: bool) -> Split:
+def loop(planner: Plan, op: Operation, whole: bool) -> Split:
     """While: its variables are the same kind of value in each round."""
     given = wholes(op) if whole else op.raw
     body = op.node.function(op.attribute("body").name)
     test = op.node.function(op.attribute("cond").name)
     if not whole and not STACKS.isdisjoint(given):
         return RowLoop(op, body, test).split()
-    plan, alike = _plan_round(
-        planner,
-        op,
-        body,
-        given,
-    )
-    values = tuple(plan.inputs)
-    test_plan = planner.inner(test, values, alike).run([SAME])
+    plan, alike = _plan_round(planner, op, body, given)
+    values = plan.inputs
+    test_plan = planner.inner(test, values, alike, [SAME])
     for number, place in alike:
-        planner.sizes.bind(op.node.outputs[place], *known_sizes(planner, number))
+        planner.sizes.bind(op.node.outputs[place], *planner.known_sizes(number))
+    is_ordered = any(map(_needs_order, (plan, test_plan)))
 
-    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        is_ordered = any(map(_needs_order, (plan, test_plan)))
-        parallel = 1 if is_ordered else node.operation.get_attr("parallel_iterations")
-        shapes = list(map(shape_of_part, node.operation.outputs, values))
-        found: list[tf.Tensor] = tf.while_loop(
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        found: Tensors = tf.while_loop(
             lambda *state: emission.inside(test_plan, state)[0],
             lambda *state: emission.inside(plan, state),
             inputs,
-            shapes,
-            parallel_iterations=parallel,
+            list(map(shape_of_part, op.traced.outputs, values)),
+            parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
         )
         return found
 
-    return Split(values, values, make)
+    return op.split(values, *values, make=make)
 
 
 def _plan_round(
-    planner: Planner,
+    planner: Plan,
     op: Operation,
     body: Flat,
     given: Sequence[Value],
@@ -144,23 +112,13 @@ def _plan_round(
     values = list(given)
     alike = list(zip(op.node.inputs, body.inputs))
     for _ in range(_ROUNDS):
-        plan = planner.inner(body, values, alike).run()
-        ends = [known_sizes(plan, body.outputs[place]) for _, place in alike]
-        kept = [pair for pair, end in zip(alike, ends) if known_sizes(planner, pair[0]) == end]
+        plan = planner.inner(body, values, alike)
+        ends = [plan.known_sizes(body.outputs[place]) for _, place in alike]
+        kept = [pair for pair, end in zip(alike, ends) if planner.known_sizes(pair[0]) == end]
         joined = list(map(join, values, plan.outputs))
         if joined == values and kept == alike:
-            _check_rows(
-                planner.sizes,
-                op.node.inputs,
-                given,
-                values,
-            )
-            _check_rows(
-                plan.sizes,
-                body.outputs,
-                plan.outputs,
-                values,
-            )
+            _check_rows(planner, op.node.inputs, values)
+            _check_rows(plan, body.outputs, values)
             plan.wanted = values
             return plan, alike
         alike = kept
@@ -175,25 +133,19 @@ def _needs_order(plan: Plan) -> bool:
 
     Tensors may be put together in it, or random numbers drawn from a sequence.
     """
-    kinds = {node.operation.type for node in plan.flat.nodes}
+    kinds = {node.kind for node in plan.flat.nodes}
     return bool(plan.levels) or not kinds.isdisjoint(RANDOM.union(CONTROL_FLOW))
 
 
-def _check_rows(
-    sizes: SizesOf,
-    numbers: Sequence[int],
-    given: Sequence[Value],
-    wanted: Sequence[Value],
-) -> None:
+def _check_rows(planner: Plan, numbers: Sequence[int], wanted: Sequence[Value]) -> None:
     """Raises NotByPartError if a tensor that has no rows should be divided."""
-    for number, value, want in zip(numbers, given, wanted):
-        if want.has_rows and value == SAME:
-            size = sizes.size(number, want.axis)
-            if not is_count(size, want.outer, want.inner):
-                raise NotByPartError("a tensor without rows becomes one with rows")
+    for number, want in zip(numbers, wanted):
+        is_divided = want.has_rows and planner.values[number] == SAME
+        if is_divided and not is_count(planner.sizes.size(number, want.axis), want):
+            raise NotByPartError("a tensor without rows becomes one with rows")
 
 
-def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
+def statistics(planner: Plan, op: Operation, whole: bool) -> Split:
     """A function that each replica computes of its own rows, as if they were the whole batch.
 
     What enters its gradient as a SUM is the gradient of a replica's own statistic. If this is
@@ -202,13 +154,7 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     flat = op.node.function(op.attribute("f").name)
     whole |= all(value == SAME for value in op.raw)
     given = [SAME] * len(op.raw) if whole else op.values
-    inner = planner.inner(
-        flat,
-        given,
-        zip(op.node.inputs, flat.inputs),
-        inside=False,
-    )
-    plan = inner.run()
+    plan = planner.inner(flat, given, zip(op.node.inputs, flat.inputs), inside=False)
     results = []
     for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))
@@ -219,17 +165,15 @@ def statistics(planner: Planner, op: Operation, whole: bool) -> Split:
     if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
         raise WholeListsError
 
-    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        return emission.as_traced(flat, inputs)
-
-    return Split(
-        tuple(results),
-        tuple(given if whole else op.raw),
-        make,
+    return op.split(
+        results,
+        *given if whole else op.raw,
+        make=lambda emission, inputs: emission.as_traced(flat, inputs),
     )
 
 
-CONTROL_FLOW: dict[str, Callable[[Planner, Operation, bool], Split]] = {
+# The rules get the planner, the operation, and whether it has to be computed whole.
+CONTROL_FLOW: dict[str, Callable[[Plan, Operation, bool], Split]] = {
     **dict.fromkeys(CALLS, statistics),
     "Case": condition,
     "If": condition,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.partition.values import Tensors
 
 _set_traceback = functools.cache(private_names.SET_TRACEBACK.find)
 
@@ -24,7 +25,7 @@ def attributes_of(operation: tf.Operation) -> dict[str, tf.compat.v1.AttrValue]:
     return {name: value for name, value in attributes if not name.startswith("_")}
 
 
-def create(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def create(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Tensors:
     """Creates an operation in the graph that is being built, and returns its outputs.
 
     Args:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Emission, Split
-from slurm_resolver.tf.partition.inlining import Node
 from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.values import SUM, PlanError, names
+from slurm_resolver.tf.partition.values import SUM, PlanError, Tensors, names
 
 RANDOM = names("""
     Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 RandomShuffle
@@ -43,7 +42,7 @@ _UPDATES = ("ResourceApply", "ResourceGather", "ResourceScatter", "ResourceSpars
 def check_effects(op: Operation) -> None:
     """Raises PlanError for an operation that may do something else in each replica."""
     kind = op.kind
-    definition = op.node.operation.op_def
+    definition = op.traced.op_def
     is_alike = kind in _ALIKE or kind.startswith(_UPDATES)
     calls = any("func" in attribute.type for attribute in definition.attr)
     if calls or (definition.is_stateful and not is_alike):
@@ -60,9 +59,8 @@ def is_drawn(operation: tf.Operation) -> bool:
 
 def drawn(op: Operation) -> Split:
     """Returns how an operation is computed that only the first replica may compute."""
-    outputs = op.node.operation.outputs
     is_harmless = op.kind in RANDOM | _OTHERS  # and tells other replicas the shape of its result
-    for output in outputs:
+    for output in op.traced.outputs:
         is_sendable = output.dtype != tf.string and output.shape.is_fully_defined()
         if not is_sendable and not is_harmless:
             raise PlanError(
@@ -70,11 +68,11 @@ def drawn(op: Operation) -> Split:
                 "workers cannot send it to each other"
             )
 
-    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
         is_first = emission.rows.replica == 0
         if not is_first and not is_harmless:
-            return [tf.zeros(output.shape, output.dtype) for output in outputs]
-        results = emission.create(node, inputs)
+            return [tf.zeros(output.shape, output.dtype) for output in op.traced.outputs]
+        results = emission.create(op.node, inputs)
         return results if is_first else list(map(tf.zeros_like, results))
 
-    return op.split([SUM] * len(outputs), make=make)
+    return op.split(SUM, make=make)

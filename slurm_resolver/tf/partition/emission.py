@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import (
@@ -24,14 +25,18 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     Literal,
+    Pair,
+    Shape,
     Sizes,
+    Tensors,
     Value,
     Want,
+    as_tuple,
 )
 
-AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-# Writes an operation, given the emission, the node and its inputs; returns its outputs.
-Make = Callable[["Emission", Node, list[tf.Tensor]], list[tf.Tensor]]
+AddUp = Callable[[Tensors], Tensors]
+# Writes an operation, given the emission and its inputs; returns its outputs.
+Make = Callable[["Emission", Tensors], Tensors]
 
 
 class Split(NamedTuple):
@@ -80,6 +85,7 @@ class Plan:
         values: what is known of each tensor in the end, by number.
         outputs: what the graph's outputs are.
         wanted: what they are converted into.
+        inner: returns the plan of a function that an operation calls.
     """
 
     flat: Flat
@@ -89,6 +95,15 @@ class Plan:
     values: dict[int, Value]
     outputs: list[Value]
     wanted: Sequence[Want]
+    inner: Callable[..., Plan]
+
+    def known_sizes(self, number: int) -> tuple[Pair[Shape] | None, Pair[npt.ArrayLike] | None]:
+        """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
+        tensor = self.flat.tensors[number]
+        is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
+        is_small = is_small and tensor.shape.is_fully_defined()  # not the numbers of all rows
+        numbers = self.sizes.numbers(number) if is_small else None
+        return as_tuple(self.sizes.shape(number)), as_tuple(numbers)
 
     @property
     def levels(self) -> list[tuple[int, ...]]:
@@ -120,7 +135,7 @@ class Emission:
         # Tensors as they were computed, and as they have been converted.
         self._forms: dict[tuple[int, Want], tf.Tensor] = dict(zip(self._values.items(), inputs))
 
-    def all(self, add_up: AddUp | None) -> list[tf.Tensor]:
+    def all(self, add_up: AddUp | None) -> Tensors:
         """Writes the graph, and returns its outputs.
 
         Args:
@@ -134,26 +149,17 @@ class Emission:
                 self._put_together(step.numbers, add_up)
         return list(map(self.get, self._plan.flat.outputs, self._plan.wanted))
 
-    def inside(self, plan: Plan, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def inside(self, plan: Plan, inputs: Sequence[tf.Tensor]) -> Tensors:
         """Writes a function that an operation calls, and returns its outputs."""
-        written = Emission(
-            plan,
-            self.rows,
-            inputs,
-            self._add_up,
-        )
-        return written.all(self._add_up)
+        return Emission(plan, self.rows, inputs, self._add_up).all(self._add_up)
 
     def _compute(self, step: Compute) -> None:
         """Writes an operation."""
         node = step.node
         inputs = list(map(self.get, node.inputs, step.split.wants))
-        make = step.split.make or type(self).create
-        for number, value, tensor in zip(
-            node.outputs,
-            step.split.results,
-            make(self, node, inputs),
-        ):
+        make = step.split.make
+        outputs = make(self, inputs) if make else self.create(node, inputs)
+        for number, value, tensor in zip(node.outputs, step.split.results, outputs):
             self._values[number] = value
             self._keep(number, value, tensor)
 
@@ -164,11 +170,11 @@ class Emission:
         self._forms[number, value] = tensor
         return tensor
 
-    def create(self, node: Node, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def create(self, node: Node, inputs: Sequence[tf.Tensor]) -> Tensors:
         """Creates an operation as it was traced, with other inputs."""
         return create(node.operation, inputs)
 
-    def as_traced(self, flat: Flat, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def as_traced(self, flat: Flat, inputs: Sequence[tf.Tensor]) -> Tensors:
         """Writes a function as it was traced, and returns its outputs."""
         tensors = dict(zip(flat.inputs, inputs))
         for node in flat.nodes:
@@ -181,7 +187,7 @@ class Emission:
     def get(self, number: int, want: Want) -> tf.Tensor:
         """Returns a tensor as an operation wants it."""
         if isinstance(want, Literal):
-            return tf.constant(want.array)
+            return tf.constant(want.numbers, want.dtype)
         key = number, want
         if key not in self._forms:
             self._forms[key] = self._converted(number, want)
@@ -227,11 +233,9 @@ class Emission:
             value = self._values[number]
             value = value if value.has_rows else SUM
             sent.append(sent_part(self.get(number, value), value, self.rows))
-        totals = add_up(sent)
-        for number, total in zip(numbers, totals):
-            traced = self._plan.flat.tensors[number]
-            tensor = received(total, traced.dtype)
-            self._keep(number, SAME, tensor)
+        for number, total in zip(numbers, add_up(sent)):
+            dtype = self._plan.flat.tensors[number].dtype
+            self._keep(number, SAME, received(total, dtype))
 
 
 def shape_of_part(tensor: tf.Tensor, value: Value) -> tf.TensorShape:

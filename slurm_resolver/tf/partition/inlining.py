@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import types
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -39,6 +38,12 @@ class Node:
     outputs: tuple[int, ...]
     after: tuple[Node, ...]
     functions: dict[str, Flat] = dataclasses.field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The type of the operation, such as "MatMul"."""
+        kind: str = self.operation.type
+        return kind
 
     def function(self, name: str) -> Flat:
         """Returns a function that the operation calls, such as the body of a loop."""
@@ -140,15 +145,14 @@ class Flat:
             nodes = self._add(function, inner, after)
             return nodes, tuple(inner[tensor.ref()] for tensor in function.outputs)
         results = self._add_tensors(operation.outputs)
-        node = Node(
-            operation,
-            given,
-            results,
-            tuple(after),
-        )
+        node = Node(operation, given, results, tuple(after))
         self._nodes.append(node)
         self.makers.update(dict.fromkeys(results, node))
         return [node], results
+
+    def kind(self, number: int) -> str:
+        """Returns the type of the operation that computes a tensor; "" for an input."""
+        return self.makers[number].kind if number in self.makers else ""
 
     def _needed(self) -> list[Node]:
         """Returns the nodes on which an output or a side effect depends, in their order."""
@@ -186,37 +190,17 @@ def function_graph(operation: tf.Operation, name: str) -> tf.Graph:
         return function.graph
     if function is None or private_names.GRAPH_OF_DEFINITION.is_missing():
         raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
-    # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, which have a definition alone.
-    return _imported(function.definition, operation)
-
-
-def _imported(definition: Any, operation: tf.Operation) -> types.SimpleNamespace:
-    """Returns the graph of a function, given its definition and an operation that calls it."""
-    definition = type(definition).FromString(definition.SerializeToString())
-    definition.arg_attr.clear()  # it says that the shapes of the arguments are unknown
-    signature = definition.signature
-    given = operation.inputs[-len(signature.input_arg) :]
+    # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, which have a definition alone. It says
+    # that the shapes of the arguments are unknown.
+    definition = type(function.definition).FromString(function.definition.SerializeToString())
+    definition.arg_attr.clear()
+    given = operation.inputs[-len(definition.signature.input_arg) :]
     with operation.graph.as_default():
-        content, names = private_names.GRAPH_OF_DEFINITION.find()(
+        return private_names.GRAPH_OF_DEFINITION.find()(
             definition,
             input_shapes=[tensor.shape for tensor in given],
+            include_library_functions=True,
         )
-    content.library.CopyFrom(operation.graph.as_graph_def().library)
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(content, name="")
-    tensors = [
-        [graph.get_tensor_by_name(names[name]) for name in all_names]
-        for all_names in (
-            [argument.name for argument in signature.input_arg],
-            [definition.ret[argument.name] for argument in signature.output_arg],
-        )
-    ]
-    return types.SimpleNamespace(
-        inputs=tensors[0],
-        outputs=tensors[1],
-        get_operations=graph.get_operations,
-    )
 
 
 def _find_function(operation: tf.Operation, name: str) -> Any:

@@ -36,7 +36,7 @@ class WholeListsError(Exception):
 
 def uses_lists(op: Operation) -> bool:
     """Whether an operation gets or returns a list."""
-    outputs = op.node.operation.outputs
+    outputs = op.traced.outputs
     return any(one.is_list for one in op.raw) or any(one.dtype == tf.variant for one in outputs)
 
 
@@ -60,42 +60,42 @@ def join(first: Value, second: Value) -> Value:
     if first == second:
         return first
     if first.is_list and second.is_list:
-        return list_of(joined_element(first.element, second.element))
+        return _joined_lists(first, second)
     for one, other in ((first, second), (second, first)):
         if one.kind is Kind.SAME and other.kind in (Kind.ROWS, Kind.SUM):
             return other
     raise NotByPartError("it has rows on one path only")
 
 
-def joined_element(first: Value | None, second: Value | None) -> Value | None:
-    """Returns what the elements of two lists are, which are of one kind, or of one list only.
+def _joined_lists(first: Value, second: Value) -> Value:
+    """Returns a list of what two lists have, which are of one kind; or one of them has nothing.
 
     Raises:
         NotByPartError: if they are not.
     """
-    found = first or second
-    if first is None or second is None:
-        if found == OWN:
+    if first.element is None or second.element is None:
+        found = second if first.element is None else first
+        if found.element == OWN:
             raise NotByPartError("a list of rows")
         return found
-    if first.is_list and second.is_list:
-        return join(first, second)
-    if first._replace(numbers=None) != second._replace(numbers=None):
+    if first.element.is_list and second.element.is_list:
+        return list_of(join(first.element, second.element))
+    if first.element != second.element:
         raise NotByPartError("a list with elements of several kinds")
-    return found if first == second else first._replace(numbers=None)
+    return first if first == second else list_of(first.element)
 
 
 def open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
     first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
     shape = np.where(first == second, first, -1)
-    return Literal(shape.astype(op.dtype(place).as_numpy_dtype))
+    return Literal(as_tuple(shape), op.tensor(place).dtype)
 
 
 def element_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements that are read from the list: those of the replica's rows."""
     element = op.raw[0].element
-    tensor = op.node.operation.inputs[place]
+    tensor = op.tensor(place)
     is_vector = tensor.shape.rank == 1 and tensor.op.type != "TensorListElementShape"
     if element is None or not element.has_rows or not is_vector:
         return SAME
@@ -120,21 +120,15 @@ def from_tensor(op: Operation) -> Split:
     A list of all rows is one of a replica's own rows, such as `tf.map_fn` takes them.
     """
     value = op.values[0]
-    is_of_rows = is_count(op.sizes.size(op.node.inputs[0], 0), 1, 1)
-    if is_of_rows and value in (SAME, rows()):
+    element = SAME
+    if value in (SAME, rows()) and is_count(op.sizes.size(op.node.inputs[0], 0), rows()):
         element = OWN
         value = rows()
-    elif not value.has_rows:
-        element = SAME
-    elif value.axis == 0:
-        raise NotByPartError("a loop over several batches")
-    else:
+    elif value.has_rows:
+        if value.axis == 0:
+            raise NotByPartError("a loop over several batches")
         element = value.at(value.axis - 1)
-    return op.split(
-        list_of(element),
-        value,
-        open_shape(op, 1),
-    )
+    return op.split(list_of(element), value, open_shape(op, 1))
 
 
 def add(op: Operation, place: int) -> Split:
@@ -143,38 +137,40 @@ def add(op: Operation, place: int) -> Split:
     Args:
         place: of the element.
     """
-    given = op.raw[0].element
+    given = op.raw[0]
     element = op.raw[place] if op.raw[place].is_list else op.values[place]
-    tensor = op.node.operation.inputs[place]
+    found = list_of(element)
+    tensor = op.tensor(place)
     if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
         numbers = op.sizes.numbers(op.node.inputs[place])  # such as a shape for the gradient
         if numbers is not None:
-            element = SAME._replace(numbers=tuple(map(as_tuple, numbers)))
-    if given is not None:
-        is_mixed = {given.kind, element.kind} == {Kind.ROWS, Kind.SAME}
-        element = given if is_mixed else joined_element(given, element) or given
-    wants: list[Want] = [SAME] * len(op.values)
-    wants[0] = list_of(element)
-    wants[place] = element._replace(numbers=None)
+            found = found._replace(numbers=tuple(map(as_tuple, numbers)))
+    if given.element is not None:
+        is_mixed = {given.element.kind, element.kind} == {Kind.ROWS, Kind.SAME}
+        found = given if is_mixed else _joined_lists(given, found)
+        element = found.element or element
     if element.has_rows and op.beside(place, element) == SAME:
         raise NotByPartError("an element without rows beside others")
-    return op.split(list_of(element), *wants)
+    wants: list[Want] = [SAME] * len(op.values)
+    wants[0] = found
+    wants[place] = element
+    return op.split(found, *wants)
 
 
 def read(op: Operation) -> Split:
     """TensorListGetItem and TensorListPopBack, which also returns the list."""
-    element = element_of(op.raw[0])
-    op.sizes.bind(op.node.outputs[-1], None, element.numbers)
-    results = [op.raw[0], element._replace(numbers=None)]
-    *wants, _ = op.values  # the last input is the shape of the element
-    return op.split(results[-len(op.node.outputs) :], *wants, element_shape(op, len(wants)))
+    given, *others, _ = op.values  # the last input is the shape of the element
+    element = element_of(given)
+    op.sizes.bind(op.node.outputs[-1], None, given.numbers)
+    results = (given, element)[-len(op.node.outputs) :]
+    return op.split(results, given, *others, element_shape(op, 1 + len(others)))
 
 
 def stack(op: Operation) -> Split:
     """TensorListStack."""
     if op.raw[0] == list_of(OWN) and op.attribute("num_elements") < 0:
         return op.split(rows(), op.raw[0])
-    element = element_of(op.raw[0])._replace(numbers=None)
+    element = element_of(op.raw[0])
     result = element.at(element.axis + 1) if element.has_rows else element
     return op.split(result, op.raw[0], element_shape(op, 1))
 

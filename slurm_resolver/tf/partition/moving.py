@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import Operation, size_at
+from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
 from slurm_resolver.tf.partition.rules import by_equation, combined, letters
-from slurm_resolver.tf.partition.sizes import is_count
+from slurm_resolver.tf.partition.sizes import batches, is_count
 from slurm_resolver.tf.partition.values import (
-    COUNTS,
     SAME,
     NotByPartError,
     Shape,
@@ -34,30 +33,13 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    before = op.shape()
-    after = op.result_shape()
-    if not is_count(
-        op.size(value.axis),
-        value.outer,
-        value.inner,
-    ):
+    if not is_count(op.size(value.axis), value):
         raise NotByPartError("another number of rows")
-    results = set(
-        map(
-            _reshaped,
-            (value, value),
-            before,
-            after,
-        )
-    )
+    results = set(map(_reshaped, (value, value), op.shape(), op.shape(RESULT)))
     result = results.pop()
     if results or result is None:
         raise NotByPartError("rows are mixed")
-    return op.split(
-        result,
-        value,
-        size_at(result),
-    )
+    return op.split(result, value, size_at(result))
 
 
 def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Value | None:
@@ -75,11 +57,7 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
         outer, mixed = divmod(first, int(np.prod(after[:axis])))
         inner, others = divmod(last, int(np.prod(after[axis + 1 :])))
         if not mixed and not others:
-            return rows(
-                axis,
-                outer,
-                inner,
-            )
+            return rows(axis, outer, inner)
     return None
 
 
@@ -125,28 +103,20 @@ def repeated(op: Operation) -> Split:
     """BroadcastTo and Fill: of rows, or of one entry for all rows."""
     if op.divided:
         return by_equation(op, "...,#->...")
-    value = first_rows(*op.result_shape())
+    value = first_rows(*op.shape(RESULT))
     if op.kind == "Fill":
         return op.split(value, size_at(value))
-    axis = value.axis - op.result_rank() + op.rank()
+    axis = value.axis - op.rank(RESULT) + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):
         raise NotByPartError("rows that are not one entry")
-    return op.split(
-        value,
-        SAME,
-        size_at(value),
-    )
+    return op.split(value, SAME, size_at(value))
 
 
 def first_rows(*shapes: Shape) -> Value:
     """Returns the rows along the first axis whose size is a multiple of N."""
     for axis, sizes in enumerate(zip(*shapes)):
-        outer = (sizes[0] or 0) // COUNTS[0]
-        if outer and is_count(
-            sizes,
-            outer,
-            1,
-        ):
+        outer = batches(sizes)
+        if outer:
             return rows(axis, outer)
     raise NotByPartError("no rows")
 
@@ -154,13 +124,8 @@ def first_rows(*shapes: Shape) -> Value:
 def tile(op: Operation) -> Split:
     """Tile, also of the rows one batch after another."""
     value = op.of_rows()
-    sizes = op.result_size(value.axis)
-    outer = int(sizes[0]) // (COUNTS[0] * value.inner)
-    if not outer or not is_count(
-        sizes,
-        outer,
-        value.inner,
-    ):
+    outer = batches(op.size(value.axis, RESULT), value.inner)
+    if not outer:
         raise NotByPartError("N times the rows")
     return op.split(value._replace(outer=outer), value)
 

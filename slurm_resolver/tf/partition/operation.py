@@ -28,6 +28,7 @@ from slurm_resolver.tf.partition.values import (
     Want,
 )
 
+RESULT = -1  # the place of the first result, beside those of the inputs
 _MANY = 1000  # entries, of an axis of unknown size
 
 
@@ -36,6 +37,7 @@ class Operation:
 
     Attributes:
         node: its place in the graph.
+        traced: the operation of TensorFlow.
         kind: its type, such as "MatMul".
         raw: what is known of its inputs.
         values: the same, with SAME for each SUM and LOCAL.
@@ -49,7 +51,8 @@ class Operation:
         sizes: SizesOf,
     ) -> None:
         self.node = node
-        self.kind: str = node.operation.type
+        self.traced = node.operation
+        self.kind = node.kind
         self.raw = tuple(raw)
         self.values = tuple(SAME if one.kind in (Kind.SUM, Kind.LOCAL) else one for one in raw)
         self.sizes = sizes
@@ -57,49 +60,36 @@ class Operation:
     def attribute(self, name: str) -> Any:
         """Returns an attribute of the operation; None if it has none."""
         try:
-            return self.node.operation.get_attr(name)
+            return self.traced.get_attr(name)
         except ValueError:
             return None
 
-    def dtype(self, place: int) -> tf.DType:
-        """Returns the type of an input."""
-        return self.node.operation.inputs[place].dtype
+    def _number(self, place: int) -> int:
+        """Returns the number of an input, or of the first result."""
+        return (*self.node.inputs, *self.node.outputs[:1])[place]
+
+    def tensor(self, place: int = 0) -> tf.Tensor:
+        """Returns an input as it was traced, or the first result."""
+        return self.sizes.flat.tensors[self._number(place)]
 
     def rank(self, place: int = 0) -> int:
-        """Returns the number of axes of an input."""
-        return self.rank_of(self.node.operation.inputs[place])
-
-    def result_rank(self) -> int:
-        """Returns the number of axes of the first result."""
-        return self.rank_of(self.node.operation.outputs[0])
-
-    @staticmethod
-    def rank_of(tensor: tf.Tensor) -> int:
-        """Returns the number of axes of a tensor."""
-        rank = tensor.shape.rank
+        """Returns the number of axes."""
+        rank = self.tensor(place).shape.rank
         if rank is None:
             raise NotByPartError("an unknown rank")
         return int(rank)
 
     def shape(self, place: int = 0) -> Pair[Shape]:
-        """Returns the shape of an input for two sizes of the batch."""
-        return self._known(self.sizes.shape(self.node.inputs[place]))
-
-    def result_shape(self) -> Pair[Shape]:
-        """Returns the shape of the first result for two sizes of the batch."""
-        return self._known(self.sizes.shape(self.node.outputs[0]))
+        """Returns the shape for two sizes of the batch."""
+        return self._known(self.sizes.shape(self._number(place)))
 
     def size(self, axis: int, place: int = 0) -> Pair[int]:
-        """Returns the size of an input along an axis for two sizes of the batch."""
-        return self._known(self.sizes.size(self.node.inputs[place], axis))
-
-    def result_size(self, axis: int) -> Pair[int]:
-        """Returns the size of the first result along an axis for two sizes of the batch."""
-        return self._known(self.sizes.size(self.node.outputs[0], axis))
+        """Returns the size along an axis for two sizes of the batch."""
+        return self._known(self.sizes.size(self._number(place), axis))
 
     def numbers(self, place: int) -> Pair[Numbers]:
         """Returns an input's numbers for two sizes of the batch."""
-        return self._known(self.sizes.numbers(self.node.inputs[place]))
+        return self._known(self.sizes.numbers(self._number(place)))
 
     def constant(self, place: int) -> Numbers:
         """Returns an input's numbers, which are those for any number of rows."""
@@ -120,7 +110,7 @@ class Operation:
 
     def entries(self, place: int) -> float:
         """Returns the number of an input's entries, about."""
-        shape = self.node.operation.inputs[place].shape
+        shape = self.tensor(place).shape
         sizes = shape.as_list() if shape.rank else []
         return float(np.prod([size or _MANY for size in sizes], dtype=float))
 
@@ -145,10 +135,10 @@ class Operation:
             return SAME
         if self.values[place] == wanted:
             return wanted
-        size = self.sizes.size(self.node.inputs[place], wanted.axis)
+        size = self.sizes.size(self._number(place), wanted.axis)
         if size == (1, 1):
             return SAME
-        if not is_count(size, wanted.outer, wanted.inner):
+        if not is_count(size, wanted):
             raise NotByPartError("another size beside the rows")
         return wanted
 
@@ -164,20 +154,11 @@ class Operation:
             results: what the outputs are; one value is that of all outputs.
             wants: what it gets as the first inputs; the others are SAME.
         """
-        count = len(self.node.outputs)
-        found = (results,) * count if isinstance(results, Value) else tuple(results)
+        found = [results] * len(self.node.outputs) if isinstance(results, Value) else results
         others = len(self.node.inputs) - len(wants)
-        return Split(
-            found,
-            (*wants, *(SAME,) * others),
-            make,
-        )
+        return Split(tuple(found), (*wants, *[SAME] * others), make)
 
 
-def size_at(value: Value, place: int | None = None) -> Sizes:
+def size_at(value: Value) -> Sizes:
     """Returns the want of a vector of sizes, in which the rows' size is this replica's."""
-    return Sizes(
-        value.axis if place is None else place,
-        value.outer,
-        value.inner,
-    )
+    return Sizes(value.axis, value.outer, value.inner)

@@ -23,9 +23,9 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Callable
 
-import numpy.typing as npt
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
 from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Split
 from slurm_resolver.tf.partition.inlining import Flat, Node
@@ -39,27 +39,14 @@ from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
-    Literal,
     NotByPartError,
-    Pair,
     PlanError,
-    Shape,
     Value,
     Want,
-    as_tuple,
     list_of,
 )
 
 _CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
-
-
-def known_sizes(of: Plan, number: int) -> tuple[Pair[Shape] | None, Pair[npt.ArrayLike] | None]:
-    """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
-    tensor = of.flat.tensors[number]
-    is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
-    is_small = is_small and tensor.shape.is_fully_defined()  # not the numbers of all rows
-    numbers = of.sizes.numbers(number) if is_small else None
-    return as_tuple(of.sizes.shape(number)), as_tuple(numbers)
 
 
 class Planner(Plan):
@@ -68,8 +55,6 @@ class Planner(Plan):
     Args:
         flat: the graph.
         values: what its inputs are.
-        control_flow: the rules of conditions and loops, by operation. They get the planner, the
-            operation, and whether it has to be computed whole.
         whole: whether all lists, conditions and loops must be computed whole.
         sends_inside: whether tensors can be put together in conditions and loops.
         inside: whether it is in a condition or loop.
@@ -79,7 +64,6 @@ class Planner(Plan):
         self,
         flat: Flat,
         values: Sequence[Value],
-        control_flow: Mapping[str, Callable[[Planner, Operation, bool], Split]],
         whole: bool,
         sends_inside: bool,
         inside: bool = False,
@@ -88,7 +72,6 @@ class Planner(Plan):
         self.inputs = values
         self.values = dict(zip(flat.inputs, values))  # in the order in which they are planned
         self.sizes = SizesOf(flat, self.values.get)
-        self._control_flow = control_flow
         self._is_whole = whole
         self.sends_inside = sends_inside
         self._inside = inside
@@ -103,26 +86,21 @@ class Planner(Plan):
         flat: Flat,
         values: Sequence[Value],
         alike: Iterable[tuple[int, int]],
+        wanted: Sequence[Want] | None = None,
         inside: bool = True,
-    ) -> Planner:
-        """Returns the planner of a function that an operation calls.
+    ) -> Plan:
+        """Returns the plan of a function that an operation calls.
 
         Args:
             values: what its inputs are.
             alike: the numbers of tensors here, and of the function's inputs that are the same in
                 each call.
+            wanted: see `run`.
         """
-        inner = Planner(
-            flat,
-            values,
-            self._control_flow,
-            self._is_whole,
-            self.sends_inside,
-            inside,
-        )
+        inner = Planner(flat, values, self._is_whole, self.sends_inside, inside)
         for here, number in alike:
-            inner.sizes.bind(number, *known_sizes(self, here))
-        return inner
+            inner.sizes.bind(number, *self.known_sizes(here))
+        return inner.run(wanted)
 
     def run(self, wanted: Sequence[Want] | None = None) -> Plan:
         """Returns the plan.
@@ -170,7 +148,7 @@ class Planner(Plan):
         if not step.split.make and any(want is SUM for want in wants):
             self._linear[node] = None
         self.values.update(zip(node.outputs, step.split.results))
-        if node.operation.type in _CHEAP and all(map(self._is_known_whole, node.inputs)):
+        if node.kind in _CHEAP and all(map(self._is_known_whole, node.inputs)):
             self._known_whole.update(node.outputs)
         return True
 
@@ -183,10 +161,8 @@ class Planner(Plan):
         return [
             number
             for number, want in wants
-            if not isinstance(want, Literal)
-            and not (isinstance(want, Value) and want.is_list)
-            and self.values[number] != want
-            and not self._is_known_whole(number)
+            if self.values[number] != want
+            and not (self.values[number].is_list or self._is_known_whole(number))
         ]
 
     # --- One operation ---------------------------------------------------------------------------
@@ -202,15 +178,15 @@ class Planner(Plan):
 
     def _split(self, op: Operation) -> Split:
         """Returns how a replica computes an operation on what it has."""
-        calls = op.kind in self._control_flow
-        if not calls and is_drawn(op.node.operation):
-            return drawn(op)
+        calls = CONTROL_FLOW.get(op.kind)
         if not calls:
+            if is_drawn(op.traced):
+                return drawn(op)
             check_effects(op)
         if self._is_whole and (calls or uses_lists(op)):
             raise NotByPartError("a list is needed whole")
         if calls:
-            return self._control_flow[op.kind](self, op, False)
+            return calls(self, op, False)
         if uses_lists(op):
             return _by_rule(op, LIST_RULES)
         is_of_shape = op.kind in OF_SHAPE
@@ -242,19 +218,14 @@ class Planner(Plan):
         others = op.shape(1)
         if value.axis or others[0] != others[1] or op.attribute("transpose_a"):
             raise NotByPartError("no rows, or a sum over rows")
-        return Operation(
-            op.node,
-            (value, *op.values[1:]),
-            self.sizes,
-        )
+        return Operation(op.node, (value, *op.values[1:]), self.sizes)
 
     def _whole(self, op: Operation) -> Split:
         """Returns how an operation is computed whole."""
-        if op.kind in self._control_flow:
-            return self._control_flow[op.kind](self, op, True)
+        if op.kind in CONTROL_FLOW:
+            return CONTROL_FLOW[op.kind](self, op, True)
         results = [
-            list_of(SAME) if output.dtype == tf.variant else SAME
-            for output in op.node.operation.outputs
+            list_of(SAME) if output.dtype == tf.variant else SAME for output in op.traced.outputs
         ]
         return op.split(results, *wholes(op))
 

@@ -31,6 +31,7 @@ from slurm_resolver.tf.partition.values import (
     SUM,
     Kind,
     NotByPartError,
+    Tensors,
     Value,
     list_of,
 )
@@ -60,6 +61,7 @@ _OF_LISTS: dict[tuple[str | Value | None, ...], list[Value]] = {
 for _stack in STACKS:
     _OF_LISTS[_PUSH, _OPEN, _stack.element] = [_stack]
     _OF_LISTS[_POP, _stack, OWN] = [_POPPED, _stack.element or OWN]
+_ADDING = ("Add", "AddN", "AddV2")
 _SUMS = ({_BY_ROW}, {SUM, OWN})
 
 
@@ -81,66 +83,70 @@ class RowLoop:
         self._op = op
         self._body = body
         self._results = list(map(self._origin, body.outputs))
-        self._kept = [place for place, number in enumerate(self._results) if number == place]
+        self._kept = [place for place in body.inputs if self._results[place] == place]
         self._counters = list(filter(self._counts, body.inputs))
-        # What a tensor of a round is; and the variable that it is, if it is a list or a total.
-        self._known: dict[int, tuple[Value, int | None]] = {}
-        is_tested = test.makers.keys() >= set(test.outputs)
-        if not is_tested or not all(self._is_of_rows(test, node) for node in test.nodes):
-            raise NotByPartError("a loop with another number of rounds")
+        self._known: dict[int, Value] = {}  # what a tensor of a round is
+        self._variables: dict[int, int] = {}  # which list or total it is
+        self._check_rounds(test)
 
     def _origin(self, number: int) -> int:
         """Returns the tensor of which another one is a copy."""
-        node = self._body.makers.get(number)
-        if node is None or node.operation.type != "Identity":
+        if self._body.kind(number) != "Identity":
             return number
-        return self._origin(node.inputs[0])
+        return self._origin(self._body.makers[number].inputs[0])
 
     def _counts(self, place: int) -> bool:
         """Whether a variable counts the rounds, from 0."""
-        node = self._body.makers.get(self._results[place])
-        if node is None or node.operation.type != "AddV2":
+        number = self._results[place]
+        if self._body.kind(number) != "AddV2":
             return False
-        first = self._op.sizes.numbers(self._op.node.inputs[place]) or ()
+        node = self._body.makers[number]
         step = tf.get_static_value(node.operation.inputs[1])
         is_next = self._origin(node.inputs[0]) == place and np.array_equal(step, 1)
-        return is_next and np.array_equal(first, (0, 0))
+        return is_next and np.array_equal(self._op.numbers(place), (0, 0))
 
-    def _is_of_rows(self, test: Flat, node: Node) -> bool:
-        """Whether an operation says that a round follows if there is another row."""
-        if node.operation.type != "Less":
-            is_alike = node.operation.type in ("Identity", "LogicalAnd")
-            return is_alike and test.makers.keys() >= set(node.inputs)
-        counter, end = node.inputs
-        is_kept = counter in self._counters and end in self._kept
-        return is_kept and self._is_n(self._op.node.inputs[end])
+    def _check_rounds(self, test: Flat) -> None:
+        """Raises NotByPartError unless a round follows if there is another row."""
+        tests: set[int] = set()
+        for node in test.nodes:
+            is_test = node.kind in ("Identity", "LogicalAnd") and tests.issuperset(node.inputs)
+            if node.kind == "Less":
+                counter, end = node.inputs
+                is_test = counter in self._counters and end in self._kept
+                is_test = is_test and self._is_n(self._op.node.inputs[end])
+            if is_test:
+                tests.update(node.outputs)
+        if not tests.issuperset(test.outputs):
+            raise NotByPartError("a loop with another number of rounds")
 
     def _is_n(self, number: int) -> bool:
         """Whether a tensor outside the loop is N."""
-        numbers = self._op.sizes.numbers(number) or ()
-        return np.array_equal(numbers, COUNTS)
+        return np.array_equal(self._op.sizes.numbers(number) or (), COUNTS)
 
     def split(self) -> Split:
         """Returns how a replica computes the loop."""
-        kinds = {node.operation.type for node in self._body.nodes}
+        kinds = {node.kind for node in self._body.nodes}
         if kinds.issuperset((_POP, _PUSH)):
             raise NotByPartError("a loop that pushes rows as it pops others")
         wants = []
         for place, value in enumerate(self._op.raw):
             if place in self._counters:
-                self._known[self._results[place]] = COUNTER, None
+                self._known[self._results[place]] = COUNTER
                 value = COUNTER if _POP in kinds else PLACE
             elif not value.is_list:
                 value = OWN if place in self._kept else SUM
-            self._known[place] = value, place
-            wants.append(value if value.is_list or value == SUM else SAME)
+            self._known[place] = value
+            is_changed = value.is_list or value == SUM
+            if is_changed:
+                self._variables[place] = place
+            wants.append(value if is_changed else SAME)
         for node in self._body.nodes:
-            self._plan(node)
-        results = tuple(map(self._result, self._body.inputs))
-        return Split(
-            results,
-            tuple(wants),
-            self._make,
+            if self._known.keys().isdisjoint(node.outputs):  # no next number of a counter
+                self._plan(node)
+        return self._op.split(
+            [*map(self._result, self._body.inputs)],
+            *wants,
+            make=self._make,
         )
 
     def _plan(self, node: Node) -> None:
@@ -150,20 +156,12 @@ class RowLoop:
             NotByPartError: if it uses more than this row, or the number of the row, which is
                 another one in one process.
         """
-        if not self._known.keys().isdisjoint(node.outputs):  # the next number of a counter
-            return
-        kind = node.operation.type
-        given = [self._known[number] for number in node.inputs]
-        values = [value for value, _ in given]
-        variables = [
-            variable
-            for value, variable in given
-            if variable is not None and (value.is_list or value == SUM)
-        ]
-        results = _OF_LISTS.get((kind, *values))
-        if kind == "Identity":
+        values = [self._known[number] for number in node.inputs]
+        variables = [self._variables[one] for one in node.inputs if one in self._variables]
+        results = _OF_LISTS.get((node.kind, *values))
+        if node.kind == "Identity":
             results = values
-        elif kind in ("Add", "AddN", "AddV2") and len(variables) < 2 and set(values) in _SUMS:
+        elif node.kind in _ADDING and len(variables) < 2 and set(values) in _SUMS:
             # What has nothing of other rows is added to a variable.
             results = [SUM if SUM in values else _BY_ROW]
         if results is None:
@@ -174,10 +172,10 @@ class RowLoop:
             if has_effect or calls or not is_alone:
                 raise NotByPartError("a loop that uses more than a row in a round")
             results = [OWN] * len(node.outputs)
-        changed = variables[0] if variables and kind != "ZerosLike" else None
-        self._known.update(
-            (number, (value, changed)) for number, value in zip(node.outputs, results)
-        )
+        for number, value in zip(node.outputs, results):
+            self._known[number] = value
+            if variables and node.kind != "ZerosLike" and (value.is_list or value == SUM):
+                self._variables[number] = variables[0]
 
     def _result(self, place: int) -> Value:
         """Returns what is known of a variable after the loop.
@@ -188,50 +186,42 @@ class RowLoop:
             NotByPartError: if a round takes the variable from the one before it.
         """
         given = self._op.raw[place]
+        number = self._results[place]
         if place in self._counters:
-            self._op.sizes.bind(
-                self._op.node.outputs[place],
-                None,
-                COUNTS,
-            )
+            self._op.sizes.bind(self._op.node.outputs[place], None, COUNTS)
             return SAME
         if place in self._kept:
             return given if given.is_list else SAME
-        value, variable = self._known[self._results[place]]
-        if variable != place:
+        if self._variables.get(number) != place:
             raise NotByPartError("a round uses another one")
         if given == _OPEN and not self._is_for_rows(self._op.node.inputs[place]):
             raise NotByPartError("a list of another length")
-        return value
+        return self._known[number]
 
     def _is_for_rows(self, number: int) -> bool:
         """Whether a list is new: a stack, or one with a place for each row."""
-        maker = self._op.sizes.maker(number)
-        if maker is None or maker.operation.type == "EmptyTensorList":
-            return maker is not None
-        return maker.operation.type == "TensorListReserve" and self._is_n(maker.inputs[1])
+        flat = self._op.sizes.flat
+        is_reserved = flat.kind(number) == "TensorListReserve"
+        return flat.kind(number) == "EmptyTensorList" or (
+            is_reserved and self._is_n(flat.makers[number].inputs[1])
+        )
 
-    def _make(self, emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _make(self, emission: Emission, inputs: Tensors) -> Tensors:
         """Writes the loop with a round for each of the replica's rows.
 
         A list that was made for N elements gets as many as the replica has rows.
         """
         own = emission.rows.own
         counter = self._counters[0]
-        found = tf.while_loop(
+        results: Tensors = tf.while_loop(
             lambda *state: state[counter] < tf.cast(own, state[counter].dtype),
             lambda *state: emission.as_traced(self._body, state),
             inputs,
-            parallel_iterations=node.operation.get_attr("parallel_iterations"),
+            parallel_iterations=self._op.attribute("parallel_iterations"),
         )
-        results = []
-        for place, tensor in enumerate(found):
+        for place, tensor in enumerate(results):
             if place in self._counters:
-                tensor = tf.cast(emission.rows.total, tensor.dtype)
+                results[place] = tf.cast(emission.rows.total, tensor.dtype)
             elif tensor.dtype == tf.variant and place not in self._kept:
-                tensor = tf.raw_ops.TensorListResize(
-                    input_handle=tensor,
-                    size=own,
-                )
-            results.append(tensor)
+                results[place] = tf.raw_ops.TensorListResize(input_handle=tensor, size=own)
         return results

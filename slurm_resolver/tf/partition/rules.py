@@ -25,13 +25,13 @@ from collections.abc import Collection, Sequence
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Emission, Split
-from slurm_resolver.tf.partition.inlining import Node
-from slurm_resolver.tf.partition.operation import Operation, size_at
+from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     NotByPartError,
+    Tensors,
     names,
 )
 
@@ -70,11 +70,7 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
         return op.split(SUM, *wants)
     value = value.at(axis)
     if "#" in terms:
-        if not is_count(
-            op.result_size(axis),
-            value.outer,
-            value.inner,
-        ):
+        if not is_count(op.size(axis, RESULT), value):
             raise NotByPartError("another size")
         wants[terms.index("#")] = size_at(value)
     return op.split(value, *wants)
@@ -83,18 +79,11 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
 def _terms(op: Operation, equation: str) -> list[str]:
     """Returns the terms of an equation, with a character for each axis."""
     *terms, result = re.split(",|->", equation)
-    tensors = (*op.node.operation.inputs[: len(terms)], op.node.operation.outputs[0])
     found = []
-    for term, tensor in zip((*terms, result), tensors):
-        others = len(
-            re.sub(
-                r"[.*]",
-                "",
-                term,
-            )
-        )
+    for place, term in (*enumerate(terms), (RESULT, result)):
+        others = len(re.sub(r"[.*]", "", term))
         if others < len(term):
-            axes = op.rank_of(tensor) - others
+            axes = op.rank(place) - others
             term = term.replace("...", _OTHER_AXES[:axes][::-1]).replace("*", "_" * axes)
         found.append(term)
     return found
@@ -107,7 +96,7 @@ def letters(rank: int, combined: Collection[int] = ()) -> str:
 
 def by_entry(op: Operation) -> Split:
     """Each entry is computed of the entries at its place."""
-    if op.kind == "Bitcast" and op.result_rank() != op.rank():
+    if op.kind == "Bitcast" and op.rank(RESULT) != op.rank():
         raise NotByPartError("a type of another size")
     return by_equation(op, ",".join(["..."] * len(op.values)) + "->...")
 
@@ -134,37 +123,33 @@ def combined(
 def told_sizes(op: Operation) -> Split:
     """Shape, ShapeN and Size: sizes are those of the whole batch."""
 
-    def make(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
         sizes = []
         for part, value in zip(inputs, op.raw):
-            shape = tf.shape(part, node.operation.outputs[0].dtype)
+            shape = tf.shape(part, op.tensor(RESULT).dtype)
             if value.has_rows:
                 shape = emission.sized(shape, size_at(value), emission.rows.total)
             sizes.append(shape)
         return [tf.reduce_prod(one) for one in sizes] if op.kind == "Size" else sizes
 
-    return Split(
-        (SAME,) * len(op.node.outputs),
-        op.raw,
-        make,
-    )
+    return op.split(SAME, *op.raw, make=make)
 
 
 def reduction(op: Operation) -> Split:
     """Entries along some axes are combined: Sum, Max, ArgMax, …"""
-    is_mean = op.kind == "Mean" and op.node.operation.outputs[0].dtype.is_floating
+    is_mean = op.kind == "Mean" and op.tensor(RESULT).dtype.is_floating
     found = combined(
         op,
         op.axes(1, op.rank()),
         removed=not op.attribute("keep_dims"),
         adds=is_mean or op.kind == "Sum",
     )
-    return found._replace(make=_part_of_mean) if is_mean and SUM in found.results else found
 
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        # The mean of a replica's rows is an addend to that of all rows.
+        return [emission.weighted(mean) for mean in emission.create(op.node, inputs)]
 
-def _part_of_mean(emission: Emission, node: Node, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Writes the mean of a replica's rows, as an addend to that of all rows."""
-    return [emission.weighted(mean) for mean in emission.create(node, inputs)]
+    return found._replace(make=make) if is_mean and SUM in found.results else found
 
 
 def matrix_product(op: Operation) -> Split:
@@ -188,15 +173,23 @@ def sparse_product(op: Operation) -> Split:
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------
 
-_LINEAR = names("""
-    Cast Conj ExpandDims Identity Imag Mean Neg PreventGradient Real Reshape ReverseV2 Slice
-    Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack
-    """)
-_ADDING = names("Add AddN AddV2 Pack Sub")
 _PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
 # The gradients of some functions are linear in the gradient of their result.
-_GRADIENTS = names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad")
-_QUOTIENTS = names("Div DivNoNan RealDiv")
+_GRADIENTS = "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"
+_QUOTIENTS = "Div DivNoNan RealDiv"
+_MAY_ENLARGE = _PRODUCTS | names(_GRADIENTS) | names(_QUOTIENTS)
+# In which inputs operations are linear together; products are in one of them.
+_LINEAR = {
+    "Add AddN AddV2 Pack Sub": slice(None),
+    "ConcatV2": slice(-1),
+    "SelectV2": slice(1, 3),
+    f"Split {_GRADIENTS}": slice(1, 2),
+    f"""
+    Cast Conj ExpandDims Identity Imag Mean Neg PreventGradient Real Reshape ReverseV2 Slice
+    Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack {_QUOTIENTS}
+    """: slice(1),
+}
+_ADDENDS = {kind: places for kinds, places in _LINEAR.items() for kind in kinds.split()}
 
 
 def linear(op: Operation) -> Split | None:
@@ -204,47 +197,20 @@ def linear(op: Operation) -> Split | None:
 
     A sum of integers may wrap around, which the addends do not.
     """
-    outputs = op.node.operation.outputs
-    if op.divided or any(value.is_list for value in op.raw) or not outputs:
+    places = range(len(op.raw))
+    sums = [place for place in places if op.raw[place] == SUM]
+    addends = sums[:1] if op.kind in _PRODUCTS else places[_ADDENDS.get(op.kind, slice(0))]
+    if op.divided or any(value.is_list for value in op.raw) or not set(sums) <= set(addends):
         return None
-    sums = [place for place, value in enumerate(op.raw) if value == SUM]
-    dtypes = (outputs[0].dtype, *map(op.dtype, sums))
+    dtypes = [op.tensor(place).dtype for place in (*sums, RESULT)]
     if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
         return None
-    places = range(len(op.raw))
-    addends = _addends(
-        op.kind,
-        places,
-        sums,
-    )
-    may_enlarge = op.kind in _PRODUCTS | _GRADIENTS | _QUOTIENTS
-    if not addends.issuperset(sums) or (may_enlarge and _enlarges(op, sums[0])):
+    if op.kind in _MAY_ENLARGE and _enlarges(op, sums[0]):
         return None
     return op.split(SUM, *[SUM if place in addends else SAME for place in places])
 
 
-def _addends(kind: str, places: Sequence[int], sums: Sequence[int]) -> set[int]:
-    """Returns the places of the inputs in which an operation is linear together.
-
-    Args:
-        places: of all inputs.
-        sums: of those that are SUMs.
-    """
-    if kind in _ADDING:
-        return set(places)
-    if kind == "ConcatV2":
-        return set(places[:-1])
-    if kind == "SelectV2":
-        return {1, 2}
-    if kind in _PRODUCTS:
-        return set(sums[:1])
-    if kind in _GRADIENTS or kind == "Split":
-        return {1}
-    return {0} if kind in _LINEAR | _QUOTIENTS else set()
-
-
 def _enlarges(op: Operation, place: int) -> bool:
     """Whether a result is larger than an input, which is therefore put together first."""
-    given = op.node.operation.inputs[place].shape.num_elements()
-    result = op.node.operation.outputs[0].shape.num_elements()
+    given, result = (op.tensor(one).shape.num_elements() for one in (place, RESULT))
     return given is None or result is None or result > given

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.partition.creation import attributes_of, create
-from slurm_resolver.tf.partition.values import Numbers, Shape
+from slurm_resolver.tf.partition.values import Numbers, Shape, Tensors
 
 
 class Scratch:
@@ -22,7 +22,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._graph = tf.Graph()
-        self._made: dict[Hashable, list[tf.Tensor]] = {}
+        self._made: dict[Hashable, Tensors] = {}
         self._numbers: dict[Hashable, Numbers | None] = {}
 
     def constant(self, numbers: npt.ArrayLike, dtype: tf.DType) -> tf.Tensor:
@@ -42,7 +42,7 @@ class Scratch:
                 self._made[key] = [tf.compat.v1.placeholder(dtype, shape)]
         return self._made[key][0]
 
-    def copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Tensors:
         """Returns the results of an operation that was traced.
 
         Raises:

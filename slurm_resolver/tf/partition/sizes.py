@@ -36,11 +36,18 @@ _ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
 
 
-def is_count(sizes: Shape | None, outer: int, inner: int) -> bool:
-    """Whether the sizes for both N are outer · N · inner."""
+def batches(sizes: Shape | None, inner: int = 1) -> int | None:
+    """Returns how many batches of N · inner places the sizes for both N are; None for others."""
     if sizes is None:
-        return False
-    return all(size == outer * count * inner for size, count in zip(sizes, COUNTS))
+        return None
+    outer = int(sizes[0] or 0) // (COUNTS[0] * inner)
+    expected = [outer * count * inner for count in COUNTS]
+    return outer if list(sizes) == expected else None
+
+
+def is_count(sizes: Shape | None, value: Value) -> bool:
+    """Whether the sizes for both N are those of an axis with rows: outer · N · inner."""
+    return batches(sizes, value.inner) == value.outer
 
 
 class SizesOf:
@@ -52,7 +59,7 @@ class SizesOf:
     """
 
     def __init__(self, flat: Flat, value_of: Callable[[int], Value | None]) -> None:
-        self._flat = flat
+        self.flat = flat
         self.value_of = value_of
         self._scratch: dict[int, Pair[tf.Tensor]] = {}  # tensors, by number
         self._shapes: dict[int, Pair[Shape]] = {}  # that are known from elsewhere
@@ -67,14 +74,10 @@ class SizesOf:
         if shapes is not None:
             self._shapes[number] = shapes
         if numbers is not None:
-            dtype = self._flat.tensors[number].dtype
+            dtype = self.flat.tensors[number].dtype
             first, second = numbers
-            constant = self._flat.scratch.constant
+            constant = self.flat.scratch.constant
             self._scratch[number] = constant(first, dtype), constant(second, dtype)
-
-    def maker(self, number: int) -> Node | None:
-        """Returns the node that computes a tensor; None for an input of the graph."""
-        return self._flat.makers.get(number)
 
     def shape(self, number: int) -> Pair[Shape] | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
@@ -91,12 +94,12 @@ class SizesOf:
 
     def numbers(self, number: int) -> Pair[Numbers] | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
-        first, second = map(self._flat.scratch.numbers, self._scratched(number))
+        first, second = map(self.flat.scratch.numbers, self._scratched(number))
         return None if first is None or second is None else (first, second)
 
     def _known_shape(self, number: int) -> Pair[Shape] | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
-        shape = self._flat.tensors[number].shape
+        shape = self.flat.tensors[number].shape
         if number in self._shapes or shape.rank is None:
             return self._shapes.get(number)
         value = self.value_of(number)
@@ -113,7 +116,7 @@ class SizesOf:
         waiting = [number]
         while waiting:
             one = waiting[-1]
-            node = self._flat.makers.get(one)
+            node = self.flat.makers.get(one)
             if one in self._scratch:
                 waiting.pop()
             elif node is None or self._is_enough(one, node):
@@ -129,9 +132,9 @@ class SizesOf:
         """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
         operation = node.operation
         tensors = (*operation.inputs, *operation.outputs)
-        if operation.type in _CALLS or any(one.dtype in _OPAQUE for one in tensors):
+        if node.kind in _CALLS or any(one.dtype in _OPAQUE for one in tensors):
             return True
-        traced = self._flat.tensors[number]
+        traced = self.flat.tensors[number]
         size = traced.shape.num_elements()
         if not traced.dtype.is_floating and (size is None or size < _FEW):
             return False
@@ -139,18 +142,15 @@ class SizesOf:
 
     def _place(self, number: int, shapes: Pair[Shape] | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
-        traced = self._flat.tensors[number]
+        traced = self.flat.tensors[number]
         first, second = shapes or (traced.shape, traced.shape)
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
-        place = self._flat.scratch.placeholder
-        self._scratch[number] = (
-            place(traced.dtype, first),
-            place(traced.dtype, second),
-        )
+        place = self.flat.scratch.placeholder
+        self._scratch[number] = place(traced.dtype, first), place(traced.dtype, second)
 
     def _copy(self, node: Node) -> None:
         """Infers the results of an operation for both N, or what is certain of their shapes."""
-        copy = self._flat.scratch.copy
+        copy = self.flat.scratch.copy
         given = [self._scratch[one] for one in node.inputs]
         try:
             first = copy(node.operation, [pair[0] for pair in given])
@@ -162,17 +162,9 @@ class SizesOf:
         parts = self._parts(node)
         exact = not parts and is_exact(node.operation, map(self.numbers, node.inputs))
         for number, pair in zip(node.outputs, zip(first, second)):
-            traced = self._flat.tensors[number].shape
+            traced = self.flat.tensors[number].shape
             shapes = _lists([one.shape for one in pair])
-            certain = (
-                _certain(
-                    traced,
-                    shapes,
-                    parts,
-                )
-                if shapes
-                else None
-            )
+            certain = shapes and _certain(traced, shapes, parts)
             if number in self._scratch:
                 continue
             if pair[0] is not pair[1] and not (exact and certain == shapes):
@@ -180,45 +172,28 @@ class SizesOf:
                 continue
             self._scratch[number] = pair
             if exact and traced.rank in (0, 1):
-                self.bind(
-                    number,
-                    None,
-                    self.numbers(number),
-                )
+                self.bind(number, None, self.numbers(number))
 
     def _parts(self, node: Node) -> Collection[int]:
         """Returns the axes of a result along which N says which part is taken."""
         operation = node.operation
-        if operation.type not in TAKING:
+        if node.kind not in TAKING:
             return ()
-        if operation.type != "StridedSlice":
+        if node.kind != "StridedSlice":
             given = [self._scratch[one] for one in node.inputs[1:]]
             return () if all(one is other for one, other in given) else _ALL_AXES
-        sizes = self._sizes_of(node.inputs[0])
+        shapes = _lists([one.shape for one in self._scratch[node.inputs[0]]])
         count = operation.inputs[1].shape.num_elements()
-        if not sizes or count is None:
+        if shapes is None or count is None:
             return [*_ALL_AXES]
+        sizes = list(zip(*shapes))
         limits = list(filter(None, map(self.numbers, node.inputs[1:3])))
-        found = []
-        known = axes_of_slice(
-            operation,
-            count,
-            rank=len(sizes),
-        )
-        for result, (axis, place) in enumerate(zip(*known)):
-            if axis >= 0 and not has_certain_size(
-                operation,
-                place,
-                limits,
-                sizes[axis],
-            ):
-                found.append(result)
-        return found
-
-    def _sizes_of(self, number: int) -> Sequence[Pair[int | None]]:
-        """Returns the sizes of a tensor for both N, by axis; none if its rank is unknown."""
-        shapes = _lists([one.shape for one in self._scratch[number]])
-        return list(zip(*shapes)) if shapes else []
+        axes = zip(*axes_of_slice(operation, count, len(sizes)))
+        return [
+            result
+            for result, (axis, place) in enumerate(axes)
+            if axis >= 0 and not has_certain_size(operation, place, limits, sizes[axis])
+        ]
 
 
 def _lists(shapes: Sequence[tf.TensorShape]) -> Pair[Shape] | None:

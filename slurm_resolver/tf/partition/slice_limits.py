@@ -79,16 +79,7 @@ def has_certain_size(
         return False
     pairs = [sizes, *[[one[place] for one in pair] for pair in numbers]]
     is_fixed = all(one == other for one, other in pairs)
-    return (
-        is_fixed
-        or certain_limits(
-            operation,
-            place,
-            numbers,
-            (first, second),
-        )
-        is not None
-    )
+    return is_fixed or certain_limits(operation, place, numbers, (first, second)) is not None
 
 
 def certain_limits(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import Operation, size_at
-from slurm_resolver.tf.partition.sizes import is_count
+from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
+from slurm_resolver.tf.partition.sizes import batches
 from slurm_resolver.tf.partition.slice_limits import (
     KEPT,
     axes_of_slice,
@@ -20,13 +20,11 @@ from slurm_resolver.tf.partition.slice_limits import (
     is_whole,
 )
 from slurm_resolver.tf.partition.values import (
-    COUNTS,
     SAME,
     NotByPartError,
     Pair,
     Sizes,
     Value,
-    Want,
     rows,
 )
 
@@ -36,31 +34,18 @@ def slice_by_size(op: Operation) -> Split:
     value = op.of_rows()
     begins = [numbers[value.axis] for numbers in op.numbers(1)]
     first = _whole_batches(begins, value)
-    part = value._replace(outer=_whole_batches(op.result_size(value.axis), value))
+    part = value._replace(outer=_whole_batches(op.size(value.axis, RESULT), value))
     if not part.outer:
         raise NotByPartError("no rows")
-    begin = Sizes(value.axis, first, value.inner)
-    return op.split(
-        part,
-        value,
-        begin,
-        size_at(part),
-    )
+    return op.split(part, value, Sizes(value.axis, first, value.inner), size_at(part))
 
 
 def _whole_batches(sizes: Sequence[int], value: Value) -> int:
     """Returns how many batches that many places are, for both sizes of the batch."""
-    batches = int(sizes[0]) // (COUNTS[0] * value.inner)
-    if not is_count(sizes, batches, value.inner):
+    count = batches(sizes, value.inner)
+    if count is None:
         raise NotByPartError("some of the rows")
-    return batches
-
-
-def _takes_all(op: Operation, place: int) -> bool:
-    """Whether a slice takes all entries of an axis, given its place in the specification."""
-    if place != KEPT and int(op.constant(3)[place]) != 1:
-        raise NotByPartError("some of the rows")
-    return is_whole(op.node.operation, place)
+    return count
 
 
 def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Sizes]:
@@ -70,14 +55,15 @@ def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Si
         place: in the specification.
         size: of the axis, for both sizes of the batch.
         value: the rows along the axis.
+
+    Returns:
+        Nothing if it takes all entries of the axis.
     """
-    numbers = [op.numbers(given) for given in (1, 2)]
-    limits = certain_limits(
-        op.node.operation,
-        place,
-        numbers,
-        size,
-    )
+    if place != KEPT and int(op.constant(3)[place]) != 1:
+        raise NotByPartError("some of the rows")
+    if is_whole(op.traced, place):
+        return []
+    limits = certain_limits(op.traced, place, [op.numbers(1), op.numbers(2)], size)
     if limits is None:
         raise NotByPartError("some of the rows")
     return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in limits]
@@ -102,46 +88,29 @@ def _orders_only(operation: tf.Operation) -> bool:
 def strided_slice(op: Operation) -> Split:
     """StridedSlice: Python's slices."""
     value = op.of_rows()
-    if _orders_only(op.node.operation):
+    if _orders_only(op.traced):
         return op.split(SAME, value)
-    axes, places = axes_of_slice(op.node.operation, op.size(0, 1)[0], op.rank())
+    axes, places = axes_of_slice(op.traced, op.size(0, 1)[0], op.rank())
     if value.axis not in axes:
         raise NotByPartError("one of the rows")
     axis = axes.index(value.axis)
-    if _takes_all(op, places[axis]):
+    limits = _limits(op, places[axis], op.size(value.axis), value)
+    if not limits:
         return op.split(value.at(axis), value)
-    begin, end = _limits(
-        op,
-        places[axis],
-        op.size(value.axis),
-        value,
-    )
-    if end.outer <= begin.outer:
+    count = limits[1].outer - limits[0].outer
+    if count <= 0:
         raise NotByPartError("no rows")
-    return op.split(
-        rows(axis, end.outer - begin.outer, value.inner),
-        value,
-        begin,
-        end,
-    )
+    return op.split(rows(axis, count, value.inner), value, *limits)
 
 
 def strided_slice_gradient(op: Operation) -> Split:
     """StridedSliceGrad: what was sliced, beside zeros."""
     value = op.of_rows(4)
-    axes, places = axes_of_slice(op.node.operation, op.size(0, 1)[0], op.result_rank())
+    axes, places = axes_of_slice(op.traced, op.size(0, 1)[0], op.rank(RESULT))
     axis = axes[value.axis]
-    place = places[value.axis]
     if axis < 0:
         raise NotByPartError("rows along a new axis")
-    size = op.result_size(axis)
+    size = op.size(axis, RESULT)
     result = rows(axis, _whole_batches(size, value), value.inner)
-    limits: Sequence[Want] = [SAME, SAME]
-    if not _takes_all(op, place):
-        limits = _limits(
-            op,
-            place,
-            size,
-            value,
-        )
+    limits = _limits(op, places[value.axis], size, value) or (SAME, SAME)
     return op.split(result, size_at(result), *limits, SAME, value)

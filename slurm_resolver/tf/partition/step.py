@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import OwnRows
-from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
 from slurm_resolver.tf.partition.emission import AddUp, Emission, Plan
 from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.lists import WholeListsError
@@ -21,6 +20,7 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
     PlanError,
+    Tensors,
     Value,
     Want,
     rows,
@@ -93,7 +93,7 @@ def plan_graph(
     try:
         for whole in (False, True):
             with contextlib.suppress(WholeListsError):
-                planner = Planner(flat, values, CONTROL_FLOW, whole, sends_inside)
+                planner = Planner(flat, values, whole, sends_inside)
                 return planner.run(wanted)
     except NotByPartError as error:
         raise PlanError(str(error)) from None
@@ -106,7 +106,7 @@ def write_step(
     inputs: Sequence[tf.Tensor],
     add_up: AddUp,
     add_up_inside: AddUp | None = None,
-) -> list[tf.Tensor]:
+) -> Tensors:
     """Writes a step for a replica, and returns its outputs.
 
     Args:
@@ -116,10 +116,4 @@ def write_step(
         add_up: returns the sums of tensors over all replicas.
         add_up_inside: the same in conditions and loops; see `sends_inside`.
     """
-    written = Emission(
-        plan,
-        own,
-        inputs,
-        add_up_inside,
-    )
-    return written.all(add_up)
+    return Emission(plan, own, inputs, add_up_inside).all(add_up)

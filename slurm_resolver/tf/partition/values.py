@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 # The numbers of rows N for which the sizes in a graph are inferred; see `sizes`.
 COUNTS = (27_720, 32_760)
@@ -36,6 +37,7 @@ T = TypeVar("T")
 Pair = tuple[T, T]  # for each of these N
 Shape = Sequence[Optional[int]]  # with None for an unknown size
 Numbers = npt.NDArray[Any]  # of a tensor, of its type
+Tensors = list[tf.Tensor]
 
 
 class Kind(enum.Enum):
@@ -59,8 +61,8 @@ class Value(NamedTuple):
         outer: of ROWS: how many blocks of N · inner places there are.
         inner: of ROWS: how many places each row has in a block.
         element: of LIST: what its elements are; None if it never had one.
-        numbers: of an element of a LIST that is SAME: its numbers for two sizes of a batch, if it
-            is a vector of sizes.
+        numbers: of LIST: those of each element for two sizes of a batch, if all are the same vector
+            of sizes.
     """
 
     kind: Kind
@@ -121,7 +123,8 @@ class Sizes(NamedTuple):
 class Literal(NamedTuple):
     """An input that is replaced by a constant, such as the shape of a list's elements."""
 
-    array: Numbers
+    numbers: Any
+    dtype: tf.DType
 
 
 # What an operation gets as an input. A value says that the input is converted into one of that
