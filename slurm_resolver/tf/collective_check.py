@@ -24,7 +24,6 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.diagnostics.log_lines import slow_task, warning
@@ -40,15 +39,6 @@ _TIMES = 10  # that a measurement repeats the step: a limit of CPU time counts o
 _FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
-# The columns of the table, and what each has of a row.
-_COLUMNS = {
-    "rank": "{rank}",
-    "device": "{device}",
-    "step ms": "{step_ms:.2f}",
-    "all-reduce ms": "{all_reduce_ms:.1f}",
-    "by": "{transport}",
-}
-
 
 def main() -> int:
     """Measures, and prints the table in one task; returns 1 if there is a warning, else 0."""
@@ -60,18 +50,13 @@ def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     resolver = SlurmClusterResolver(**options["resolver"])
     cluster = resolver.cluster
-    task = cluster.task
     # `check` has met the other tasks before.
-    assert task
+    assert cluster.task
     assert cluster.service
     warnings = []
-    if task.job in ("chief", "worker"):
+    if resolver.task_type in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
-        row = _measure(strategy, task)
-        network = nccl_network(log)
-        row["transport"] = f"NCCL, {network}" if network else ""
-        fast = [path for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
-        row["unused"] = fast if network == "Socket" else []
+        row = {"rank": cluster.task.rank, **_measure(strategy, log)}
         told = strategy.workers.exchange("tells what it has measured", row)
         rows = sorted(told, key=itemgetter("rank"))
         warnings = find_warnings(rows, cluster.name_of)
@@ -86,9 +71,11 @@ def main() -> int:
     return 1 if warnings else 0
 
 
-def _measure(strategy: MultiWorkerMirroredStrategy, task: Task) -> Row:
-    """Returns what this task measures, in turn with all others that train."""
-    exchange = strategy.workers.exchange
+def _measure(strategy: MultiWorkerMirroredStrategy, log: str) -> Row:
+    """Returns what this task measures, at the same time as all others that train.
+
+    NCCL writes its log to files whose names begin with `log`.
+    """
     matrix = tf.random.stateless_normal((1024, 1024), (1, 2))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -104,18 +91,14 @@ def _measure(strategy: MultiWorkerMirroredStrategy, task: Task) -> Row:
 
         return strategy.experimental_local_results(strategy.run(replica))[0]
 
-    steps = []
-    for turn in range(2 * _MEASUREMENTS):  # half of the tasks at a time, as they may share CPUs
-        exchange("measures a step", None)
-        if turn % 2 == task.local_rank % 2:
-            steps.append(_mean_time(step, _TIMES))
-    exchange("measures an all-reduce", None)
-    return {
-        "rank": task.rank,
+    row = {
         "device": "GPU" if tf.config.get_visible_devices("GPU") else "CPU",  # TensorFlow's default
-        "step_ms": round(min(steps), 3),
-        "all_reduce_ms": round(_mean_time(reduce, _MEASUREMENTS), 2),
+        "step_ms": min(_mean_time(step, _TIMES) for _ in range(_MEASUREMENTS)),
+        "all_reduce_ms": _mean_time(reduce, _MEASUREMENTS),
     }
+    network = nccl_network(log)
+    fast = [path for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
+    return {**row, "network": network, "unused": fast if network == "Socket" else []}
 
 
 def _mean_time(action: Callable[[], tf.Tensor], times: int) -> float:
@@ -127,34 +110,35 @@ def _mean_time(action: Callable[[], tf.Tensor], times: int) -> float:
 def nccl_network(log: str) -> str:
     """Returns the network that NCCL names in its log, such as "IB"; '' where it names none."""
     text = "".join(Path(name).read_text("utf-8", "replace") for name in glob.glob(f"{log}*"))
-    found = re.findall(r"(?:Using network |via NET/)([^/\n]+)", text)
-    return found[-1].strip() if found else ""
+    networks = re.findall(r"(?:Using network |via NET/)([^/\n]+)", text)
+    return networks[-1].strip() if networks else ""
 
 
 def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     median = statistics.median(row["step_ms"] for row in rows)
-    warnings = [
+    slow = [
         slow_task(name_of(row["rank"]), row["step_ms"] / median)
         + "; look at what else runs on its node, and at the CPUs that it was given"
         for row in rows
         if row["step_ms"] > _FAR_SLOWER * median
     ]
-    for row in rows:
-        if row["unused"]:
-            warnings.append(
-                f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
-                f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
-                "NCCL_DEBUG=INFO"
-            )
-            break
-    return warnings
+    unused = [
+        f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
+        f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
+        "NCCL_DEBUG=INFO"
+        for row in rows
+        if row["unused"]
+    ]
+    return slow + unused[:1]
 
 
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
     """Returns a table by rank, and the warnings."""
-    cells = [[cell.format(**row) for cell in _COLUMNS.values()] for row in rows]
-    lines = aligned([[*_COLUMNS], *cells], numbers=(2, 3))
+    text = "{rank}|{device}|{step_ms:.2f}|{all_reduce_ms:.1f}|{network}"
+    cells = [text.format(**row).split("|") for row in rows]
+    heads = ["rank", "device", "step ms", "all-reduce ms", "NCCL's network"]
+    lines = aligned([heads, *cells], numbers=(2, 3))
     return "\n".join([*lines, *map(warning, warnings)])
 
 
