@@ -12,9 +12,6 @@ It stays in the folder, and the next older one is used.
 
 A file in the folder names the training that it belongs to. A new job with the same model continues
 the training. Another task of a job array must not, and two jobs must not save at the same time.
-
-Others may write to the folder, too. A symbolic link where a save writes is an error: nothing
-outside the folder changes.
 """
 
 from __future__ import annotations
@@ -22,10 +19,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import socket
 import tempfile
-from typing import Any
 
 import tensorflow as tf
 
@@ -39,8 +34,6 @@ _OWNER = "slurm_resolver.owner"
 _LISTED = 4  # ranks that a message names
 # The files of an interrupted save.
 _UNFINISHED = r"ckpt-\d+_temp|checkpoint\.tmp.*"
-_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the reader of a pipe
-_CANNOT_WRITE = (tf.errors.OpError, OSError)
 # What TensorFlow raises where a model and a checkpoint do not fit each other.
 _OF_OTHER_MODELS = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
 
@@ -52,13 +45,13 @@ class CheckpointFolder:
         self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
     ) -> None:
         self.directory = directory
-        self._is_local = "://" not in directory  # else TensorFlow has a file system for it
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
         label = ranks.step.job_label
         job = f"job {label}" if label else "a training without Slurm"
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
+        self._owner_file = self._path(_OWNER)
 
     def restore_newest(self, complete: bool = False) -> str | None:
         """Restores the newest checkpoint that all ranks can read, and claims the folder.
@@ -76,8 +69,8 @@ class CheckpointFolder:
         path = None
         for number in numbers:
             path = self._path(f"ckpt-{number}")
-            told = self._ranks.compare("the restore", self._restore(path, complete))
-            damaged = {rank: damage for rank, damage in told.items() if damage}
+            damage_of = self._ranks.compare("the restore", self._restore(path, complete))
+            damaged = {rank: damage for rank, damage in damage_of.items() if damage}
             if not damaged:
                 break
             seen_by = shorten([*damaged], _LISTED)
@@ -99,24 +92,24 @@ class CheckpointFolder:
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
             counter.assign(numbers[0])
         if self._ranks.leads:
-            with self._open_owner("w") as file:
+            with tf.io.gfile.GFile(self._owner_file, "w") as file:
                 file.write(self._owner)
-            self._remove(_UNFINISHED)
+            self._remove_unfinished()
         return path
 
     def _find_numbers(self) -> list[int]:
         """Returns the numbers of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
         indices = self._list(r"ckpt-\d+\.index")
-        own = sorted((int(name[5:-6]) for name in indices), reverse=True)
-        told = self._ranks.compare("the restore", [problem, own])
-        problem, newest = next(iter(told.values()))  # the leader's
+        numbers = sorted((int(name[5:-6]) for name in indices), reverse=True)
+        seen = self._ranks.compare("the restore", [problem, numbers])
+        problem, newest = next(iter(seen.values()))  # the leader's
         if problem:
             raise ResumeError(problem)
-        found = {rank: numbers for rank, (_, numbers) in told.items()}
-        if any(found.values()) and not set.intersection(*map(set, found.values())):
+        numbers_of = {rank: numbers for rank, (_, numbers) in seen.items()}
+        if any(numbers_of.values()) and not set.intersection(*map(set, numbers_of.values())):
             listed = "; ".join(
-                f"{rank}: {numbers[:2] or 'none'}" for rank, numbers in found.items()
+                f"{rank}: {numbers[:2] or 'none'}" for rank, numbers in numbers_of.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
@@ -127,28 +120,20 @@ class CheckpointFolder:
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
-        link = self._find_link(f"{_OWNER}|{_UNFINISHED}")
-        if link:
-            return link
         try:
             tf.io.gfile.makedirs(self.directory)
-            with self._open_owner("a") as file:
+            with tf.io.gfile.GFile(self._owner_file, "a") as file:
                 file.write("")
-        except _CANNOT_WRITE as error:
+        except tf.errors.OpError as error:
             return (
                 f"{self.directory!r}: {cause_of(error)}; expected a folder to write checkpoints to."
             )
-        found = self._read_owner()
-        expected = re.match(r"job \w+_(\d+),|job |a training |$", found)
-        if not expected:  # it may be a hard link
-            return (
-                f"{self._path(_OWNER)} begins with {found[:40]!r}: expected what this package has "
-                "written. Remove it."
-            )
-        if not expected[1] or self._ranks.step.array_task_id in (None, expected[1]):
+        owner = self._read_owner()
+        task = re.match(r"job \w+_(\d+),", owner)
+        if not task or self._ranks.step.array_task_id in (None, task[1]):
             return ""
         return (
-            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
+            f"the checkpoints in {self.directory!r} are those of {owner}, and this is "
             f"{self._owner}: one would end with the other's weights. Give each task its own "
             f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
             "from the beginning."
@@ -191,22 +176,17 @@ class CheckpointFolder:
             self._checkpoint.save_counter.assign_add(1)
             if self.is_read_together():
                 # All variables are read before the write can fail.
-                with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(*_CANNOT_WRITE):
+                unwritten = contextlib.suppress(tf.errors.OpError, OSError)
+                with tempfile.TemporaryDirectory() as scratch, unwritten:
                     self._checkpoint.write(os.path.join(scratch, "unused"))
             return ""
-        found = self._read_owner()
-        if found not in ("", self._owner):
+        owner = self._read_owner()
+        if owner not in ("", self._owner):
             raise ResumeError(
-                f"{self.directory!r} has been taken over by {found}, while {self._owner} is still "
+                f"{self.directory!r} has been taken over by {owner}, while {self._owner} is still "
                 "training. This one stops, so that the two do not mix. Give each training its own "
                 "folder."
             )
-        number = int(self._checkpoint.save_counter.numpy()) + 1
-        written = rf"ckpt-{number}(_temp|\..*)"
-        link = self._find_link(written)
-        if link:
-            raise ResumeError(link)
-        self._remove(written)
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
         logger = tf.get_logger()
@@ -215,7 +195,7 @@ class CheckpointFolder:
         try:
             return str(self._manager.save())
         except Exception:
-            self._remove(_UNFINISHED)
+            self._remove_unfinished()
             raise
         finally:
             logger.disabled = before
@@ -230,22 +210,13 @@ class CheckpointFolder:
             for one in variables
         )
 
-    def _find_link(self, pattern: str) -> str:
-        """Returns why nothing can be written to these names: one is a symbolic link; else ''."""
-        for path in map(self._path, self._list(pattern)):
-            if os.path.islink(path):
-                return f"{path} is a symbolic link, through which a save would write: remove it."
-        return ""
-
-    def _remove(self, pattern: str) -> None:
-        """Removes files, folders and links, and nothing behind a link."""
-        # TensorFlow's function would follow a link.
-        remove_folder = shutil.rmtree if self._is_local else tf.io.gfile.rmtree
-        for path in map(self._path, self._list(pattern)):
-            if tf.io.gfile.isdir(path) and not os.path.islink(path):
-                remove_folder(path)
-            else:
-                tf.io.gfile.remove(path)
+    def _remove_unfinished(self) -> None:
+        """Removes what an interrupted save has left."""
+        for path in map(self._path, self._list(_UNFINISHED)):
+            try:
+                tf.io.gfile.remove(path)  # also a link, and not what it leads to
+            except tf.errors.OpError:
+                tf.io.gfile.rmtree(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
@@ -254,20 +225,10 @@ class CheckpointFolder:
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:
-        with contextlib.suppress(*_CANNOT_WRITE), self._open_owner("r") as file:
-            return str(file.read(1000))
+        with contextlib.suppress(tf.errors.OpError):
+            file = tf.io.gfile.GFile(self._owner_file, "rb")
+            return str(file.read(1000), errors="replace")
         return ""
-
-    def _open_owner(self, mode: str) -> Any:
-        path = self._path(_OWNER)
-        if self._is_local:
-            return open(
-                path,
-                mode,
-                errors="replace",
-                opener=lambda path, flags: os.open(path, flags | _NO_LINK, 0o666),
-            )
-        return tf.io.gfile.GFile(path, mode)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
