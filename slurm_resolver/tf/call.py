@@ -180,9 +180,9 @@ class Call:
             cause = _CAUSE.search(message["why"])
             name = self.client.name_of(message["gone"])
             reason = cause[0] if cause else _describe_loss(name, message["why"])
-            own = self.client.name_of(self.client.address.rank)
-            if reason.startswith(own):
-                reason = f"{own} was stopped or cut off, and the others have ended without it"
+            this = self.client.name_of(self.client.address.rank)
+            if reason.startswith(this):
+                reason = f"{this} was stopped or cut off, and the others have ended without it"
             with self.lock:
                 if not self.loss:  # else it follows from that
                     warn("%s", reason)

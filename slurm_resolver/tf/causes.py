@@ -36,7 +36,7 @@ _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])")  # and no
 _CALL_OF_LEADER = "/tensorflow.CoordinationService/"
 
 
-def lost_task(error: BaseException, names: Sequence[str], own: str) -> str:
+def lost_task(error: BaseException, names: Sequence[str], this: str) -> str:
     """Returns the first other task that an error of TensorFlow reports as lost, or ''.
 
     Args:
@@ -49,7 +49,7 @@ def lost_task(error: BaseException, names: Sequence[str], own: str) -> str:
     tasks = [f"{job} {index}" for job, index in _TASK.findall(text)]
     if _CALL_OF_LEADER in text:
         tasks += names[:1]
-    return next((task for task in tasks if task in names and task != own), "")
+    return next((task for task in tasks if task in names and task != this), "")
 
 
 def cause_of(error: BaseException) -> str:

@@ -57,8 +57,8 @@ def main() -> int:
     if resolver.task_type in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
         row = {"rank": cluster.task.rank, **_measure(strategy, log)}
-        told = strategy.workers.exchange("tells what it has measured", row)
-        rows = sorted(told, key=itemgetter("rank"))
+        measured = strategy.workers.exchange("tells what it has measured", row)
+        rows = sorted(measured, key=itemgetter("rank"))
         warnings = find_warnings(rows, cluster.name_of)
         if row == rows[0]:
             print(

@@ -53,7 +53,7 @@ ENDED = (
 _MISMATCHES = "mismatch in the collective|expected type"
 
 
-class _Given(NamedTuple):
+class _Offer(NamedTuple):
     """What a worker gives in an exchange."""
 
     worker: str  # its name
@@ -90,50 +90,50 @@ class Workers(Call):
         """
         if len(self.names) < 2:
             return [value]
-        given = self._give(does)._replace(value=value, remedy=remedy)
-        told = self._gather(given) if self.client else self._gather_by_tensorflow(given)
-        for other in told:
-            if other.does != told[0].does:
-                reason = self.failure or _describe(told[0], other)
+        offer = self._give(does)._replace(value=value, remedy=remedy)
+        offers = self._gather(offer) if self.client else self._gather_by_tensorflow(offer)
+        for other in offers:
+            if other.does != offers[0].does:
+                reason = self.failure or _describe(offers[0], other)
                 with self.lock:  # all workers raise it
                     self.failure = reason if self.call else ""
                 raise FitError(reason)
-        return [other.value for other in told]
+        return [other.value for other in offers]
 
-    def _give(self, does: str) -> _Given:
+    def _give(self, does: str) -> _Offer:
         within = self.calls if self.call else None
-        return _Given(
+        return _Offer(
             self.name,
             does,
             self._steps,
             within,
         )
 
-    def _gather(self, given: _Given) -> list[_Given]:
+    def _gather(self, offer: _Offer) -> list[_Offer]:
         """Returns what all workers give."""
         try:
             with self.doing(State.EXCHANGE), reporter.doing(MEETING):
                 by_rank = self.client.gather(
                     _PURPOSE,
-                    given,
+                    offer,
                     None,
                     self.ranks,
                 )
         except RendezvousError as error:
             # One that is lost says why; one that has left may have left out the call.
             self.await_reason()
-            own = f"this worker {given.does}: {error} {IN_ALL}"
-            raise self.passing_on(self.failure or self.loss or own) from None
-        return [_Given(*given) for given in by_rank.values()]
+            reason = f"this worker {offer.does}: {error} {IN_ALL}"
+            raise self.passing_on(self.failure or self.loss or reason) from None
+        return [_Offer(*offer) for offer in by_rank.values()]
 
-    def _gather_by_tensorflow(self, given: _Given) -> list[_Given]:
+    def _gather_by_tensorflow(self, offer: _Offer) -> list[_Offer]:
         """Returns what all workers give, under TF_CONFIG, where there is no service."""
         strategy = self._strategy
-        line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
-        own = strategy.experimental_distribute_values_from_function(lambda context: line)
-        lines = bytes(strategy.gather(own, axis=0).numpy().tolist()).splitlines()
+        line = tf.constant(list(json.dumps(offer).encode() + b"\n"), tf.int32)
+        per_replica = strategy.experimental_distribute_values_from_function(lambda context: line)
+        lines = bytes(strategy.gather(per_replica, axis=0).numpy().tolist()).splitlines()
         replicas = len(strategy.extended.worker_devices)
-        return [_Given(*json.loads(line)) for line in lines[::replicas]]
+        return [_Offer(*json.loads(line)) for line in lines[::replicas]]
 
     @contextlib.contextmanager
     def step(self, begins: str = STEP) -> Iterator[None]:
@@ -199,7 +199,7 @@ class Workers(Call):
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
         texts = []
         for value in dict.fromkeys(values):
-            held = [name for name, own in zip(self.names, values) if own == value]
+            held = [name for name, held_value in zip(self.names, values) if held_value == value]
             texts.append(f"{value} in {shorten(held, _LISTED)}")
         return ", ".join(texts)
 
@@ -249,23 +249,23 @@ class Workers(Call):
             comes = self.state is State.EXCHANGE or self.client.begun[_PURPOSE] >= number
             if purpose != _PURPOSE or comes or self.state is State.FAILED:
                 return
-            given = _Given(*json.loads(message["value"]))
-            if given.does == _UNMADE:  # this worker may wait in the same variable
+            waiting = _Offer(*json.loads(message["value"]))
+            if waiting.does == _UNMADE:  # this worker may wait in the same variable
                 self._is_unmade = True
                 abort_collectives(f"{self.name} makes another variable")
-            elif given.within == self.calls and not self.call:
+            elif waiting.within == self.calls and not self.call:
                 self.client.offer(_PURPOSE, self._give("has ended that call"))
-            elif given.steps < self._steps and reporter.phase != DATA:  # there may be no data
-                own = self._give(self._begins)
-                self.client.offer(_PURPOSE, own)
-                abort_collectives(_describe(given, own))
+            elif waiting.steps < self._steps and reporter.phase != DATA:  # there may be no data
+                answer = self._give(self._begins)
+                self.client.offer(_PURPOSE, answer)
+                abort_collectives(_describe(waiting, answer))
 
 
-def _describe(given: _Given, other: _Given) -> str:
+def _describe(offer: _Offer, other: _Offer) -> str:
     """Returns what two workers do, and what to do about it."""
     remedy = IN_ALL
     if other.does == STEP:
-        remedy = given.remedy
-    elif given.does == STEP:
+        remedy = offer.remedy
+    elif offer.does == STEP:
         remedy = other.remedy
-    return f"{given.worker} {given.does}, and {other.worker} {other.does}. {remedy}"
+    return f"{offer.worker} {offer.does}, and {other.worker} {other.does}. {remedy}"

@@ -69,10 +69,10 @@ class Name:
 
     def get(self) -> Any:
         """Returns the class, function or method; raises an error if it is missing."""
-        found = self.find()
-        if found is None:
+        value = self.find()
+        if value is None:
             raise error_of(self)
-        return found
+        return value
 
     def of(self, thing: object, *default: object) -> Any:
         """Returns an attribute of a thing; the default is for a thing of another class.
@@ -147,7 +147,7 @@ def error_of(first: Name, *others: Name) -> Exception:
 
 def missing(needed_by: str, *things: object) -> list[Name]:
     """Returns which names are missing, or are those of attributes that one of the things lacks."""
-    return [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
+    return [name for name in table if name.needed_by == needed_by and name.is_missing(*things)]
 
 
 @functools.cache  # before anything is replaced

@@ -141,11 +141,11 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         for job, addresses in self._cluster.jobs().items():
             definition.job.add(name=job).tasks.update(enumerate(addresses))
         self._spec = tf.train.ClusterSpec(definition)
-        own = self._cluster.task
-        self.task_type = own.job if own else None
-        self.task_id = own.index if own else None
+        task = self._cluster.task
+        self.task_type = task.job if task else None
+        self.task_id = task.index if task else None
         self.rpc_layer = rpc_layer
-        if own:
+        if task:
             tell_once(describe_own_task(self._cluster))
         join(self._cluster)
 
@@ -189,9 +189,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         task_id = self.task_id if task_id is None else task_id
         if None in (task_type, task_id):
             return ""
-        own = self._cluster.task
-        if own and (task_type, task_id) == (own.job, own.index):
-            address = own.address  # an evaluator is not in the cluster's spec
+        task = self._cluster.task
+        if task and (task_type, task_id) == (task.job, task.index):
+            address = task.address  # an evaluator is not in the cluster's spec
         else:
             address = self.cluster_spec().task_address(task_type, task_id)
         layer = rpc_layer or self.rpc_layer

@@ -54,17 +54,17 @@ def join(cluster: Cluster) -> None:
     A task of a step with servers takes part in their training. An evaluator's program never needs
     the service, but the others may meet in its process.
     """
-    own = cluster.task
-    if not own or not cluster.step.is_live:
+    task = cluster.task
+    if not task or not cluster.step.is_live:
         return
-    _check_connections(own.address, cluster.step.start_seconds)
+    _check_connections(task.address, cluster.step.start_seconds)
     take_part(cluster)
     service = cluster.service
-    if service and service.hosts_service and own.job == "evaluator":
+    if service and service.hosts_service and task.job == "evaluator":
         connect(service, cluster.name_of)
 
 
-def _check_connections(own: str, seconds: float) -> None:
+def _check_connections(own_address: str, seconds: float) -> None:
     """Lets `tf.config.experimental_connect_to_cluster` fail where it would wait without end.
 
     It waits until there is a server at each address of the cluster, also at `own`, this task's.
@@ -78,7 +78,7 @@ def _check_connections(own: str, seconds: float) -> None:
         # With parameter servers, the strategy has waited for them.
         for address in [] if "ps" in jobs else addresses:
             while address != served and not answers(address):
-                if address == own or time.monotonic() > until:
+                if address == own_address or time.monotonic() > until:
                     raise JobsError(
                         "tf.config.experimental_connect_to_cluster waits without end unless all "
                         f"tasks of the cluster serve, and no server listens at {address}. Remove "
@@ -94,17 +94,17 @@ def _check_connections(own: str, seconds: float) -> None:
 def take_part(cluster: Cluster) -> Member | None:
     """Announces this task to those that serve and train; returns None if it is not among them."""
     service = cluster.service
-    own = cluster.task
-    if not service or not own or "ps" not in cluster.roles:
+    this_task = cluster.task
+    if not service or not this_task or "ps" not in cluster.roles:
         return None
     announced = announcement(
-        [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
+        [(task.job, task.index, task.address) for task in cluster.tasks], this_task.rank
     )
     if not announced:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-    if own.job == "chief":
+    if this_task.job == "chief":
         _let_coordinators_end()
     key = (service, announced["cluster"], os.getpid())
     if key not in _members:
@@ -116,8 +116,8 @@ def can_serve(cluster: Cluster) -> bool:
     """Whether this task may only serve those that train: a ps, or a worker beside a chief."""
     jobs = {*cluster.roles}
     servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
-    own = cluster.task
-    return own is not None and own.job in servers and not jobs.isdisjoint(TRAIN)
+    task = cluster.task
+    return task is not None and task.job in servers and not jobs.isdisjoint(TRAIN)
 
 
 def serve(
@@ -127,9 +127,9 @@ def serve(
 ) -> int:
     """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
     cluster = resolver.cluster
-    own = cluster.task
-    if not own or not can_serve(cluster):
-        where = f"{own.job} {own.index}" if own else "a process"
+    task = cluster.task
+    if not task or not can_serve(cluster):
+        where = f"{task.job} {task.index}" if task else "a process"
         jobs = ", ".join(sorted(cluster.roles)) or "none"
         raise JobsError(
             f"serve() in {where} of a cluster with the jobs {jobs}; "
@@ -146,7 +146,7 @@ def serve(
     offer_readiness(cluster)
     if server is None and not member.outcome:
         server = tf.distribute.Server(
-            resolver.cluster_spec(), own.job, own.index, protocol=resolver.rpc_layer
+            resolver.cluster_spec(), task.job, task.index, protocol=resolver.rpc_layer
         )
     outcome = member.await_over()
     if outcome.status:

@@ -74,42 +74,42 @@ def starting_together(
 
 def _refuse_second(cluster: Cluster) -> None:
     """Raises RendezvousError if this task has a strategy already, whose server has its port."""
-    own = cluster.task
-    assert own
-    if own.address in _served:
+    task = cluster.task
+    assert task
+    if task.address in _served:
         raise RendezvousError(
-            f"this process has a strategy already, whose server listens at {own.address}, and "
+            f"this process has a strategy already, whose server listens at {task.address}, and "
             "TensorFlow starts only one in a process. Create the strategy once, before any loop, "
             "and each new model in its scope; or train each model in its own process, one after "
             "the other."
         )
     if len(cluster.tasks) == 1:
-        with listening(own) as problem:
+        with listening(task) as problem:
             if problem:
                 raise RendezvousError(
-                    f"{cluster.name_of(own.rank)}, the only task of its step, cannot listen at "
+                    f"{cluster.name_of(task.rank)}, the only task of its step, cannot listen at "
                     f"{problem}: a second program in the same task, such as a second notebook? To "
                     "train alone beside it, set SLURM_RESOLVER=off, or give it another port_base."
                 )
 
 
 def choose_communication(
-    given: tf.distribute.experimental.CommunicationOptions | None,
+    of_program: tf.distribute.experimental.CommunicationOptions | None,
     group: Group | None,
     resolver: object,
 ) -> tf.distribute.experimental.CommunicationOptions | None:
-    """Returns CommunicationOptions for NCCL if each task has its own GPUs, else `given`, for gRPC.
+    """Returns CommunicationOptions for NCCL if each task has its own GPUs, else the program's.
 
-    All tasks of the group call this with what `starting_together` gave. `given` are the program's
-    own options, or None. If they name an implementation, they are returned as they are.
+    All tasks of the group call this with what `starting_together` gave. `of_program` are the
+    program's options, or None. If they name an implementation, they are returned as they are.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
-    options = given or tf.distribute.experimental.CommunicationOptions()
+    options = of_program or tf.distribute.experimental.CommunicationOptions()
     is_free = options.implementation is implementations.AUTO
     usable = len(tf.config.get_visible_devices("GPU"))
     cluster = cluster_of(resolver)
     if cluster is None:
-        return given
+        return of_program
     if cluster.gpus and not usable:
         why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         warn_once(
@@ -118,12 +118,13 @@ def choose_communication(
         )
     nccl = usable > 1
     if group:
-        devices = group.gather(
+        devices_of = group.gather(
             "the choice of NCCL",
             task_devices(cluster, usable),
             _CHOICE_SECONDS,
         )
-        transport = find_transport({name: TaskDevices(*own) for name, own in devices.items()})
+        tasks = {name: TaskDevices(*devices) for name, devices in devices_of.items()}
+        transport = find_transport(tasks)
         nccl = transport.nccl
         text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
         if "SLURM_STEP_GPUS" in text:
@@ -131,7 +132,7 @@ def choose_communication(
         elif is_free:
             tell_once(text)
     if not (is_free and nccl):
-        return given
+        return of_program
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options.bytes_per_pack,
         timeout_seconds=options.timeout_seconds,

@@ -38,10 +38,10 @@ def refuse_hooks(resolver: type) -> None:
 
 
 def layout_by_counts(
-    given: TasksPerNode, step: SlurmStep, options: ClusterOptions
+    tasks_per_node: TasksPerNode, step: SlurmStep, options: ClusterOptions
 ) -> StepAndLayout:
     """Returns the layout with these numbers of tasks, and the step as corrected by them."""
-    counts = given
+    counts = tasks_per_node
     if not isinstance(counts, Mapping):
         hosts = step.require(SlurmStep.nodes)
         counts = dict.fromkeys(hosts, counts)

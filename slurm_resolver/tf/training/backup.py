@@ -172,8 +172,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
-        own = (self, self._first)  # Keras' list may be that of an earlier fit
-        self._others = [other for other in callbacks.callbacks if other not in own]
+        ours = (self, self._first)  # Keras' list may be that of an earlier fit
+        self._others = [other for other in callbacks.callbacks if other not in ours]
         self._first = keras.callbacks.LambdaCallback(
             on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
         )
@@ -199,7 +199,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
         # draw the masks of dropout, and are no weights; and what it has in lists.
         weights = set(map(id, model.weights))
-        left_out = [one.value for one in model.variables if id(one) not in weights]
+        left_out = [variable.value for variable in model.variables if id(variable) not in weights]
         left_out += _listed_variables(model)
         folder = os.fspath(self.options["directory"])
         self._key = os.path.abspath(folder)
@@ -314,7 +314,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             return
         saved = self._saved["metrics"]
         variables = self._metrics()
-        if [np.shape(value) for value in saved] == [one.shape for one in variables]:
+        if [np.shape(value) for value in saved] == [variable.shape for variable in variables]:
             for variable, value in zip(variables, saved):
                 variable.assign(value)
         else:
@@ -332,10 +332,14 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         package, metrics are alike in all replicas.
         """
         strategy = self.model.distribute_strategy
-        found = [variable.value for metric in self.model.metrics for variable in metric.variables]
+        variables = [
+            variable.value for metric in self.model.metrics for variable in metric.variables
+        ]
         if sharing_of(strategy):
-            return found
-        return [part for one in found for part in strategy.experimental_local_results(one)]
+            return variables
+        return [
+            part for variable in variables for part in strategy.experimental_local_results(variable)
+        ]
 
     def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
@@ -349,7 +353,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 name: float(value) if np.ndim(value) == 0 else np.asarray(value)
                 for name, value in self._logs.items()
             },
-            "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
+            "metrics": self._trained_metrics or [variable.numpy() for variable in self._metrics()],
             "random": random_states(),
             "steps": private_names.NUM_BATCHES.of(self._data),
             "stop": bool(self.model.stop_training),
@@ -412,7 +416,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_begin(self, logs: Logs = None) -> None:
         """Keeps the metrics of the training, which a validation resets."""
         if self._data:
-            self._trained_metrics = [one.numpy() for one in self._metrics()]
+            self._trained_metrics = [variable.numpy() for variable in self._metrics()]
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Saves on a signal: a validation may take longer than Slurm waits."""
@@ -465,13 +469,15 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _listed_variables(model: keras.Model) -> list[tf.Variable]:
     """Returns the `tf.Variable`s in lists, tuples and dicts of a model or its layers."""
-    found = []
+    variables = []
     for layer in private_names.FLATTEN_LAYERS.of(model)():
         for value in vars(layer).values():
             if isinstance(value, (list, tuple, dict)):
                 with contextlib.suppress(TypeError):  # a dict whose keys have no order
-                    found += [one for one in tf.nest.flatten(value) if isinstance(one, tf.Variable)]
-    return found
+                    variables += [
+                        item for item in tf.nest.flatten(value) if isinstance(item, tf.Variable)
+                    ]
+    return variables
 
 
 def _unbuilt_optimizers(model: keras.Model) -> Iterator[str]:

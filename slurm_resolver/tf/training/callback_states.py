@@ -93,7 +93,7 @@ _CONTENTS: dict[Any, tuple[Method, Method]] = {
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (lambda generator: generator.bit_generator.state, _set_state),
     (tf.Variable, getattr(keras, "Variable", tf.Variable), *_WITH_VARIABLES): (
-        lambda owner: [one.numpy() for one in _variables_of(owner)],
+        lambda owner: [variable.numpy() for variable in _variables_of(owner)],
         _set_values,
     ),
     (collections.deque, list): (list, _refill),
@@ -116,16 +116,18 @@ class CallbackStates:
             # A progress bar belongs to its terminal.
             if not isinstance(callback, keras.callbacks.ProgbarLogger):
                 self._callbacks[f"{kind} {counts[kind]}"] = callback
-        self._saved = {id(one) for one in [*saved, *self._callbacks.values()]}
-        self._before = {name: self._read(one) for name, one in self._callbacks.items()}
+        self._saved = {id(item) for item in [*saved, *self._callbacks.values()]}
+        self._before = {name: self._read(item) for name, item in self._callbacks.items()}
 
     def collect(self) -> dict[str, State]:
         """Returns by callback what has changed.
 
         A callback is left out if some of it cannot be restored: half may be worse than nothing.
         """
-        found = {name: self._changes(name) for name in self._callbacks}
-        return {name: state for name, state in found.items() if all(map(_is_whole, state.values()))}
+        changes = {name: self._changes(name) for name in self._callbacks}
+        return {
+            name: state for name, state in changes.items() if all(map(_is_whole, state.values()))
+        }
 
     def apply(self, states: dict[str, State]) -> None:
         """Restores those callbacks that exist."""
@@ -228,7 +230,9 @@ class _Reader(pickle.Pickler):
             below = _Reader(self._saved | {id(value)})
             return [below.part_of(cell.cell_contents) for cell in value.__closure__ or ()]
         if isinstance(value, _WITH_VARIABLES):
-            return [one.numpy() for one in value.variables if id(one) not in self._saved]
+            return [
+                variable.numpy() for variable in value.variables if id(variable) not in self._saved
+            ]
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
             return next(_numbers)  # never the same, as its state cannot be read
         return None

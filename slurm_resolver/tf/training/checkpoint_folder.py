@@ -202,12 +202,12 @@ class CheckpointFolder:
 
     def is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
-        found = tf.train.TrackableView(self._checkpoint).descendants()
+        objects = tf.train.TrackableView(self._checkpoint).descendants()
         # Keras 3's variables hold TensorFlow's.
-        variables = [*found, *(getattr(one, "value", None) for one in found)]
+        variables = [*objects, *(getattr(item, "value", None) for item in objects)]
         return any(
-            getattr(one, "synchronization", None) == tf.VariableSynchronization.ON_READ
-            for one in variables
+            getattr(item, "synchronization", None) == tf.VariableSynchronization.ON_READ
+            for item in variables
         )
 
     def _remove_unfinished(self) -> None:

@@ -68,7 +68,7 @@ def look_through(dataset: tf.data.Dataset) -> Findings:
     graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
     if not graph.node:
         return Findings(again=True)
-    functions = {one.signature.name: one.node_def for one in graph.library.function}
+    functions = {body.signature.name: body.node_def for body in graph.library.function}
     nodes = {node.name: node for node in graph.node}
     called = [node for body in functions.values() for node in body]
     last = nodes[graph.node[-1].input[0].split(":")[0]]
@@ -107,20 +107,20 @@ def _draws_late(nodes: dict[str, NodeDef], node: NodeDef) -> bool:
         node = nodes[node.input[0].split(":")[0]]
         at_once.add(node.name)
     return any(
-        is_stateful(one) and one.op not in _ALIKE
-        for one in nodes.values()
-        if one.name not in at_once or one.op not in _SHUFFLES
+        is_stateful(other) and other.op not in _ALIKE
+        for other in nodes.values()
+        if other.name not in at_once or other.op not in _SHUFFLES
     )
 
 
 def _checksum(nodes: Iterable[NodeDef]) -> int:
-    found = 0
+    checksum = 0
     for node in nodes:
         tensor = node.attr["value"].tensor
         # Scalars, such as the size of a batch, and the names of files may differ at each start.
         if tensor.tensor_shape.dim and tensor.dtype != tf.string.as_datatype_enum:
-            found = zlib.crc32(tensor.SerializeToString(deterministic=True), found)
-    return found
+            checksum = zlib.crc32(tensor.SerializeToString(deterministic=True), checksum)
+    return checksum
 
 
 def _find_other(
@@ -130,16 +130,16 @@ def _find_other(
     for node in nodes.values():
         if _lacks_seed(nodes, node):
             return f"{node.op} has no seed: {SEED} first"
-        for one in _called(functions, node.attr["f"].func.name):
-            if is_random(one) and not any(one.attr[seed].i for seed in _SEEDS):
+        for called in _called(functions, node.attr["f"].func.name):
+            if is_random(called) and not any(called.attr[seed].i for seed in _SEEDS):
                 return (
-                    f"a function of the data calls {one.op} without a seed: {SEED} first, and pass "
-                    "seed=n to it"
+                    f"a function of the data calls {called.op} without a seed: {SEED} first, and "
+                    "pass seed=n to it"
                 )
-            draws = is_random(one) or one.op.startswith("Rng")
+            draws = is_random(called) or called.op.startswith("Rng")
             if draws and node.op.startswith("Parallel"):
                 return (
-                    f"a map with num_parallel_calls calls {one.op}, from which several threads "
+                    f"a map with num_parallel_calls calls {called.op}, from which several threads "
                     "draw: leave out num_parallel_calls, or use tf.random.stateless_uniform and "
                     "the like"
                 )
@@ -160,8 +160,8 @@ def _lacks_seed(nodes: dict[str, NodeDef], node: NodeDef) -> bool:
 def _called(functions: dict[str, Iterable[NodeDef]], name: str) -> list[NodeDef]:
     """Returns the nodes of a function, and of those that it calls."""
     left = dict(functions)
-    found = list(left.pop(name, ()))
-    for node in found:
+    body = list(left.pop(name, ()))
+    for node in body:
         for attr in node.attr.values():
-            found += left.pop(attr.func.name, ())
-    return found
+            body += left.pop(attr.func.name, ())
+    return body

@@ -32,7 +32,7 @@ def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
         )
     saved = tf.train.TrackableView(checkpoint).descendants()
     if any(node.op == "RngReadAndSkip" for node in nodes) and not any(
-        isinstance(one, tf.random.Generator) for one in saved
+        isinstance(item, tf.random.Generator) for item in saved
     ):
         return (
             "the step draws from a tf.random.Generator that is not saved: pass it, "

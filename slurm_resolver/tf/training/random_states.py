@@ -20,19 +20,21 @@ _FUNCTIONS: Any = (random.getstate, np.random.get_state)  # methods of the globa
 
 def random_states() -> States:
     """Returns the state of each generator that there is."""
-    return {name: pack(content_of(one)[0](one)) for name, one in _generators().items()}
+    return {
+        name: pack(content_of(generator)[0](generator)) for name, generator in _generators().items()
+    }
 
 
 def _generators() -> dict[str, object]:
     seeds = private_names.GLOBAL_OF_KERAS.get()(private_names.SEEDS_NAME.get())
-    found = {
+    generators = {
         "random": _FUNCTIONS[0].__self__,
         "numpy": _FUNCTIONS[1].__self__,
         "keras": seeds and seeds.state,
         # TensorFlow takes seeds from it outside of graphs.
         "tensorflow": private_names.EAGER_SEEDS.of(private_names.CONTEXT.get()(), None),
     }
-    return {name: generator for name, generator in found.items() if generator is not None}
+    return {name: generator for name, generator in generators.items() if generator is not None}
 
 
 def set_random_states(states: States) -> None:

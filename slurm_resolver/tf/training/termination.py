@@ -180,14 +180,16 @@ class SavingRanks:
         first = ("chief" if spec.get("chief") else "worker", 0)
         self.leads = not spec or (resolver.task_type, resolver.task_id) == first
 
-    def compare(self, purpose: str, own: object, seconds: float = Timeouts.save) -> dict[str, Any]:
+    def compare(
+        self, purpose: str, value: object, seconds: float = Timeouts.save
+    ) -> dict[str, Any]:
         """Returns the value of every rank, by the rank's name, the leader's first.
 
         All ranks call it, in the same order; otherwise it raises ResumeError, at the latest when
         the time of one of them is up. `purpose` is for messages, such as "the restore".
         """
         if self.count == 1:
-            return {"this process": own}
+            return {"this process": value}
         group = find_group(self._cluster, TRAIN) if self._cluster else None
         if not group:
             raise ResumeError(
@@ -195,7 +197,7 @@ class SavingRanks:
                 "strategy's resolver is another one: use a SlurmClusterResolver."
             )
         try:
-            return group.gather(purpose, own, seconds)
+            return group.gather(purpose, value, seconds)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
 
