@@ -38,7 +38,6 @@ _LISTED = 4  # workers that an error names
 _PURPOSE = "this call of fit, evaluate or predict"  # what workers tell each other about
 STEP = "begins the next step"
 STEP_OF_CALLBACK = "begins a step in a callback"
-_UNMADE = "cannot make a variable"
 # What to do if a worker ends an epoch while another one begins the next step of it.
 STOPPED = (
     "stop_training was set within the epoch in the worker that ends it: set it at the end of an "
@@ -69,7 +68,6 @@ class Workers(Call):
 
     _steps: int = 0  # how many steps this worker has begun
     _begins = STEP  # what it has begun with the others, as messages say it
-    _is_unmade = False  # whether another worker cannot make a variable
 
     def __init__(self, strategy: tf.distribute.Strategy, group: Group | None) -> None:
         super().__init__(strategy.cluster_resolver, group)
@@ -173,27 +171,21 @@ class Workers(Call):
             create: makes it from the other arguments, which are those of `tf.Variable`.
 
         Raises:
-            FitError: in every worker, if another one makes another variable, or none.
+            FitError: if another worker makes another variable, or none.
         """
         if not tf.distribute.in_cross_replica_context():
             return create(*args, **kwargs)  # in a step, which all workers take
+        begins = f"makes the variable {kwargs.get('name')!r} in strategy.scope()"
         try:
-            begins = f"makes the variable {kwargs.get('name')!r} in strategy.scope()"
             with reporter.doing(MEETING), self.step(begins):
                 return create(*args, **kwargs)
-        except (tf.errors.OpError, FitError) as error:
-            differ = self._is_unmade or re.search(_MISMATCHES, str(error))
-            # Another worker's failure has its own message.
-            if not self.client or self.absence or not differ:
+        except tf.errors.OpError as error:
+            if not re.search(_MISMATCHES, str(error)):
                 raise
-        value = kwargs["initial_value"]
-        value = tf.convert_to_tensor(value() if callable(value) else value)
-        own = f"{kwargs.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
-        told = self.exchange(_UNMADE, own)
-        raise FitError(
-            f"the workers make different variables: {self.holders(told)}. Build and compile the "
-            "same model in every worker"
-        )
+            raise FitError(
+                f"this worker {begins}, and another one makes a different variable "
+                f"({cause_of(error)}). Build and compile the same model in every worker"
+            ) from error
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
@@ -250,10 +242,7 @@ class Workers(Call):
             if purpose != _PURPOSE or comes or self.state is State.FAILED:
                 return
             waiting = _Offer(*json.loads(message["value"]))
-            if waiting.does == _UNMADE:  # this worker may wait in the same variable
-                self._is_unmade = True
-                abort_collectives(f"{self.name} makes another variable")
-            elif waiting.within == self.calls and not self.call:
+            if waiting.within == self.calls and not self.call:
                 self.client.offer(_PURPOSE, self._give("has ended that call"))
             elif waiting.steps < self._steps and reporter.phase != DATA:  # there may be no data
                 answer = self._give(self._begins)
