@@ -40,7 +40,6 @@ from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.log import debug, exit_at_once, warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
-from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 
 _GONE_SECONDS = 4.0  # in which the service names the task that is gone
@@ -163,9 +162,8 @@ class Call:
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         name = lost_task(error, self.names, self.name)
-        if name and self.client:
-            name = self.client.name_of(self.ranks[self.names.index(name)])
-        return name and _describe_loss(name, "it does not answer TensorFlow")
+        full_name = name and self.full_names[self.names.index(name)]
+        return name and _describe_loss(full_name, "it does not answer TensorFlow")
 
     def _take_failure(self, message: Message) -> None:
         """Ends the call, as another worker has failed in it."""
@@ -180,7 +178,7 @@ class Call:
             cause = _CAUSE.search(message["why"])
             name = self.client.name_of(message["gone"])
             reason = cause[0] if cause else _describe_loss(name, message["why"])
-            this = self.client.name_of(self.client.address.rank)
+            this = self.full_names[self.index]
             if reason.startswith(this):
                 reason = f"{this} was stopped or cut off, and the others have ended without it"
             with self.lock:
@@ -217,24 +215,20 @@ def abort_collectives(reason: str) -> None:
     abort(tf.errors.ABORTED, MARK + reason)
 
 
-def _shortened(print_error: Method) -> Method:
-    """Returns a `sys.excepthook` that prints the failure of another worker in one line.
+def _print_short(
+    kind: type[BaseException],
+    error: BaseException,
+    where: TracebackType | None,
+) -> None:
+    """Prints an error as before, but the failure of another worker in one line.
 
     The traceback in this worker says only where it waited; it is logged at the level DEBUG.
     """
-
-    def print_short(
-        kind: type[BaseException],
-        error: BaseException,
-        where: TracebackType | None,
-    ) -> None:
-        if isinstance(error, FitError) and error.is_passed_on:
-            debug("another worker has failed", error)
-            sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
-        else:
-            print_error(kind, error, where)
-
-    return print_short
+    if isinstance(error, FitError) and error.is_passed_on:
+        debug("another worker has failed", error)
+        sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
+    else:
+        _print_error(kind, error, where)
 
 
 def _leave() -> None:
@@ -252,6 +246,7 @@ def _leave() -> None:
 
 
 _newest: Call | None = None  # of the newest strategy
-sys.excepthook = _shortened(sys.excepthook)
+_print_error = sys.excepthook  # what the program or Python has set
+sys.excepthook = _print_short
 # After the functions that the program registers later.
 atexit.register(_leave)

@@ -105,7 +105,7 @@ def take_part(cluster: Cluster) -> Member | None:
     # A call to a server that has ended fails at once, instead of waiting for it.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     if this_task.job == "chief":
-        _let_coordinators_end()
+        private_names.STOP_PREEMPTION.replace(_stop)
     key = (service, announced["cluster"], os.getpid())
     if key not in _members:
         _members[key] = Member(connect(service, cluster.name_of), announced, _end_process)
@@ -154,16 +154,12 @@ def serve(
     return outcome.status
 
 
-def _let_coordinators_end() -> None:
-    """Lets a coordinator end that has lost a worker; otherwise it waits for the worker without end.
+def _stop(original: Method, handler: object) -> None:
+    """Stops a thread of TensorFlow's ClusterCoordinator that may wait for a worker without end.
 
-    A thread of TensorFlow's ClusterCoordinator waits for the worker to come back, and holds the
-    lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
-    coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
+    The thread waits for the worker to come back, and holds the lock that `stop`, called by
+    `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/coordinator/
+    cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
-
-    def stop(original: Method, handler: object) -> None:
-        private_names.SHOULD_RUN.set(handler, False)
-        private_names.UPDATE_OR_FINISH.of(handler).set()
-
-    private_names.STOP_PREEMPTION.replace(stop)
+    private_names.SHOULD_RUN.set(handler, False)
+    private_names.UPDATE_OR_FINISH.of(handler).set()

@@ -132,11 +132,9 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def agree(self, problem: str) -> None:
         """Raises ResumeError in all ranks if the leader has a problem with the checkpoint."""
-        if self.restored:
-            told = self._ranks.compare("the checkpoint", problem)
-            problem = next(iter(told.values()))  # the leader's
-            if problem:
-                raise ResumeError(problem)
+        problem = self._ranks.ask_leader("the checkpoint", problem) if self.restored else ""
+        if problem:
+            raise ResumeError(problem)
 
     def begin_data(self, batch_size: int) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
@@ -202,12 +200,11 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         received = self._termination.watch.received
         if not received or isinstance(error, OF_PEERS):  # another rank has ended
             return
-        told: dict[str, bool] = {}
-        with contextlib.suppress(ResumeError):
-            told = self._ranks.compare("the save after an error", is_between_steps, _ERROR_WAIT)
         # Where only SIGTERM came, another task may have failed: srun then ends this one by it.
         alone = self.leads and received != "SIGTERM" and not self._folder.is_read_together()
-        saves = next(iter(told.values()), alone and is_between_steps)  # what the leader has told
+        saves = alone and is_between_steps
+        with contextlib.suppress(ResumeError):
+            saves = self._ranks.ask_leader("the save after an error", is_between_steps, _ERROR_WAIT)
         end = "saved as it was before" if saves else "not saved, as the leader may be within"
         failed = "after %s, the training failed (%s); it is %s this step"
         warn(failed, received, cause_of(error), end)
@@ -263,19 +260,15 @@ class _QuietHandler(
     total_run_calls = 0  # reads its own property, and warns that it is deprecated
 
 
-def _let_others_end() -> None:
-    """Lets the thread that watches for other ranks' signals end without a traceback."""
-
-    def watch_quietly(watch: Method, handler: object) -> None:
-        with contextlib.suppress(tf.errors.OpError):
-            watch(handler)
-
-    private_names.WATCH_KEY.replace(watch_quietly, owner=_QuietHandler)
+def _watch_quietly(watch: Method, handler: object) -> None:
+    """Watches for other ranks' signals, and ends without a traceback."""
+    with contextlib.suppress(tf.errors.OpError):
+        watch(handler)
 
 
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
     global _handler
-    _let_others_end()
+    private_names.WATCH_KEY.replace(_watch_quietly, owner=_QuietHandler)
     termination.save_fn = lambda *args, **kwargs: _running.save()
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)

@@ -142,8 +142,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         try:
             # When the leader exits, Slurm ends the others too.
             seconds = _EXIT_WAIT if ranks.leads else Timeouts.save
-            told = ranks.compare("the exit", [status, wait], seconds)
-            status, wait = next(iter(told.values()))
+            status, wait = ranks.ask_leader("the exit", [status, wait], seconds)
         except ResumeError as error:  # such as a rank that has ended
             warn("%s", error)
         until = time.monotonic() + wait
@@ -200,6 +199,10 @@ class SavingRanks:
             return group.gather(purpose, value, seconds)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
+
+    def ask_leader(self, purpose: str, value: object, seconds: float = Timeouts.save) -> Any:
+        """Returns the leader's value; all ranks call it, and give theirs, as in `compare`."""
+        return next(iter(self.compare(purpose, value, seconds).values()))
 
 
 def _leave(status: int) -> None:
