@@ -5,7 +5,7 @@ A tensor, a dataset or a model starts it.
 
 from __future__ import annotations
 
-import os
+import linecache
 import sys
 import traceback
 from typing import Callable
@@ -14,7 +14,15 @@ from slurm_resolver.errors import StartError
 from slurm_resolver.tf import private_names
 
 _TOO_LATE = "must be configured at program startup"  # TensorFlow's words
-_OTHERS = ("tensorflow", "keras", "slurm_resolver")  # packages that start it for a program
+# The packages that start it for a program, and others between.
+_OTHERS = (
+    "tensorflow",
+    "keras",
+    "slurm_resolver",
+    "contextlib",
+    "functools",
+    "importlib",
+)
 _line = ""  # of the program
 
 
@@ -29,11 +37,11 @@ def _note(start: Callable[[], object]) -> None:
     """Notes the line that calls this, which is done once."""
     global _line
     vars(private_names.CONTEXT.get()()).pop(private_names.START.name, None)
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in _OTHERS]
-    folders = [os.path.join(os.path.dirname(file), "") for file in files if file]
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((*folders, "<")):
-            _line = f" by {frame.filename}, line {frame.lineno}: {frame.line}"
+    for frame, number in traceback.walk_stack(sys._getframe()):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in _OTHERS:
+            path = frame.f_code.co_filename
+            _line = f" by {path}, line {number}: {linecache.getline(path, number).strip()}"
             break
     start()
 
