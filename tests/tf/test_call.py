@@ -114,9 +114,9 @@ def test_what_a_worker_answers_to_one_that_waits(
         worker.enter(state)
     worker.state = state
     worker._steps = 5
-    given = ["worker 0", "ends epoch 1", step, call]
-    happen(worker, {"awaited": (exchange._PURPOSE, 4), "value": json.dumps(given)})
-    assert [given.does for given in worker.client.offered] == [answer] * bool(answer)
+    waiting = ["worker 0", "ends epoch 1", step, call]
+    happen(worker, {"awaited": (exchange._PURPOSE, 4), "value": json.dumps(waiting)})
+    assert [waiting.does for waiting in worker.client.offered] == [answer] * bool(answer)
     assert len(aborted) == (answer == STEP)
 
 

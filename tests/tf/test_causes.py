@@ -86,11 +86,11 @@ def test_a_cause_is_one_line_without_traces(name: str) -> None:
     fails, expected = CAUSES[name]
     with pytest.raises(Exception) as caught:  # noqa: PT011 (of many types)
         fails()
-    told = cause_of(caught.value)
-    assert told.startswith(expected)
-    assert not [word for word in ("\n", "File", "Graph execution", "node") if word in told]
-    assert "Arguments received" not in told
-    assert len(told) <= 500
+    cause = cause_of(caught.value)
+    assert cause.startswith(expected)
+    assert not [word for word in ("\n", "File", "Graph execution", "node") if word in cause]
+    assert "Arguments received" not in cause
+    assert len(cause) <= 500
 
 
 LOST = {

@@ -33,9 +33,9 @@ def test_what_it_warns_of(
         }
         for rank, step in enumerate(steps)
     ]
-    found = find_warnings(rows, lambda rank: f"worker {rank}")
-    assert len(found) == len(warnings)
-    assert all(text.startswith(warning) for text, warning in zip(found, warnings))
+    texts = find_warnings(rows, lambda rank: f"worker {rank}")
+    assert len(texts) == len(warnings)
+    assert all(text.startswith(warning) for text, warning in zip(texts, warnings))
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_every_worker_measures() -> None:
     (shown,) = [line for line in done.stdout.splitlines() if '"step_ms"' in line]
     rank, _, text = shown.partition(": ")
     assert rank == "1"
-    told = json.loads(text)
-    assert [task["rank"] for task in told["tasks"]] == [1, 2]
-    for task in told["tasks"]:
+    measured = json.loads(text)
+    assert [task["rank"] for task in measured["tasks"]] == [1, 2]
+    for task in measured["tasks"]:
         assert task["device"] == "CPU"
         assert task["step_ms"] > 0
         assert task["all_reduce_ms"] > 0

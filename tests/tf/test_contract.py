@@ -40,8 +40,8 @@ def test_print_shows_the_cluster(slurm: Any) -> None:
     assert not hasattr(resolver, "tpu_hardware_feature")
     assert str(resolver) == str(resolver.cluster)
     assert "t02n41     1      0  worker 1  t02n41:8888  (this task)" in str(resolver)
-    own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPUs 0"
-    assert repr(resolver) == f"<SlurmClusterResolver: {own}>"
+    line = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPUs 0"
+    assert repr(resolver) == f"<SlurmClusterResolver: {line}>"
 
 
 def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
@@ -60,8 +60,8 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
                 status=0,
             ).stderr,
         )
-    own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPUs 0"
-    assert logged == {"INFO": [f"INFO:slurm_resolver:{own}"], "WARNING": []}
+    line = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPUs 0"
+    assert logged == {"INFO": [f"INFO:slurm_resolver:{line}"], "WARNING": []}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from local_run import captured, in_step
 from slurm_resolver import SlurmClusterResolver
 
 
-@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
+@pytest.mark.parametrize(
+    "copied", [lambda resolver: pickle.loads(pickle.dumps(resolver)), copy.deepcopy]
+)
 def test_copies_are_alike(slurm: Any, copied: Any) -> None:
     slurm(
         3,

@@ -56,8 +56,10 @@ def test_from_outside_on_slurm(real_slurm: SlurmCluster) -> None:
         env={"TF_CPP_MIN_LOG_LEVEL": "2"},
         timeout=240,
     )
-    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("resolved")]
-    runs_on = {int(index): node for index, node, *_ in told}
+    resolved = [
+        line.split()[1:] for line in done.stdout.splitlines() if line.startswith("resolved")
+    ]
+    runs_on = {int(index): node for index, node, *_ in resolved}
     assert sorted(runs_on) == list(range(4))
-    for _, _, *hosts in told:
+    for _, _, *hosts in resolved:
         assert hosts == [runs_on[index] for index in range(4)]

@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[str, int, int, str, str]] = {
 @pytest.mark.newest
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> None:
-    victim, killed, tasks, options, told = FAULTS[fault]
+    victim, killed, tasks, options, reason = FAULTS[fault]
     job = start(tasks, options)
     job.await_steps(50)  # a server may answer before its monitor starts
     job.kill(victim, killed)
@@ -95,7 +95,7 @@ def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> N
     assert 0 not in ends.values()
     for rank in ends:
         if rank > 0:  # the chief's own error may come first
-            assert f"(rank {rank} on {NODES[rank]}): {told}" in errors, errors
+            assert f"(rank {rank} on {NODES[rank]}): {reason}" in errors, errors
 
 
 CANNOT_SERVE: dict[str, tuple[Any, str, str]] = {
@@ -115,10 +115,10 @@ CANNOT_SERVE: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("case", CANNOT_SERVE)
 def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: Patch) -> None:
-    jobs, rank, told = CANNOT_SERVE[case]
+    jobs, rank, message = CANNOT_SERVE[case]
     set_all(monkeypatch, {**TASK, "SLURM_PROCID": rank})
     resolver = sr.SlurmClusterResolver(jobs)
-    with pytest.raises(sr.JobsError, match=re.escape(told)):
+    with pytest.raises(sr.JobsError, match=re.escape(message)):
         resolver.serve()
 
 

@@ -50,10 +50,10 @@ def test_a_stopped_worker_is_named(moment: str, rank: int, tmp_path: Path) -> No
         timeout=240,
     )
     log = done.stdout + done.stderr
-    told = re.findall(rf"^{1 - rank}: (.*(?:no answer|is gone).*)", log, re.M)
+    lines = re.findall(rf"^{1 - rank}: (.*(?:no answer|is gone).*)", log, re.M)
     name = rf"worker {rank} \(rank {rank} on localhost\)"
-    assert re.match(rf"no answer for {GRACE} s from {name}, process \d+", told[0]), log
-    for line in told[1:]:
+    assert re.match(rf"no answer for {GRACE} s from {name}, process \d+", lines[0]), log
+    for line in lines[1:]:
         assert re.search(rf"{name} is gone.*: its process has not answered for 16 s", line), log
-    assert "FitError" in told[-1], log
+    assert "FitError" in lines[-1], log
     assert done.returncode != 0

@@ -89,17 +89,17 @@ def test_gpus_are_read_by_nvml(visible: str | None, monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    own = GpuUsage()
-    assert own.busy() is None
-    own.sample()
-    own.sample()
-    assert own.busy() == (0.75 if visible else 0.3)
-    assert own.peak_memory() == 7
+    usage_of_gpus = GpuUsage()
+    assert usage_of_gpus.busy() is None
+    usage_of_gpus.sample()
+    usage_of_gpus.sample()
+    assert usage_of_gpus.busy() == (0.75 if visible else 0.3)
+    assert usage_of_gpus.peak_memory() == 7
 
 
 def test_a_process_without_gpus_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    own = GpuUsage()
-    own.sample()
-    assert own.busy() is None
-    assert own.peak_memory() == 0
+    usage_of_gpus = GpuUsage()
+    usage_of_gpus.sample()
+    assert usage_of_gpus.busy() is None
+    assert usage_of_gpus.peak_memory() == 0

@@ -138,16 +138,16 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         check_keras()
         # Keras does not pass the other callbacks and the data to a callback. They are variables of
         # `fit`, the caller.
-        fit = inspect.unwrap(keras.Model.fit).__code__
+        code = inspect.unwrap(keras.Model.fit).__code__
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
-            if frame.f_code is fit:
-                found = types.SimpleNamespace(**frame.f_locals)
-                data = private_names.FIT_DATA.of(found)
-                callbacks = private_names.FIT_CALLBACKS.of(found)
+            if frame.f_code is code:
+                fit = types.SimpleNamespace(**frame.f_locals)
+                data = private_names.FIT_DATA.of(fit)
+                callbacks = private_names.FIT_CALLBACKS.of(fit)
                 lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
                 if lacking:
                     raise private_names.error_of(*lacking)
-                self._begin(found, callbacks, data)
+                self._begin(fit, callbacks, data)
                 return
         raise ResumeError(
             "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "

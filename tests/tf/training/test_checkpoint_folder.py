@@ -48,6 +48,9 @@ def termination() -> Any:
     )
 
 
+ROWS = tf.zeros([4, 4])
+
+
 class Trainings:
     """Trainings in one folder, which may belong to different jobs."""
 
@@ -172,33 +175,40 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
     trainings.train(JOB, 2, **first())  # the folder still belongs to the first job
 
 
+MORE = "another model .*Unresolved object"
+OTHER = "ckpt-1 belongs to a fit on other data.* pass other_data=True"
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "error"),
     [
-        {"units": (4,)},
-        {"optimizer": "sgd"},
+        ({"units": (4,)}, MORE),
+        ({"optimizer": "sgd"}, MORE),
+        ({"rows": tf.ones([4, 4])}, OTHER),
     ],
 )
-def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields) -> None:
+def test_fit_refuses_a_checkpoint_of_another_fit(
+    tmp_path: Path, change: Fields, error: str
+) -> None:
     """For example, the checkpoint's model has one more layer or another optimizer."""
 
-    def fit(units: tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
+    def fit(
+        units: tuple[int, ...] = (4, 4),
+        optimizer: str = "adam",
+        rows: tf.Tensor = ROWS,
+        **options: bool,
+    ) -> None:
         made = model(*units)["model"]
         made.compile(optimizer, "mse")
-        made.fit(
-            tf.zeros([4, 4]),
-            tf.zeros([4, 4]),
-            verbose=0,
-            callbacks=[
-                sr.BackupAndResume(str(tmp_path), termination()),
-            ],
-        )
-
-    for _ in range(2):
-        fit()
+        callback = sr.BackupAndResume(str(tmp_path), termination(), **options)
+        made.fit(rows, ROWS, verbose=0, callbacks=[callback])
         backup._finished.clear()  # as in the program's next start
-    with pytest.raises(ResumeError, match=r"another model .*Unresolved object"):
+
+    fit()
+    with pytest.raises(ResumeError, match=error):
         fit(**change)
+    fit()
+    fit(rows=tf.ones([4, 4]), other_data=True)
 
 
 def train(folder: Path) -> tuple[int, int, float]:
@@ -284,12 +294,6 @@ def test_what_an_interrupted_save_has_left_is_removed(folder: Path, tmp_path: Pa
     assert files(outside) == ["kept"]
 
 
-def test_an_owner_file_that_cannot_be_written_is_found_before_the_training(tmp_path: Path) -> None:
-    (tmp_path / "slurm_resolver.owner").mkdir()
-    with pytest.raises(ResumeError, match=r"owner.*; expected a folder to write checkpoints to"):
-        train(tmp_path)
-
-
 @pytest.mark.parametrize("damage", [Path.unlink, cut])
 def test_checkpoints_are_found_without_the_file_that_lists_them(folder: Path, damage: Any) -> None:
     damage(folder / "checkpoint")
@@ -306,17 +310,11 @@ def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path
         train(folder)
 
 
-def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
-    tf.train.Checkpoint(x=tf.Variable(1)).save(str(tmp_path / "ckpt"))
-    with pytest.raises(ResumeError, match=r"ckpt-1 belongs to another .* its own"):
-        train(tmp_path)
-
-
 def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFolder:
     """Opens a folder as one of several ranks."""
     ranks: Any = types.SimpleNamespace(
         **{
-            "compare": lambda purpose, own: {"": own},
+            "compare": lambda purpose, value: {"": value},
             "leads": True,
             "step": SlurmStep.read(),
             **of_ranks,
@@ -328,8 +326,8 @@ def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFol
 def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) -> None:
     others = iter([["", [4, 3]], "its disk is broken", ""])
 
-    def compare(purpose: str, own: Any) -> Fields:
-        return {"worker 0": own, "worker 1": next(others)}
+    def compare(purpose: str, value: Any) -> Fields:
+        return {"worker 0": value, "worker 1": next(others)}
 
     assert (
         open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
@@ -338,10 +336,22 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
     assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1)" in caplog.text
 
 
+def test_ranks_that_find_different_checkpoints_say_so(folder: Path) -> None:
+    """This happens if the nodes do not share the folder."""
+
+    def compare(purpose: str, value: Any) -> Fields:
+        return {"worker 0": value, "worker 1": ["", []]}
+
+    with pytest.raises(
+        ResumeError, match=r"worker 0: \[4, 3\]; worker 1: none\. Expected the same"
+    ):
+        open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
+
+
 def test_what_is_wrong_with_the_folder_all_ranks_raise(folder: Path) -> None:
     ranks = {
         "leads": False,
-        "compare": lambda purpose, own: {"worker 0": ["it is full", []], "worker 1": own},
+        "compare": lambda purpose, value: {"worker 0": ["it is full", []], "worker 1": value},
     }
     with pytest.raises(ResumeError, match="it is full"):
         open_folder(folder, tf.train.Checkpoint(), **ranks).restore_newest()
@@ -353,8 +363,8 @@ def files(folder: Path) -> Strings:
 
 def saved(*numbers: int) -> Strings:
     ends = ("data-00000-of-00001", "index")
-    found = [f"ckpt-{number}.{end}" for number in numbers for end in ends]
-    return ["checkpoint", *found, "slurm_resolver.owner"]
+    names = [f"ckpt-{number}.{end}" for number in numbers for end in ends]
+    return ["checkpoint", *names, "slurm_resolver.owner"]
 
 
 @pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])

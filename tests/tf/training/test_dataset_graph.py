@@ -42,6 +42,6 @@ DATASETS: Any = [
 def test_batches_are_drawn_again_only_where_later_ones_depend_on_them(
     dataset: Any, again: bool, other: str
 ) -> None:
-    found = look_through(dataset)
-    assert found.again == again
-    assert found.other[: len(other) or None] == other
+    findings = look_through(dataset)
+    assert findings.again == again
+    assert findings.other[: len(other) or None] == other

@@ -51,4 +51,4 @@ def test_one_from_which_the_data_has_drawn_since_is_left_alone() -> None:
     random.random()
     restore_random(saved, before)
     again = [draw() for draw in DRAWS.values()]
-    assert [one == other for one, other in zip(drawn, again)] == [False, True, True, True]
+    assert [number == other for number, other in zip(drawn, again)] == [False, True, True, True]

@@ -37,7 +37,7 @@ def train(workers: int, *arguments: str) -> tuple[Any, str]:
 
 
 def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
-    found = compare(
+    results = compare(
         "unknown_length",
         "py_dataset",
         "callback_with_dataclass",
@@ -45,25 +45,25 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "tf_random_in_call",
         "--steps=13",
     )
-    assert found.pop("tf_random_in_call") == ["told"]
-    assert {outcome for outcomes in found.values() for outcome in outcomes} == {"equal"}, found
+    assert results.pop("tf_random_in_call") == ["told"]
+    assert {outcome for outcomes in results.values() for outcome in outcomes} == {"equal"}, results
 
 
 @pytest.mark.nightly
 def test_under_tensorflows_strategy_programs_resume() -> None:
-    found = compare("endless", "dropout_and_normalization", "--mirrored", "--steps", "3", "11")
-    assert {outcome for outcomes in found.values() for outcome in outcomes} == {"equal"}, found
+    results = compare("endless", "dropout_and_normalization", "--mirrored", "--steps", "3", "11")
+    assert {outcome for outcomes in results.values() for outcome in outcomes} == {"equal"}, results
 
 
 @pytest.mark.nightly
 def test_no_program_is_silently_different() -> None:
     """Each is interrupted in its first, third and last epoch."""
-    found = compare("--steps", "3", "11", "15")
-    counts = Counter(outcome for outcomes in found.values() for outcome in outcomes)
+    results = compare("--steps", "3", "11", "15")
+    counts = Counter(outcome for outcomes in results.values() for outcome in outcomes)
     print(dict(counts))
-    assert {*counts} == {"equal", "told"}, found
-    told = {name for name, outcomes in found.items() if "told" in outcomes}
-    assert told == {
+    assert {*counts} == {"equal", "told"}, results
+    programs = {name for name, outcomes in results.items() if "told" in outcomes}
+    assert programs == {
         "callback_with_closure",
         "callback_with_iterator",
         "callback_with_list_of_objects",

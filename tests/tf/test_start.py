@@ -21,13 +21,13 @@ OWN = [TaskDevices(f"n{rank}", ["0"], usable=1) for rank in (0, 1)]
 SHARED = [TaskDevices("n1", ["0"], usable=1)] * 2
 
 
-def chosen(given: Any, devices: list[TaskDevices], patch: Patch) -> Any:
+def chosen(of_program: Any, devices: list[TaskDevices], patch: Patch) -> Any:
     """Returns the options that one of two tasks uses."""
     cluster = SimpleNamespace(gpus=())
     patch.setattr(strategy_start, "cluster_of", lambda resolver: cluster)
     patch.setattr(strategy_start, "task_devices", lambda cluster, usable: None)
     group: Any = SimpleNamespace(gather=lambda *purpose: dict(enumerate(devices)))
-    return strategy_start.choose_communication(given, group, resolver=None)
+    return strategy_start.choose_communication(of_program, group, resolver=None)
 
 
 GIVEN = [
@@ -41,14 +41,14 @@ GIVEN = [
 
 
 @pytest.mark.parametrize("devices", [OWN, SHARED])
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("of_program", GIVEN)
 def test_options_without_an_implementation_leave_the_choice(
-    given: Any, devices: list[TaskDevices], monkeypatch: Patch
+    of_program: Any, devices: list[TaskDevices], monkeypatch: Patch
 ) -> None:
-    options = chosen(given, devices, monkeypatch)
-    expected = given or OPTIONS()
+    options = chosen(of_program, devices, monkeypatch)
+    expected = of_program or OPTIONS()
     if devices is SHARED or expected.implementation is not AUTO:
-        assert options is given
+        assert options is of_program
         return
     assert options.implementation is NCCL
     assert options.bytes_per_pack == expected.bytes_per_pack

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import EXAMPLES, HELPERS, quiet_helper
-from kinds import Fields, Records, Strings, Texts
+from folders import EXAMPLES, HELPERS
+from kinds import Fields, Records, Texts
 from slurm_cluster import SlurmCluster
 from slurm_conf import numbered
 from slurm_fixture import slurm_of
@@ -126,13 +126,13 @@ Whole = dict[str, Fields]  # the results of uninterrupted trainings, by kind
 
 @pytest.fixture(scope="module")
 def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    found = {}
+    results = {}
     for kind in ("keras", "loop"):
         job = Job(slurm, tmp_path_factory.mktemp(kind), kind)
         job.await_end()
-        found[kind] = job.ended()
+        results[kind] = job.ended()
         assert [line["done"] for line in job.lines(1) if "done" in line] == list(range(1, 41))
-    return found
+    return results
 
 
 def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
@@ -194,7 +194,8 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     }
     for number, who in ((1, "rank 1 on n9"), (2, "rank 0 on n8")):
         assert re.search(
-            rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, Killed",
+            rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, "
+            "(Killed|its process has ended)",  # whichever line came first
             job.output(),
         ), job.output()
     job.assert_ended(whole["loop"], restarts=0)
@@ -222,40 +223,3 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     slurm.run(f"scancel --signal=USR1 {job}.0")
     await_output(f"because of SIGUSR1: job {job} requeued, restart 1")
     await_output(r": trained, weights (\w+)$.*: trained, weights \1$")
-
-
-@pytest.mark.nightly
-@pytest.mark.newest
-@pytest.mark.parametrize(
-    "programs",
-    [
-        ["files_then_records", "counting_generator", "shuffled_and_cached"],
-        ["py_dataset", "keras_random_in_call", "callback_with_dataclass"],
-        ["cached_validation", "learning_rate_scheduler", "callback_with_dataclass"],
-    ],
-)
-def test_after_a_requeue_each_fit_of_a_program_equals_an_uninterrupted_one(
-    slurm: SlurmCluster, tmp_path: Path, programs: Strings
-) -> None:
-    """The second of three fits is interrupted by a signal, and the first is not repeated."""
-
-    def train(name: str, *arguments: str) -> tuple[Any, str]:
-        path = tmp_path / name
-        words = [*quiet_helper("resume_programs.py"), "train", *programs, *arguments]
-        step = f"srun -N2 -n2 --output={path}.%t --kill-on-bad-exit=1 {shlex.join(words)}"
-        submit = f"sbatch --wait --requeue -N2 -n2 --exclusive --open-mode=append -o {path}"
-        slurm.run([*submit.split(), "--wrap", step], env=ENVIRONMENT, timeout=300)
-        first, other = (
-            [line for line in read(tmp_path / f"{name}.{rank}").splitlines() if line[:2] == "[{"]
-            for rank in (0, 1)
-        )
-        assert first == other
-        (printed,) = first
-        return json.loads(printed), read(tmp_path / f"{name}.0")
-
-    whole, _ = train("whole")
-    resumed, output = train("resumed", f"--folder={tmp_path}/backup", "--steps=20")
-    assert "requeued, restart 1" in output
-    assert "training resumes from" in output
-    assert output.count("nothing is left to train") == 1
-    assert resumed == whole

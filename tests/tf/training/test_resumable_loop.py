@@ -1,0 +1,36 @@
+"""A loop that was interrupted goes on with the batches that are left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from labelled_rows import BrokenOffError
+
+import slurm_resolver as sr
+
+EPOCHS = 2
+STEPS = 4
+
+
+@pytest.mark.parametrize("steps_before", [1, 4, 6])
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_each_batch_is_a_step_once(tmp_path: Path, is_endless: bool, steps_before: int) -> None:
+    """The data are those of an epoch, or one iterator over those of all epochs."""
+    seen: list[int] = []
+
+    def train(most: int) -> None:
+        termination = sr.termination_config(None, signals=())
+        loop = sr.ResumableLoop(str(tmp_path), termination=termination, save_every=1)
+        of_all = iter(range(EPOCHS * STEPS))
+        for epoch in loop.epochs(EPOCHS):
+            of_epoch = range(epoch * STEPS, (epoch + 1) * STEPS)
+            for batch in loop.batches(of_all if is_endless else of_epoch, STEPS):
+                if len(seen) == most:
+                    raise BrokenOffError
+                seen.append(batch)
+
+    with pytest.raises(BrokenOffError):
+        train(steps_before)
+    train(EPOCHS * STEPS)
+    assert seen == list(range(EPOCHS * STEPS))
