@@ -60,9 +60,9 @@ class CheckpointFolder:
         checkpoint's path; None if there is none.
 
         Raises:
-            ResumeError: if the folder belongs to another task of a job array, if the ranks find
-                different checkpoints, if none can be read, or if the newest is one of another
-                program or of another model.
+            ResumeError: if the folder belongs to another task of a job array, if no checkpoint can
+                be read by all ranks, or if the newest is one of another program or of another
+                model.
         """
         damages: list[str] = []
         numbers = self._find_numbers()
@@ -79,8 +79,9 @@ class CheckpointFolder:
             if damages:
                 raise ResumeError(
                     f"none of the checkpoints in {self.directory!r} can be read: "
-                    f"{'; '.join(damages)}. Expected at least one. Restore one from a copy, or "
-                    "remove the folder to start from the beginning."
+                    f"{'; '.join(damages)}. Expected at least one that all ranks can read: all "
+                    "nodes must share the folder. Restore one from a copy, or remove the folder to "
+                    "start from the beginning."
                 )
         if damages and self._ranks.leads:
             warn(
@@ -104,18 +105,13 @@ class CheckpointFolder:
         numbers = sorted((int(name[5:-6]) for name in indices), reverse=True)
         seen = self._ranks.compare("the restore", [problem, numbers])
         problem, newest = next(iter(seen.values()))  # the leader's
+        if not problem and not newest and any(others for _, others in seen.values()):
+            problem = (
+                f"the leader finds no checkpoint in {self.directory!r}, and another rank does: all "
+                "nodes must share the folder."
+            )
         if problem:
             raise ResumeError(problem)
-        numbers_of = {rank: numbers for rank, (_, numbers) in seen.items()}
-        if any(numbers_of.values()) and not set.intersection(*map(set, numbers_of.values())):
-            listed = "; ".join(
-                f"{rank}: {numbers[:2] or 'none'}" for rank, numbers in numbers_of.items()
-            )
-            raise ResumeError(
-                f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
-                "the same for all: the folder must be on a file system that all nodes of the job "
-                "share."
-            )
         return list(newest)
 
     def _find_problem(self) -> str:

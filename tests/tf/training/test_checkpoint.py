@@ -11,6 +11,7 @@ import tensorflow as tf
 from folders import helper
 from keras_3 import keras
 from kinds import Fields
+from labelled_rows import BrokenOffError
 from local_run import captured, in_step
 
 import slurm_resolver as sr
@@ -35,10 +36,6 @@ SAID = [
     SAY.format(4, 8, 14, 1, "samples trained on again: 0"),
     SAY.format(8, 4, 8, 1, "samples trained on again: 4"),
 ]
-
-
-class BrokenOffError(Exception):
-    pass
 
 
 class Story:

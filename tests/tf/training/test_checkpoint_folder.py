@@ -336,25 +336,21 @@ def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) ->
     assert f"({folder}/ckpt-4: its disk is broken, as seen by worker 1)" in caplog.text
 
 
-def test_ranks_that_find_different_checkpoints_say_so(folder: Path) -> None:
-    """This happens if the nodes do not share the folder."""
-
-    def compare(purpose: str, value: Any) -> Fields:
-        return {"worker 0": value, "worker 1": ["", []]}
-
-    with pytest.raises(
-        ResumeError, match=r"worker 0: \[4, 3\]; worker 1: none\. Expected the same"
-    ):
-        open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest()
-
-
-def test_what_is_wrong_with_the_folder_all_ranks_raise(folder: Path) -> None:
-    ranks = {
-        "leads": False,
-        "compare": lambda purpose, value: {"worker 0": ["it is full", []], "worker 1": value},
-    }
-    with pytest.raises(ResumeError, match="it is full"):
-        open_folder(folder, tf.train.Checkpoint(), **ranks).restore_newest()
+@pytest.mark.parametrize(
+    ("of_leader", "of_other", "error"),
+    [
+        (["it is full", []], ["", [4]], "it is full"),
+        (["", []], ["", [4]], "the leader finds no checkpoint in .*: all nodes must share the"),
+    ],
+)
+def test_what_is_wrong_with_the_folder_all_ranks_raise(
+    tmp_path: Path, of_leader: Any, of_other: Any, error: str
+) -> None:
+    values = {"worker 0": of_leader, "worker 1": of_other}
+    checkpoint = tf.train.Checkpoint()
+    folder = open_folder(tmp_path, checkpoint, compare=lambda purpose, value: values)
+    with pytest.raises(ResumeError, match=error):
+        folder.restore_newest()
 
 
 def files(folder: Path) -> Strings:
