@@ -12,7 +12,7 @@ the step, and how many batches were read.
     earlier_epochs            reads the data of earlier epochs again
     callback_states           what the other callbacks have changed
     random_states             the global generators of random numbers
-    exactness                 says why a training cannot resume exactly
+    exactness                 why a step cannot resume exactly
     fit_state                 plain values as text
     termination               the signal, the step at which all save, and the exit
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from slurm_resolver import signals
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.log import warn
+from slurm_resolver.log import warn, warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.division import WorkerData
@@ -34,7 +34,7 @@ from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.dataset_graph import Findings
 from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
-from slurm_resolver.tf.training.exactness import function_names, problem_of_step, tell
+from slurm_resolver.tf.training.exactness import function_names, problem_of_step
 from slurm_resolver.tf.training.random_states import (
     random_states,
     restore_random,
@@ -241,17 +241,19 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 self._move_by_samples()
 
     def _check_fit(self, content: int) -> None:
-        """Raises ResumeError if the checkpoint is one of another fit."""
+        """Raises ResumeError in the leader if the checkpoint is one of another fit.
+
+        The others end with that reason. What they read may differ from what the leader has saved.
+        """
         self._content = content
-        problem = ""
-        if self._saved.get("content", content) != content and not self._other_data:
+        is_other = self._saved.get("content", content) != content and not self._other_data
+        if self._backup.leads and is_other:
             directory = self.options["directory"]
-            problem = (
+            raise ResumeError(
                 f"{self._backup.restored} belongs to a fit on other data. Give each fit its own "
                 f"folder, such as BackupAndResume('{directory}/2'), and call the same fits in each "
                 "start. If this is the same fit, and its data have changed, pass other_data=True."
             )
-        self._backup.agree(problem)
 
     def _move_by_samples(self) -> None:
         """Draws as many samples as before from an iterator that all epochs share."""
@@ -389,8 +391,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._tell(*self._states.problems())
 
     def _tell(self, *problems: str) -> None:
-        if self._backup.leads:
-            tell(*problems)
+        """Lets the leader say, once, why this training cannot resume exactly."""
+        for problem in problems:
+            if problem and self._backup.leads:
+                warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Comes last before the step."""

@@ -130,12 +130,6 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         if self.restored:
             tf.train.Checkpoint(**self._state).read(self.restored).expect_partial()
 
-    def agree(self, problem: str) -> None:
-        """Raises ResumeError in all ranks if the leader has a problem with the checkpoint."""
-        problem = self._ranks.ask_leader("the checkpoint", problem) if self.restored else ""
-        if problem:
-            raise ResumeError(problem)
-
     def begin_data(self, batch_size: int) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
 

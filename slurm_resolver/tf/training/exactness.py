@@ -1,24 +1,17 @@
-"""Says at the first start why a training cannot resume exactly, and what to write instead."""
+"""Why the step of a training cannot resume exactly, and what to write instead."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from slurm_resolver.log import warn_once
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.training.dataset_graph import is_random
 
 
-def tell(*problems: str) -> None:
-    """Logs these problems, each once; "" is none."""
-    for problem in filter(None, problems):
-        warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
-
-
 def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
-    """Looks through the functions of the first step: those that were not there before.
+    """Returns what is wrong with the functions of the first step; "" if nothing is.
 
-    The checkpoint has what is saved.
+    They are those that were not there `before`. The checkpoint has what is saved.
     """
     read = private_names.FUNCTION.get()
     context = private_names.CONTEXT.get()()
