@@ -39,12 +39,19 @@ def help_of(words: list[str]) -> str:
     os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1")
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main(words)
-    return re.sub(r"(?:^[^ \n].*\n)+", _filled, printed.getvalue(), flags=re.M)
+    text = re.sub(r"(?:^[^ \n].*\n)+", _filled, printed.getvalue(), flags=re.M)
+    return re.sub(rf"^ .{{{WIDTH},}}$", _folded, text, flags=re.M)
 
 
 def _filled(paragraph: re.Match[str]) -> str:
     """Returns a paragraph with shorter lines; the terminal shows it as it is written."""
     return textwrap.fill(paragraph[0], WIDTH, break_on_hyphens=False) + "\n"
+
+
+def _folded(command: re.Match[str]) -> str:
+    """Returns a command line of an example as two lines."""
+    first, _, rest = command[0].rpartition(" -- ")
+    return f"{first} -- \\\n      {rest}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

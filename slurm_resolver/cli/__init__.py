@@ -24,7 +24,7 @@ COMMANDS = {
     "run": "start N tasks on this machine, as srun would in a step of one node",
     "exec": "run an unmodified program that reads TF_CONFIG or takes hosts as arguments",
     "show": "show the cluster of this Slurm step",
-    "check": "check whether TensorFlow can start on this step, before it hangs",
+    "check": "check, before TensorFlow starts, whether it would hang",
     "sbatch": "print a batch file for a training on several nodes",
     "supervise": "run a step in a batch file, and restart it when a task or a node fails",
     "requeue": "requeue the job of a batch file if its training asks for it",

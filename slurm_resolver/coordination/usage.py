@@ -45,7 +45,7 @@ _REMEDIES = {
     ),
     WAITING: (
         "a step is short for this network: larger batches, fewer workers, or NCCL over a faster "
-        "network (docs/many_nodes.md)"
+        "network (docs/gpus.md)"
     ),
     BETWEEN: "callbacks, and other code between the steps: run it less often",
     SAVING: "save less often, or to a faster file system (docs/fault_tolerance.md)",

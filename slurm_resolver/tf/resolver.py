@@ -86,12 +86,12 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
                 for TensorFlow's servers. They must sum to the tasks of the step; one may be -1, for
                 the rest. None makes every task a worker.
             port_base: the first port on each node; the task with local rank i gets
-                ``port_base + i``. None takes the ports that Slurm reserved for the step, or derives
+                ``port_base + i``. None: use the ports that Slurm reserved for the step, or derive
                 them from its ids; 8888 without either.
-            gpus_per_node: GPUs on each node; None takes what Slurm says.
+            gpus_per_node: GPUs on each node; None: use Slurm's value.
             gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks. With either
                 number, all tasks use GPUs, as in TensorFlow's resolver, unless `gpu_jobs` is given.
-            tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
+            tasks_per_node: tasks on every node, or by node name; None: use Slurm's value.
             auto_set_gpu: whether to set the variables that show this process its GPUs.
             rpc_layer: TensorFlow's protocol, the prefix of addresses: ``grpc://n1:8888``.
             placement: "spread" puts parameter servers on different nodes, evenly and away from the
@@ -102,7 +102,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
             node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
                 such as "-ib0". "slurm" asks Slurm for the addresses, once in each task: use it if
-                names do not resolve. None takes the names.
+                names do not resolve. None: use the node names.
             gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers and, beside
                 them, the chief, which then only coordinates.
             layout: "environment" computes from the variables alone which rank runs on which node.
