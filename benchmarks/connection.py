@@ -108,17 +108,18 @@ def main() -> None:
         for workers, (seconds, leader, other) in zip(args.counts, results)
     ]
     headings = ["workers", "seconds", "worker 0: CPU ms", "another worker: CPU ms"]
-    text = report.table(headings, rows)
+    report.publish("connection", report.table(headings, rows), write=args.write)
     if len(rows) > 1:
         first, last = args.counts[0], args.counts[-1]
         leaders = [leader for _, leader, _ in results]
         each = (leaders[-1] - leaders[0]) / (last - first)
-        text += (
-            f"\n\nFrom {first} to {last} workers, each further one takes {1000 * each:.1f} ms of "
-            "worker 0's CPU time.\nAt this rate, 1,000 workers take "
+        text = (
+            f"With {first} workers, this takes {results[0][0]:.1f} s; with {last}, "
+            f"{results[-1][0]:.1f} s. Each further worker takes {1000 * each:.1f} ms\n"
+            "of worker 0's CPU time; at this rate, 1,000 workers take "
             f"{leaders[-1] + each * (1000 - last):.1f} s of it."
         )
-    report.publish("connection", text, write=args.write, page=report.GUIDE)
+        report.publish("connection", text, write=args.write, page=report.GUIDE)
 
 
 if __name__ == "__main__":

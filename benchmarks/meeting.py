@@ -177,13 +177,12 @@ def main() -> None:
     headings = ["tasks", "tasks: ratio", "CPU: ratio", "CPU seconds", "CPU µs per task"]
     headings += ["seconds", "an exchange: CPU ms", "a training: % of a CPU", "peak MiB"]
     report.publish("meeting", report.table(headings, rows), write=args.write)
-    headings = ["tasks", "start: CPU s", "an exchange: CPU ms", "a training: % of a CPU"]
-    report.publish(
-        "service",
-        report.table(headings, [(row[0], row[3], row[6], row[7]) for row in rows[:2]]),
-        write=args.write,
-        page=report.GUIDE,
+    text = "\n".join(
+        f"- {tasks:,} tasks: {cost.cpu:.2f} s, {1000 * cost.exchange:.0f} ms and "
+        f"{100 * cost.training:.1f} % of a CPU."
+        for tasks, cost in zip(args.counts[:2], costs)
     )
+    report.publish("service", text, write=args.write, page=report.GUIDE)
 
 
 if __name__ == "__main__":
