@@ -41,4 +41,5 @@ def _is_never_read(data: EpochIterator) -> bool:
     """
     batches = private_names.NUM_BATCHES.of(data, None)
     steps_per_epoch = private_names.STEPS_PER_EPOCH.of(data, 0)
-    return batches and steps_per_epoch is None and private_names.STEPS_SEEN.of(data, 0) >= batches
+    seen = private_names.STEPS_SEEN.of(data, 0)
+    return bool(batches and steps_per_epoch is None and seen >= batches)

@@ -42,9 +42,7 @@ def update_once(
     return function(local[0], *values, **(given.get("kwargs") or {}))
 
 
-def place_slot(
-    strategy: tf.distribute.Strategy, original: Method, variable: tf.Variable
-) -> contextlib.AbstractContextManager[object]:
+def place_slot(strategy: tf.distribute.Strategy, original: Method, variable: tf.Variable) -> Any:
     """Replaces a strategy's `extended.colocate_vars_with`, which an optimizer calls for its slots.
 
     It must be called in the strategy's scope, which neither a step of one process nor Keras' own

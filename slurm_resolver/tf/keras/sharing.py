@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, TypeVar, Union, cast
 
 import tensorflow as tf
 
@@ -25,15 +25,13 @@ from slurm_resolver.tf.keras.origins import Origin, find_origins
 Structure = Any
 # TensorFlow's global seed for operations with a seed, if the program sets no global seed.
 NO_SEED = 87654321
+Traced = TypeVar("Traced", bound=Callable[..., Any])
 _DIGESTS = 2**24 - 3  # exact as float32
 _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 BYTES_PER_BUCKET = 25 * 2**20
 _OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
-# Functions of this package have no conditions or loops in Python that depend on tensors. tf.data
-# traces them for each dataset, which takes longer if they are converted first.
-without_conversion = tf.autograph.experimental.do_not_convert
 
 
 class Share(NamedTuple):
@@ -70,6 +68,14 @@ class Sharing(NamedTuple):
     local_replicas: int
     replicas: int
     bytes_per_bucket: int = BYTES_PER_BUCKET
+
+
+def without_conversion(function: Traced) -> Traced:
+    """Returns a function that AutoGraph does not convert, which saves time with each dataset.
+
+    It must have no conditions or loops in Python that depend on tensors.
+    """
+    return cast(Traced, tf.autograph.experimental.do_not_convert(function))
 
 
 def share(batch: Structure, origins: Sequence[Origin] | None = None) -> Share:
