@@ -107,6 +107,23 @@ class Lower(keras.Model):
         return [self.own_loss, self.own_mae]
 
 
+class MakesOptimizer(Lower):
+    """Creates its optimizer in its first step."""
+
+    own_optimizer = None
+
+    def train_step(self, batch: Any) -> Fields:
+        if self.own_optimizer is None:
+            self.own_optimizer = keras.optimizers.Adam(0.02)
+        y = tf.one_hot(batch[1], 3)
+        with tf.GradientTape() as tape:
+            predicted = self(batch[0], training=True)
+            loss = self.loss_of(y, predicted)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.own_optimizer.apply(gradients, self.trainable_variables)
+        return self.told(y, predicted)
+
+
 class Decorated(OwnStep):
     @tf.function  # type: ignore[untyped-decorator]
     def train_step(self, batch: Any) -> Fields:
@@ -179,6 +196,7 @@ MODELS: dict[str, Action] = {
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
+    "makes_optimizer": lambda: perceptron(kind=MakesOptimizer),
     "returns_nested": lambda: perceptron(kind=Returns),
 }
 
