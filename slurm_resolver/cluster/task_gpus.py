@@ -119,10 +119,10 @@ def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
     if gpu_jobs is None:
         only_coordinate = "ps" in roles and not options.gives_gpu_counts
         return set(roles) - ({"ps", "chief"} if only_coordinate else set())
-    known = dict.fromkeys([*JOB_NAMES, *roles, *(options.jobs or ())])
-    if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
+    names = dict.fromkeys([*JOB_NAMES, *roles, *(options.jobs or ())])
+    if not set(gpu_jobs) <= set(names) or isinstance(gpu_jobs, str):
         raise JobsError(
-            f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(known)}."
+            f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(names)}."
         )
     return set(gpu_jobs)
 
@@ -266,9 +266,9 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> s
 
 
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    given = (node.options.gpus_per_node, node.options.gpus_per_task)
-    per_node, per_task = map(whole_number, given)
-    are_counts = (per_node, per_task) == given
+    options = (node.options.gpus_per_node, node.options.gpus_per_task)
+    per_node, per_task = map(whole_number, options)
+    are_counts = (per_node, per_task) == options
     users = len(node.users)
     shown = visible.devices or ()
     granted = node.step.gpus_on_node
@@ -284,7 +284,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         or (is_bound and len(shown) != per_task)
     ):
         raise GpuError(
-            f"gpus_per_node={given[0]!r} and gpus_per_task={given[1]!r} "
+            f"gpus_per_node={options[0]!r} and gpus_per_task={options[1]!r} "
             f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and "
             f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
             "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "

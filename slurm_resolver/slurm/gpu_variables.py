@@ -60,7 +60,7 @@ class VisibleDevices(NamedTuple):
         wanted[self.name] = devices
         if wanted == self.shown:
             return {}
-        return {name: ",".join(own) for name, own in wanted.items()}
+        return {name: ",".join(shown) for name, shown in wanted.items()}
 
 
 def numbered(devices: Devices) -> Devices:
