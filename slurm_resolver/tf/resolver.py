@@ -226,7 +226,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
                 ranks and nodes that are missing, the difference, or the port that is taken or does
                 not answer.
         """
-        wait_until_ready(self._cluster, timeout or self._cluster.step.start_seconds)
+        if timeout is None:
+            timeout = self._cluster.step.start_seconds
+        wait_until_ready(self._cluster, timeout)
 
     def serve(
         self,

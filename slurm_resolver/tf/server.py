@@ -139,7 +139,9 @@ def serve(
         )
     member = take_part(cluster)
     assert member
-    member.serve(start_timeout or cluster.step.start_seconds)
+    if start_timeout is None:
+        start_timeout = cluster.step.start_seconds
+    member.serve(start_timeout)
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal}")
