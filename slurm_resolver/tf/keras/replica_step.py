@@ -83,9 +83,9 @@ def compute_step(
     try:
         if whole:
             add([])  # compares the workers
-            part, own = _all_of_batch(batch, replica)
+            part, rows = _all_of_batch(batch, replica)
         else:
-            part, own = _part_of_replica(
+            part, rows = _part_of_replica(
                 batch,
                 replica,
                 sharing,
@@ -103,8 +103,10 @@ def compute_step(
             )
             sums: tuple[AddUp, ...] = (add, add_up)
             if replica and isinstance(batch, Share):
-                sums = tuple(_of_enough_rows(one, own.total, sharing.replicas) for one in sums)
-            results = write_step(plan, own, inputs, *sums)
+                sums = tuple(
+                    _of_enough_rows(sum_up, rows.total, sharing.replicas) for sum_up in sums
+                )
+            results = write_step(plan, rows, inputs, *sums)
     except Exception as error:
         raise NotWrittenError(error) from error
     outputs = planned.function.structured_outputs
@@ -145,7 +147,7 @@ def _of_enough_rows(add: AddUp, total: tf.Tensor, replicas: int) -> AddUp:
     def add_own(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         counted = tf.cond(
             total < replicas,
-            lambda: [-tf.zeros_like(one) for one in tensors],
+            lambda: [-tf.zeros_like(tensor) for tensor in tensors],
             lambda: list(map(tf.identity, tensors)),
         )
         return add(counted)
@@ -155,8 +157,8 @@ def _of_enough_rows(add: AddUp, total: tf.Tensor, replicas: int) -> AddUp:
 
 def call_traced(planned: PlannedStep, whole: Structure) -> list[tf.Tensor]:
     """Returns the results of the traced step itself, on all rows of a batch, as a list."""
-    found = planned.function(without_optionals(whole))
-    return list(tf.nest.flatten(found, expand_composites=True))
+    results = planned.function(without_optionals(whole))
+    return list(tf.nest.flatten(results, expand_composites=True))
 
 
 def _inputs(
@@ -164,8 +166,8 @@ def _inputs(
 ) -> list[tf.Tensor]:
     """Returns the inputs of the traced step: a batch, and what the step captures."""
     local = replica - sharing.first_replica
-    own = {place: copies[local].handle for place, copies in planned.copies.items()}
-    captured = [own.get(id(one), one) for one in planned.function.captured_inputs]
+    of_replica = {place: copies[local].handle for place, copies in planned.copies.items()}
+    captured = [of_replica.get(id(value), value) for value in planned.function.captured_inputs]
     arguments = tf.nest.flatten(without_optionals(part), expand_composites=True)
     return [*filter(tf.is_tensor, arguments), *captured]
 
@@ -194,36 +196,24 @@ def _part_of_replica(
     read for itself.
     """
     if not isinstance(batch, Share):
-        own = tf.convert_to_tensor(count_rows(batch), tf.int32)
-        (counts,) = add_all(
-            [
-                tf.one_hot(
-                    replica,
-                    sharing.replicas,
-                    on_value=own,
-                    off_value=0,
-                )
-            ]
-        )
-        places = tf.range(own) + tf.reduce_sum(counts[:replica])
+        own = count_rows(batch)
+        (counts,) = add_all([own * tf.one_hot(replica, sharing.replicas, dtype=tf.int32)])
+        own_places = tf.range(own) + tf.reduce_sum(counts[:replica])
         return batch, OwnRows(
             tf.reduce_sum(counts),
-            places,
-            own,
+            own_places,
+            tf.size(own_places),
             replica,
         )
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
     has_all = total < sharing.replicas
-    own = (total + sharing.replicas - 1 - replica) // sharing.replicas
-    own = tf.where(has_all, total, own)
-
-    def own_places(first: int, stride: int) -> tf.Tensor:
-        return tf.range(own) * tf.where(has_all, 1, stride) + tf.where(has_all, 0, first)
-
-    of_batch = own_places(replica, sharing.replicas)
+    first = tf.where(has_all, 0, replica)
+    of_batch = tf.range(first, total, tf.where(has_all, 1, sharing.replicas))
     of_worker = of_batch
     if batch.rows is not None:  # the worker has no rows but those of its replicas
-        of_worker = own_places(replica - sharing.first_replica, sharing.local_replicas)
+        turn = of_batch // sharing.replicas
+        of_replicas = turn * sharing.local_replicas + replica - sharing.first_replica
+        of_worker = tf.where(has_all, of_batch, of_replicas)
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         part = tf.nest.map_structure(
             lambda value: tf.gather(value, of_worker) if has_rows(value) else value,
@@ -232,7 +222,7 @@ def _part_of_replica(
     return part, OwnRows(
         total,
         of_batch,
-        own,
+        tf.size(of_batch),
         replica,
     )
 
