@@ -218,7 +218,6 @@ SAVE_MODEL = Name("keras.src.saving.saving_lib:save_model(model, filepath)")
 SAVE_WEIGHTS = Name("keras.src.saving.saving_lib:save_weights_only(model, filepath)")
 SAVE_H5 = Name("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)")
 REMOVE_BACKUP = Name("keras:callbacks.BackupAndRestore.on_train_end(self, logs)")
-MAKE_FOLDER = Name("keras.src.utils.file_utils:makedirs(path)")
 SKIPPED_ATTRIBUTES = Name("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
 
 # `float(learning_rate)` works.
@@ -257,7 +256,6 @@ ABORT = Name("tensorflow.python.eager.context:Context.abort_collective_ops(self,
 # and moves the position in the data.
 FIT_DATA = Name("keras:Model.fit().epoch_iterator", RESUME)
 FIT_CALLBACKS = Name("keras:Model.fit().callbacks", RESUME)
-GET_ITERATOR = Name("keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator", RESUME)
 ENUMERATE_ITERATOR = Name(
     "keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator",
     RESUME,

@@ -19,7 +19,7 @@ from slurm_resolver.start.keras_version import keras_problem
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.calls import call_together
 from slurm_resolver.tf.keras.custom_functions import KIND, make_function
-from slurm_resolver.tf.keras.files.one_writer import make_folder, remove_together
+from slurm_resolver.tf.keras.files.one_writer import remove_together
 from slurm_resolver.tf.keras.files.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.metrics import add_on_servers, patch_metrics
@@ -92,7 +92,6 @@ def _patch_models() -> None:
         private_names.SAVE_MODEL: save_once,
         private_names.SAVE_WEIGHTS: save_once,
         private_names.SAVE_H5: save_once,
-        private_names.MAKE_FOLDER: make_folder,
         private_names.REMOVE_BACKUP: remove_together,
         # One worker can save in the scope. Until Keras makes no variables to save.
         private_names.SKIPPED_ATTRIBUTES: attributes_to_skip,

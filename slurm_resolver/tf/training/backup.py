@@ -258,7 +258,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def _move_by_samples(self) -> None:
         """Draws as many samples as before from an iterator that all epochs share."""
         data = self._data
-        iterator = iter(private_names.GET_ITERATOR.of(data)())
+        iterator = iter(private_names.MAKE_ITERATOR.of(data)())
         for _ in range(self._backup.drawn):
             next(iterator, None)
         private_names.CURRENT_ITERATOR.set(data, iterator)

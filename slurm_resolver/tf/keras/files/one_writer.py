@@ -44,8 +44,8 @@ class _Silent:
 
 def listed(callbacks: object) -> list[object]:
     """Returns the callbacks given to `fit`: several, one, None, or a CallbackList of Keras."""
-    given = getattr(callbacks, "callbacks", callbacks)
-    return [callback for callback in tf.nest.flatten(given) if callback is not None]
+    callbacks = getattr(callbacks, "callbacks", callbacks)
+    return [callback for callback in tf.nest.flatten(callbacks) if callback is not None]
 
 
 @contextlib.contextmanager
@@ -57,16 +57,20 @@ def one_writer(callbacks: Sequence[object], workers: Workers) -> Iterator[None]:
     """
     import keras
 
-    own = [
+    writers = [
         (callback, attribute, os.path.abspath(getattr(callback, attribute)))
         for kind, attribute in _WRITERS.items()
         for callback in callbacks
         if isinstance(callback, getattr(keras.callbacks, kind, ()))
     ]
-    told = workers.exchange("begins to write files", [path for *_, path in own])
-    earlier = set(itertools.chain(*told[: workers.index]))
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            # Several workers would make it at once, which is an error in all but one.
+            tf.io.gfile.makedirs(callback.backup_dir)
+    paths = workers.exchange("begins to write files", [path for *_, path in writers])
+    earlier = set(itertools.chain(*paths[: workers.index]))
     with contextlib.ExitStack() as undo:
-        for callback, attribute, path in own:
+        for callback, attribute, path in writers:
             if path in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 place = os.path.join(scratch, os.path.basename(path))
@@ -92,9 +96,3 @@ def remove_together(original: Method, callback: Any, logs: Logs = None) -> None:
         workers.exchange("ends fit", None)
     with contextlib.suppress(FileNotFoundError):  # other workers remove it as well
         original(callback, logs)
-
-
-def make_folder(original: Method, path: str) -> Any:
-    """Makes a folder for a callback, unless another worker was faster."""
-    with contextlib.suppress(FileExistsError):
-        return original(path)
