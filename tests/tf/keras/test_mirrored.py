@@ -73,8 +73,8 @@ with strategy.scope():
 def test_workers_that_make_different_variables_end(tmp_path: Path) -> None:
     step = in_step("-n 3 -K0", sys.executable, "-c", DEVIATING)
     errors = captured(step, status=1, cwd=tmp_path).stderr
-    told = [line for line in errors.splitlines() if "errors.FitError: " in line]
-    assert {line[0] for line in told} == {"0", "1", "2"}
+    raised = [line for line in errors.splitlines() if "errors.FitError: " in line]
+    assert {line[0] for line in raised} == {"0", "1", "2"}
     assert "makes the variable 'kernel' in strategy.scope(), and another one makes a diff" in errors
 
 
