@@ -60,13 +60,15 @@ def is_drawn(operation: tf.Operation) -> bool:
 def drawn(op: Operation) -> Split:
     """Returns how an operation is computed that only the first replica may compute."""
     is_harmless = op.kind in RANDOM | _OTHERS  # and tells other replicas the shape of its result
-    for output in op.traced.outputs:
-        is_sendable = output.dtype != tf.string and output.shape.is_fully_defined()
-        if not is_sendable and not is_harmless:
-            raise PlanError(
-                f"{op.kind} returns strings, or a tensor whose shape is not known beforehand: the "
-                "workers cannot send it to each other"
-            )
+    is_sendable = all(
+        output.dtype != tf.string and output.shape.is_fully_defined()
+        for output in op.traced.outputs
+    )
+    if not (is_sendable or is_harmless):
+        raise PlanError(
+            f"{op.kind} returns strings, or a tensor whose shape is not known beforehand: the "
+            "workers cannot send it to each other"
+        )
 
     def make(emission: Emission, inputs: Tensors) -> Tensors:
         is_first = emission.rows.replica == 0

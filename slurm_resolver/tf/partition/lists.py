@@ -8,13 +8,12 @@ size of the rows open.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import Operation, size_at
+from slurm_resolver.tf.partition.operation import Operation, Rule, size_at
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     OWN,
@@ -188,7 +187,7 @@ def optional(op: Operation) -> Split:
     return op.split(list_of(op.raw[0]), op.raw[0])
 
 
-LIST_RULES: dict[str, Callable[[Operation], Split]] = {
+LIST_RULES: dict[str, Rule] = {
     "AddN": joined,
     "AddV2": joined,
     "EmptyTensorList": new,

@@ -7,7 +7,7 @@ A LOCAL statistic is seen as SAME as well, since no axis of it has rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
@@ -162,3 +162,6 @@ class Operation:
 def size_at(value: Value) -> Sizes:
     """Returns the want of a vector of sizes, in which the rows' size is this replica's."""
     return Sizes(value.axis, value.outer, value.inner)
+
+
+Rule = Callable[[Operation], Split]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Callable
 
 import tensorflow as tf
 
@@ -31,7 +30,7 @@ from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Spl
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.moving import first_rows
-from slurm_resolver.tf.partition.operation import Operation
+from slurm_resolver.tf.partition.operation import Operation, Rule
 from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import SizesOf
 from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
@@ -71,7 +70,7 @@ class Planner(Plan):
         self.flat = flat
         self.inputs = values
         self.values = dict(zip(flat.inputs, values))  # in the order in which they are planned
-        self.sizes = SizesOf(flat, self.values.get)
+        self.sizes = SizesOf(flat, self.values)
         self._is_whole = whole
         self.sends_inside = sends_inside
         self._inside = inside
@@ -189,10 +188,9 @@ class Planner(Plan):
             return calls(self, op, False)
         if uses_lists(op):
             return _by_rule(op, LIST_RULES)
-        is_of_shape = op.kind in OF_SHAPE
-        found = linear(op) if SUM in op.raw and not is_of_shape else None
+        found = linear(op) if SUM in op.raw else None
         if found is None:
-            is_divided = op.divided or is_of_shape
+            is_divided = op.divided or op.kind in OF_SHAPE
             found = _by_rule(op, TABLE) if is_divided else self._same(op)
         # A replica's own statistics stay so.
         wants = [
@@ -273,7 +271,7 @@ class Planner(Plan):
             raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
 
 
-def _by_rule(op: Operation, table: Mapping[str, Callable[[Operation], Split]]) -> Split:
+def _by_rule(op: Operation, table: Mapping[str, Rule]) -> Split:
     """Returns how a replica computes an operation by its rule in a table."""
     if op.kind not in table:
         raise NotByPartError("no rule")

@@ -49,14 +49,11 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
         adds: whether entries are added up along the axes that the result lacks.
     """
     *terms, result = _terms(op, equation)
-    labels = {}
-    for place, (term, value) in enumerate(zip(terms, op.values)):
-        label = term[value.axis :][:1]
-        if value.has_rows and label.isalnum():
-            labels[place] = label
-    if not labels:
+    labels = [term[value.axis :][:1] for term, value in zip(terms, op.values)]
+    places = [place for place in op.divided if place < len(terms) and labels[place].isalnum()]
+    if not places:
         raise NotByPartError("all rows together, or in another order")
-    largest = max(labels, key=op.entries)
+    largest = max(places, key=op.entries)
     label = labels[largest]
     value = op.values[largest]
     if any(term.count(label) > 1 for term in terms):

@@ -7,6 +7,7 @@ one of them costs, and what does not depend on the number of rows is the same te
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,22 +26,23 @@ class Scratch:
         self._made: dict[Hashable, Tensors] = {}
         self._numbers: dict[Hashable, Numbers | None] = {}
 
+    def _once(self, key: Hashable, make: Callable[[], Tensors]) -> Tensors:
+        """Returns what is made in the graph for a key, which is made for the first call only."""
+        if key not in self._made:
+            with self._graph.as_default():
+                self._made[key] = make()
+        return self._made[key]
+
     def constant(self, numbers: npt.ArrayLike, dtype: tf.DType) -> tf.Tensor:
         """Returns a tensor of these numbers."""
         array = np.asarray(numbers, dtype.as_numpy_dtype)
         key = dtype, array.shape, array.tobytes()
-        if key not in self._made:
-            with self._graph.as_default():
-                self._made[key] = [tf.constant(array, dtype)]
-        return self._made[key][0]
+        return self._once(key, lambda: [tf.constant(array, dtype)])[0]
 
     def placeholder(self, dtype: tf.DType, shape: Shape) -> tf.Tensor:
         """Returns a tensor of unknown numbers."""
         key = dtype, tf.TensorShape(shape)
-        if key not in self._made:
-            with self._graph.as_default():
-                self._made[key] = [tf.compat.v1.placeholder(dtype, shape)]
-        return self._made[key][0]
+        return self._once(key, lambda: [tf.compat.v1.placeholder(dtype, shape)])[0]
 
     def copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Tensors:
         """Returns the results of an operation that was traced.
@@ -51,14 +53,10 @@ class Scratch:
         attributes = attributes_of(operation).items()
         definition = {(name, value.SerializeToString()) for name, value in attributes}
         key = operation.type, tuple(one.ref() for one in inputs), frozenset(definition)
-        if key not in self._made:
-            with self._graph.as_default():
-                if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
-                    dtype = operation.outputs[0].dtype
-                    self._made[key] = [tf.shape(one, dtype) for one in inputs]
-                else:
-                    self._made[key] = create(operation, inputs)
-        return self._made[key]
+        if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
+            dtype = operation.outputs[0].dtype
+            return self._once(key, lambda: [tf.shape(one, dtype) for one in inputs])
+        return self._once(key, lambda: create(operation, inputs))
 
     def numbers(self, tensor: tf.Tensor) -> Numbers | None:
         """Returns the numbers of a tensor; None if they are unknown."""

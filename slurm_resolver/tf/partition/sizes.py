@@ -19,8 +19,7 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Callable
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -28,7 +27,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.exactness import TAKING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.slice_limits import axes_of_slice, has_certain_size
-from slurm_resolver.tf.partition.values import COUNTS, Numbers, Pair, Shape, Value
+from slurm_resolver.tf.partition.values import COUNTS, SAME, Numbers, Pair, Shape, Value
 
 _OPAQUE = (tf.resource, tf.variant)
 _CALLS = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
@@ -36,13 +35,17 @@ _ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
 
 
+def sizes_of(outer: int, inner: int) -> list[int]:
+    """Returns outer · N · inner for both N."""
+    return [outer * count * inner for count in COUNTS]
+
+
 def batches(sizes: Shape | None, inner: int = 1) -> int | None:
     """Returns how many batches of N · inner places the sizes for both N are; None for others."""
     if sizes is None:
         return None
     outer = int(sizes[0] or 0) // (COUNTS[0] * inner)
-    expected = [outer * count * inner for count in COUNTS]
-    return outer if list(sizes) == expected else None
+    return outer if list(sizes) == sizes_of(outer, inner) else None
 
 
 def is_count(sizes: Shape | None, value: Value) -> bool:
@@ -55,12 +58,12 @@ class SizesOf:
 
     Args:
         flat: the graph.
-        value_of: returns what is known of a tensor, given its number; None if nothing is yet.
+        values: what is known of tensors, by number.
     """
 
-    def __init__(self, flat: Flat, value_of: Callable[[int], Value | None]) -> None:
+    def __init__(self, flat: Flat, values: Mapping[int, Value]) -> None:
         self.flat = flat
-        self.value_of = value_of
+        self._values = values
         self._scratch: dict[int, Pair[tf.Tensor]] = {}  # tensors, by number
         self._shapes: dict[int, Pair[Shape]] = {}  # that are known from elsewhere
 
@@ -102,14 +105,11 @@ class SizesOf:
         shape = self.flat.tensors[number].shape
         if number in self._shapes or shape.rank is None:
             return self._shapes.get(number)
-        value = self.value_of(number)
-        found = []
-        for count in COUNTS:
-            sizes = shape.as_list()
-            if value is not None and value.has_rows and sizes[value.axis] is None:
-                sizes[value.axis] = value.outer * count * value.inner
-            found.append(sizes)
-        return None if None in found[0] else (found[0], found[1])
+        value = self._values.get(number, SAME)
+        first, second = shape.as_list(), shape.as_list()
+        if value.has_rows and first[value.axis] is None:
+            first[value.axis], second[value.axis] = sizes_of(value.outer, value.inner)
+        return None if None in first else (first, second)
 
     def _scratched(self, number: int) -> Pair[tf.Tensor]:
         """Returns the tensor for both N in the scratch graph."""

@@ -7,14 +7,10 @@ the result. Each entry is tested by its operation alone, on random parts.
 from __future__ import annotations
 
 import functools
-from typing import Callable
 
 from slurm_resolver.tf.partition import indexing, moving, rules, slices
-from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import Operation
-from slurm_resolver.tf.partition.values import SAME
-
-Rule = Callable[[Operation], Split]
+from slurm_resolver.tf.partition.operation import Rule
+from slurm_resolver.tf.partition.values import SAME, names
 
 BY_ENTRY = """
     Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast
@@ -102,19 +98,6 @@ EQUATIONS = """
 """
 
 
-def _equations() -> dict[str, Rule]:
-    """Returns the rules of the equations. A result without axes has the sums of the rows."""
-    words = EQUATIONS.split()
-    return {
-        kind: functools.partial(
-            rules.by_equation,
-            equation=equation,
-            adds=equation.endswith("->"),
-        )
-        for kind, equation in zip(words[::2], words[1::2])
-    }
-
-
 # All others: the types of operations, and their rule.
 RULES: dict[str, Rule] = {
     BY_ENTRY: rules.by_entry,
@@ -145,10 +128,7 @@ RULES: dict[str, Rule] = {
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
     "TensorScatterAdd TensorScatterSub": lambda op: indexing.at_places(
-        op,
-        1,
-        "T,P,E->T",
-        adds=True,
+        op, 1, "T,P,E->T", adds=True
     ),
     "TensorScatterUpdate": lambda op: indexing.at_places(op, 1, "T,P,E->T"),
     "Tile": moving.tile,
@@ -156,13 +136,16 @@ RULES: dict[str, Rule] = {
     "Unpack": lambda op: rules.combined(op, [op.attribute("axis")], removed=True),
     "UnsortedSegmentSum": indexing.segment_sum,
 }
-TABLE = {
-    **_equations(),
-    **{kind: rule for kinds, rule in RULES.items() for kind in kinds.split()},
+_LINES = [line.split() for line in EQUATIONS.split("\n") if line]
+TABLE: dict[str, Rule] = {kind: rule for kinds, rule in RULES.items() for kind in kinds.split()}
+TABLE |= {
+    # A result without axes has the sums of the rows.
+    kind: functools.partial(rules.by_equation, equation=equation, adds=equation.endswith("->"))
+    for kind, equation in _LINES
 }
 # These read the shape of a sum, and so do not put it together.
-OF_SHAPE = frozenset(("Shape", "ShapeN", "Size"))
+OF_SHAPE = names("Shape ShapeN Size")
 # These have rows although no input has: one entry is repeated for all of them.
-REPEATED = frozenset(("BroadcastTo", "Fill"))
+REPEATED = names("BroadcastTo Fill")
 # All inputs may be whole: a product is divided again, with the rows of its first input.
-DIVIDED_AGAIN = frozenset(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"))
+DIVIDED_AGAIN = names("Conv2D Conv3D DepthwiseConv2dNative MatMul")
