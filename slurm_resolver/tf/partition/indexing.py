@@ -30,10 +30,22 @@ def _is_each_row(op: Operation, number: int) -> bool:
         test, selected, _ = flat.makers[number].inputs
         tested = flat.makers[test].inputs if flat.kind(test) == "Greater" else ()
         limits = [op.sizes.numbers(one) or () for one in tested]
-        if limits and all(map(np.array_equal, limits, (COUNTS, (1, 1)))):
+        if limits and all(
+            map(
+                np.array_equal,
+                limits,
+                (COUNTS, (1, 1)),
+            )
+        ):
             return _is_each_row(op, selected)
     pair = op.sizes.numbers(number) or ()
-    return bool(pair) and all(map(np.array_equal, map(np.ravel, pair), map(np.arange, COUNTS)))
+    return bool(pair) and all(
+        map(
+            np.array_equal,
+            map(np.ravel, pair),
+            map(np.arange, COUNTS),
+        )
+    )
 
 
 def _begins_with_row(op: Operation, place: int) -> bool:
@@ -117,7 +129,11 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
     if is_own:
         table = places + table[1:]
     terms = {"T": table, "P": f"{places}_", "E": places + entry}
-    found = by_equation(op, "".join(terms.get(one, one) for one in equation), adds=adds)
+    found = by_equation(
+        op,
+        "".join(terms.get(one, one) for one in equation),
+        adds=adds,
+    )
     if SUM in found.results and equation.startswith("T"):
         return found._replace(wants=(SUM, *found.wants[1:]))
 

@@ -164,7 +164,11 @@ class SizesOf:
         for number, pair in zip(node.outputs, zip(first, second)):
             traced = self.flat.tensors[number].shape
             shapes = _lists([one.shape for one in pair])
-            certain = shapes and _certain(traced, shapes, parts)
+            certain = shapes and _certain(
+                traced,
+                shapes,
+                parts,
+            )
             if number in self._scratch:
                 continue
             if pair[0] is not pair[1] and not (exact and certain == shapes):
@@ -172,7 +176,11 @@ class SizesOf:
                 continue
             self._scratch[number] = pair
             if exact and traced.rank in (0, 1):
-                self.bind(number, None, self.numbers(number))
+                self.bind(
+                    number,
+                    None,
+                    self.numbers(number),
+                )
 
     def _parts(self, node: Node) -> Collection[int]:
         """Returns the axes of a result along which N says which part is taken."""
@@ -188,11 +196,23 @@ class SizesOf:
             return [*_ALL_AXES]
         sizes = list(zip(*shapes))
         limits = list(filter(None, map(self.numbers, node.inputs[1:3])))
-        axes = zip(*axes_of_slice(operation, count, len(sizes)))
+        axes = zip(
+            *axes_of_slice(
+                operation,
+                count,
+                len(sizes),
+            )
+        )
         return [
             result
             for result, (axis, place) in enumerate(axes)
-            if axis >= 0 and not has_certain_size(operation, place, limits, sizes[axis])
+            if axis >= 0
+            and not has_certain_size(
+                operation,
+                place,
+                limits,
+                sizes[axis],
+            )
         ]
 
 
