@@ -27,7 +27,7 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
-from slurm_resolver.tf.keras.one_process import place_slot, update_once
+from slurm_resolver.tf.keras.one_process import place_beside, place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing
@@ -143,11 +143,13 @@ class MultiWorkerMirroredStrategy(
         self.verified_steps = 0  # that are compared with one process
         if self.of_several:
             self._prepare_several(cluster_resolver)
-        # An optimizer from outside the scope has the default strategy.
-        for one in (self, tf.distribute.get_strategy()):
-            private_names.replace(one.extended, "update", update_once)
+        private_names.replace(self.extended, "update", update_once)
         place = functools.partial(place_slot, self)
         private_names.replace(self.extended, "colocate_vars_with", place)
+        # An optimizer from outside the scope has the default strategy.
+        default = tf.distribute.get_strategy().extended
+        private_names.replace(default, "update", update_once)
+        private_names.replace(default, "colocate_vars_with", place_beside)
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
 

@@ -53,6 +53,16 @@ def place_slot(strategy: tf.distribute.Strategy, original: Method, variable: tf.
     return original(variable) if tf.distribute.has_strategy() else strategy.scope()
 
 
+def place_beside(original: Method, variable: tf.Variable) -> Any:
+    """Replaces the default strategy's `extended.colocate_vars_with`.
+
+    An optimizer from outside the scope calls it for the slots of a model from the scope.
+    """
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable.distribute_strategy.extended.colocate_vars_with(variable)
+    return original(variable)
+
+
 def moments_of_own_rows(
     original: Method, layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> object:
