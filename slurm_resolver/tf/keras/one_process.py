@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.strategy_registry import is_ours
 from slurm_resolver.tf.partition.step import of_own_rows
 from slurm_resolver.tf.private_names import Method
 
@@ -34,9 +35,15 @@ def is_one_process() -> bool:
 def update_once(
     original: Method, variable: tf.Variable, function: Method, *args: Any, **given: Any
 ) -> object:
-    """Replaces a strategy's `extended.update`: in the step of one process, it updates one copy."""
+    """Replaces a strategy's `extended.update`: in the step of one process, it updates one copy.
+
+    Otherwise, the strategy of the variable updates all copies. That of an optimizer from outside
+    the scope is another one.
+    """
     if not is_one_process():
-        return original(variable, function, *args, **given)
+        owner = getattr(variable, "distribute_strategy", None)
+        update = owner.extended.update.__wrapped__ if is_ours(owner) else original
+        return update(variable, function, *args, **given)
     local = getattr(variable, "values", (variable,))
     values = given.get("args", args[0] if args else ())
     return function(local[0], *values, **(given.get("kwargs") or {}))
