@@ -110,8 +110,9 @@ def _parts(thing: object) -> Parts:
         return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
     if isinstance(thing, types.FunctionType):  # the plain values that it uses besides arguments
         with contextlib.suppress(ValueError):  # a cell that is still empty
-            found = inspect.getclosurevars(thing)
-            return _plain({**found.globals, **found.nonlocals})
+            used = inspect.getclosurevars(thing)
+            values = {**used.globals, **used.nonlocals}
+            return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
     # The graph of layers is described by the layers themselves.
     if isinstance(thing, keras.Sequential) or hasattr(thing, "operations"):
         return {}
@@ -125,10 +126,6 @@ def _parts(thing: object) -> Parts:
         if isinstance(value, (int, float, np.ndarray)) and not name.startswith("_")
     }
     return {**numbers, **_config(thing, "get_config")}
-
-
-def _plain(values: Mapping[str, object]) -> Parts:
-    return {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
 
 
 def _config(thing: Any, method: str) -> Parts:

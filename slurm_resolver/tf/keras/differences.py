@@ -70,11 +70,11 @@ def compare(
         return
     remaining = iter(entries)
     while True:
-        own = [
+        block = [
             [name[:_SHOWN], zlib.crc32(text.encode()), text[:_SHOWN], number, norm]
             for name, text, number, norm in itertools.islice(remaining, _AT_ONCE)
         ]
-        blocks = workers.exchange(call, own)
+        blocks = workers.exchange(call, block)
         if not any(blocks):
             break
         for column in itertools.zip_longest(*blocks, fillvalue=_NOTHING):

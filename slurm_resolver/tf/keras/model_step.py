@@ -154,16 +154,16 @@ class ModelStep:
             if self._made == made:
                 return traced
 
-    def _make_variable(self, make: Method, **given: Any) -> tf.Variable:
+    def _make_variable(self, make: Method, **how: Any) -> tf.Variable:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
         self._made += 1
         if tf.distribute.has_strategy():  # Keras makes it in the scope, outside of the graph
-            return make(**given)
-        arguments = {name: given[name] for name in _OF_VARIABLES if name in given}
-        if tf.is_symbolic_tensor(given["initial_value"]):
-            arguments["initial_value"] = tf.get_static_value(given["initial_value"])
+            return make(**how)
+        arguments = {name: how[name] for name in _OF_VARIABLES if name in how}
+        if tf.is_symbolic_tensor(how["initial_value"]):
+            arguments["initial_value"] = tf.get_static_value(how["initial_value"])
             if arguments["initial_value"] is None:
-                return make(**given)
+                return make(**how)
 
         def make_in_scope() -> tf.Variable:
             with self._strategy.scope():
@@ -174,7 +174,9 @@ class ModelStep:
 
 def warn_of_sequences(planned: PlannedStep) -> None:
     """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
-    if _has(planned.function.graph, lambda one: _draws(one) and not is_drawn(one)):
+    if _has(
+        planned.function.graph, lambda operation: _draws(operation) and not is_drawn(operation)
+    ):
         warn_once(
             "only in some batches, all tensors have the same number of rows, so the step draws "
             "other random numbers than in one process: draw them with a "
@@ -200,8 +202,8 @@ def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
 
 def _reason_of_types(spec: Structure) -> str | None:
     """Returns why batches of these types are computed whole: not all tensors have rows."""
-    for one in tf.nest.flatten(spec):
-        if isinstance(one, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+    for part in tf.nest.flatten(spec):
+        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             return "a tensor of its batches is ragged or sparse"
     return None
 

@@ -33,16 +33,18 @@ class Origin(enum.IntEnum):
 
 def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
-    found = [origin for one in private_names.INPUTS.of(dataset)() for origin in find_origins(one)]
+    origins = [
+        origin for source in private_names.INPUTS.of(dataset)() for origin in find_origins(source)
+    ]
     graphs = [each.function.graph for each in private_names.FUNCTIONS.of(dataset)()]
     count = len(tf.nest.flatten(dataset.element_spec))
     maps = (private_names.MAP_DATASET.get(), private_names.PARALLEL_MAP_DATASET.get())
     if isinstance(dataset, maps):
-        return _of_all(_origins_of_results(graphs[0], found), count)
-    own = [_lowest(graph.get_operations()) for graph in graphs]
-    lowest = min([_origin_of([type(dataset).__name__]), *own])
+        return _of_all(_origins_of_results(graphs[0], origins), count)
+    of_functions = [_lowest(graph.get_operations()) for graph in graphs]
+    lowest = min([_origin_of([type(dataset).__name__]), *of_functions])
     # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
-    return [min(lowest, origin) for origin in _of_all(found, count)]
+    return [min(lowest, origin) for origin in _of_all(origins, count)]
 
 
 def serialized_graph(dataset: tf.data.Dataset) -> bytes:
@@ -54,15 +56,15 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
         return b""
 
 
-def _of_all(found: list[Origin], count: int) -> list[Origin]:
+def _of_all(origins: list[Origin], count: int) -> list[Origin]:
     """Returns the lowest of some origins for each of `count` tensors, if it has another number."""
-    return found if len(found) == count else [min(found, default=Origin.EQUAL)] * count
+    return origins if len(origins) == count else [min(origins, default=Origin.EQUAL)] * count
 
 
-def _origins_of_results(graph: tf.Graph, given: list[Origin]) -> list[Origin]:
+def _origins_of_results(graph: tf.Graph, of_arguments: list[Origin]) -> list[Origin]:
     """Returns the origins of a function's results, given those of its arguments."""
     arguments = graph.inputs[: len(graph.inputs) - len(graph.internal_captures)]
-    origins = _of_all(given, len(arguments))
+    origins = _of_all(of_arguments, len(arguments))
     known = {tensor.ref(): origin for tensor, origin in zip(arguments, origins)}
 
     def origin_of(tensor: tf.Tensor) -> Origin:

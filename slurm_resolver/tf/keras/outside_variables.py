@@ -31,20 +31,22 @@ def copies_of(strategy: Strategy, function: tf.types.experimental.ConcreteFuncti
     """
     extended = strategy.extended
     # TensorFlow has a set of them: these are in the order in which the step uses them.
-    places = {id(one): place for place, one in enumerate(function.captured_inputs)}
-    variables = sorted(function.variables, key=lambda one: places.get(id(one.handle), 0))
-    outside = [one for one in variables if not extended.variable_created_in_scope(one)]
+    places = {id(captured): place for place, captured in enumerate(function.captured_inputs)}
+    variables = sorted(function.variables, key=lambda variable: places.get(id(variable.handle), 0))
+    outside = [
+        variable for variable in variables if not extended.variable_created_in_scope(variable)
+    ]
     if strategy.of_several and outside:
-        entries = list(measures((one.name, one) for one in outside))
+        entries = list(measures((variable.name, variable) for variable in outside))
         when = "in variables from outside strategy.scope()"
         compare(strategy.workers, when, entries, entries, _REMEDY)
     copies = {}
-    for one in variables:
-        values = list(strategy.experimental_local_results(extended.value_container(one)))
+    for variable in variables:
+        values = list(strategy.experimental_local_results(extended.value_container(variable)))
         for device in extended.worker_devices[len(values) :]:
             with tf.device(device):
-                values.append(tf.Variable(one, trainable=one.trainable))
-        copies[id(one.handle)] = values
+                values.append(tf.Variable(variable, trainable=variable.trainable))
+        copies[id(variable.handle)] = values
     return copies
 
 

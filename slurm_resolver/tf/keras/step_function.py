@@ -105,10 +105,10 @@ class StepFunction:
                 if not results:
                     raise StopIteration
         except tf.errors.OpError as error:
-            what = str(error).partition(_MISMATCH)[2].partition(".")[0].strip()
-            if what:
+            mismatch = str(error).partition(_MISMATCH)[2].partition(".")[0].strip()
+            if mismatch:
                 where = f"the workers compute different steps {reporter.where()}".rstrip()
-                raise FitError(f"{where}: {what}. {REMEDY}") from error
+                raise FitError(f"{where}: {mismatch}. {REMEDY}") from error
             raise
         finally:
             reporter.end_step(len(results))

@@ -65,7 +65,7 @@ class Verification:
             return step()
         self._steps -= 1
         local = self._model.distribute_strategy.experimental_local_results
-        variables = [local(one)[0] for one in planned.function.variables]
+        variables = [local(variable)[0] for variable in planned.function.variables]
         before = _values(variables)
         results = step()
         after = _values(variables)
@@ -76,8 +76,8 @@ class Verification:
         epsilon = _EPSILON_OF_HALVES if "HALF" in graph or "BFLOAT16" in graph else _EPSILON
         for run in range(_RUNS):
             begin = [
-                _rounded(value, epsilon, seed=run) if run and one.trainable else value
-                for one, value in zip(variables, before)
+                _rounded(value, epsilon, seed=run) if run and variable.trainable else value
+                for variable, value in zip(variables, before)
             ]
             _assign(variables, begin)
             of_one = call_traced(planned, batch.batch)
@@ -109,7 +109,9 @@ class Verification:
             epsilon: what rounding changes, relative to a number.
         """
         paths = paths_of(self._model)
-        names = [f"the variable {paths.get(id(one), one.name)!r}" for one in variables]
+        names = [
+            f"the variable {paths.get(id(variable), variable.name)!r}" for variable in variables
+        ]
         names += [f"the result {key!r}" for key in keys]
         for name, *pairs in zip(names, *runs):
             found, expected, *others = itertools.starmap(_change, pairs)
@@ -142,7 +144,7 @@ def _why_not(planned: PlannedStep, batch: Batch) -> str:
 
 
 def _values(tensors: Sequence[tf.Tensor]) -> list[Any]:
-    return [0.0 if one.dtype == tf.string else one.numpy() for one in tensors]
+    return [0.0 if tensor.dtype == tf.string else tensor.numpy() for tensor in tensors]
 
 
 def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:

@@ -95,8 +95,10 @@ def callback_of(workers: Workers, remedy: str) -> object:
     class SlurmResolverCheck(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
             self.on_test_end()  # which `fit` calls only after a validation
-            own = bool(self.model.stop_training)
-            stops = workers.exchange(f"ends epoch {epoch + 1}", own, STOPPED if own else ENDED)
+            stops_here = bool(self.model.stop_training)
+            stops = workers.exchange(
+                f"ends epoch {epoch + 1}", stops_here, STOPPED if stops_here else ENDED
+            )
             compare_weights(workers, self.model, f"after epoch {epoch + 1}", remedy)
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)
