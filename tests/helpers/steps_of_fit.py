@@ -3,8 +3,7 @@
 The first argument says what is broken in the partition of the steps: "nothing", a "rule" or
 "writing" that fails, or a rule that is "wrong". The others are kinds of data or models.
 
-REPLICAS is the number of replicas of each worker. The worker OTHER_TEACHER has a teacher with other
-weights.
+REPLICAS is the number of replicas of each worker.
 """
 
 from __future__ import annotations
@@ -149,8 +148,6 @@ def results(
 ) -> list[float]:
     """Returns losses, an evaluation, and sums of predictions and weights."""
     outside = teacher()
-    if os.environ.get("SLURM_PROCID", "0") == os.environ.get("OTHER_TEACHER"):
-        outside.layers[1].bias.assign_add([0.0, 1.0, 0.0])
     with strategy.scope():
         model = model_of(kind, steps, outside)
     history = model.fit(data(kind), verbose=0).history

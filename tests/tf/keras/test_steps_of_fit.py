@@ -80,12 +80,6 @@ def test_a_wrong_rule_is_found_and_what_it_changes_is_named() -> None:
     assert "_bias_" in done.stderr
 
 
-def test_a_model_from_outside_that_differs_is_named() -> None:
-    done = run("nothing", "teacher", workers=2, status=1, OTHER_TEACHER="1")
-    assert "FitError: the workers differ" in done.stderr
-    assert "dense/bias: 0 in worker 0, norm 1" in done.stderr
-
-
 @pytest.mark.parametrize("broken", ["rule", "writing"])
 def test_an_error_of_the_partition_ends_no_training(broken: str) -> None:
     alone = run(broken, "arrays")

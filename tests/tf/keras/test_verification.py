@@ -1,0 +1,55 @@
+"""SLURM_RESOLVER_VERIFY: which steps are compared with one process, and what is found."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from slurm_resolver import log
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.model_step import PlannedStep
+from slurm_resolver.tf.keras.sharing import share
+from slurm_resolver.tf.keras.verification import Verification
+
+LOCAL = SimpleNamespace(experimental_local_results=lambda variable: (variable,))
+MODEL: Any = SimpleNamespace(name="own", distribute_strategy=LOCAL, weights=[])
+BATCH = share(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+
+
+@pytest.mark.parametrize(
+    ("by", "draws", "error"),
+    [
+        (1.0, False, ""),
+        (1.0000001, False, ""),
+        (1.01, False, ".*train step of 'own' differs from one process .*in the variable 'weight"),
+        (1.01, True, ""),  # it is not compared
+    ],
+)
+def test_a_change_that_differs_by_more_than_rounding_is_an_error(
+    by: float, draws: bool, error: str
+) -> None:
+    weight = tf.Variable([1.0, 2.0], name="weight")
+
+    def train(batch: Any) -> list[Any]:
+        weight.assign_sub(0.1 * tf.reduce_mean(batch, axis=0))
+        return [tf.reduce_sum(batch)]
+
+    traced = tf.function(train).get_concrete_function(tf.TensorSpec([None, 2]))
+    planned = PlannedStep(traced, plan=None, reason=None, draws=draws, copies={})
+    found = ""
+    try:
+        Verification(MODEL, "train", steps=1).compute(
+            planned,
+            BATCH,
+            step=lambda: train(by * BATCH.batch) and [tf.reduce_sum(BATCH.batch)],
+        )
+    except FitError as raised:
+        found = str(raised)
+    assert re.match(error or "$", found)
+    assert weight.numpy() == pytest.approx([1.0 - 0.2 * by, 2.0 - 0.3 * by])
+    told = any("'own' is not compared with one process" in line for line in log.warned)
+    assert told == draws
