@@ -110,3 +110,21 @@ def assigned_function() -> None:
 def wrapped_function() -> str:
     built = of_kind(WrappedFunction)
     return f"{trained(built)} {built.calls} steps"
+
+
+@way
+def metric_in_xla() -> str:
+    class Watching(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = keras.metrics.Mean(name="watched")
+
+        @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+        def call(self, x: Any) -> Any:
+            self.mean.update_state(x)
+            return x
+
+    def watched(inputs: Any, outputs: Any) -> Any:
+        return keras.Model(inputs, Watching()(outputs))
+
+    return trained(of_kind(watched))

@@ -21,6 +21,7 @@ SECONDS = 240
 TRAINED = (
     "alone_on_purpose",
     "built_outside",
+    "metric_in_xla",
     "noise_of_its_own",
     "own_data_compared",
     "own_data_of_one_size",
