@@ -52,7 +52,8 @@ def ignore_in_children() -> None:
     """Lets children that this process forks ignore OF_USERS, unless it handles them."""
 
     def ignore() -> None:
-        handle([one for one in OF_USERS if signal.getsignal(one) == signal.SIG_DFL], signal.SIG_IGN)
+        unexpected = [n for n in OF_USERS if signal.getsignal(n) == signal.SIG_DFL]
+        handle(unexpected, signal.SIG_IGN)
 
     os.register_at_fork(after_in_child=ignore)
 
@@ -70,7 +71,7 @@ def keep_from_children(numbers: Collection[int]) -> None:
 
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     # A forked child has the table, but not the threads.
-    left = [one for one in numbers if one not in _receivers or not _receivers[one].is_alive()]
+    left = [n for n in numbers if n not in _receivers or not _receivers[n].is_alive()]
     if left:
         thread = threading.Thread(target=receive, name="slurm_resolver signals", daemon=True)
         thread.start()

@@ -39,7 +39,7 @@ def fold(numbers: Iterable[str], most: int) -> list[str]:
         else:
             last = [digits]
             ranges.append(last)
-    return [one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
+    return ["-".join(dict.fromkeys((run[0], run[-1]))) for run in ranges]
 
 
 def shorten(names: Sequence[str], most: int = 5) -> str:

@@ -6,6 +6,7 @@ import functools
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import AddressError
-from slurm_resolver.slurm.hostlist import compress_hostlist
+from slurm_resolver.slurm.hostlist import compress_hostlist, short_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.timeouts import Timeouts
 
@@ -112,14 +113,13 @@ def make_addresses(
             the same address.
     """
     host_of = list(map(hosts.__getitem__, layout.nodes))
-    node_with: dict[str, str] = {}
-    for node, host in zip(layout.nodes, host_of):
-        first = node_with.setdefault(host, node)
-        if first != node:
-            raise AddressError(
-                f"node_address gives the nodes {first} and {node} the same host, {host}; "
-                "expected a different host for every node."
-            )
+    if len(set(host_of)) < len(host_of):
+        host, _ = Counter(host_of).most_common(1)[0]
+        nodes = [node for node in layout.nodes if hosts[node] == host]
+        raise AddressError(
+            f"node_address gives the nodes {short_hostlist(nodes)} the same host, {host}; expected "
+            "a different host for every node."
+        )
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of

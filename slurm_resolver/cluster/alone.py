@@ -54,12 +54,12 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
 
 def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
     """Raises NotInStepError outside a step where the process may be one of several."""
-    known = step.ancestors
+    origin = step.ancestors
     removed = ""
-    if known.is_in_step:
+    if origin.is_in_step:
         removed = (
-            f"Slurm started this process as a task of step {known.job_id or '?'}."
-            f"{known.step_id or '?'}, but its Slurm variables were removed"
+            f"Slurm started this process as a task of step {origin.job_id or '?'}."
+            f"{origin.step_id or '?'}, but its Slurm variables were removed"
         )
     elif step.remains:
         removed = (
@@ -100,13 +100,13 @@ def _check_allocation(step: SlurmStep) -> None:
 
 def _check_origin(step: SlurmStep) -> None:
     """Raises EnvironmentValueError where the variables were copied from another task."""
-    known = (step.ancestors.job_id, step.ancestors.step_id)
-    own = (step.job_id, step.step_id)
+    origin = (step.ancestors.job_id, step.ancestors.step_id)
+    variables = (step.job_id, step.step_id)
     # Each component of a heterogeneous job has a job id of its own.
-    if known != own and None not in known + own and not step.het_size:
+    if origin != variables and None not in origin + variables and not step.het_size:
         raise EnvironmentValueError(
             f"SLURM_JOB_ID={step.job_id} and SLURM_STEP_ID={step.step_id}, but Slurm started this "
-            f"process in step {'.'.join(map(str, known))}. {RESTART_HINT} {_OFF_HINT}"
+            f"process in step {'.'.join(map(str, origin))}. {RESTART_HINT} {_OFF_HINT}"
         )
     node = step.node_name
     if node is not None and not is_this_machine(node, step.nodes or ()):

@@ -17,26 +17,21 @@ JobCounts = Mapping[str, int]  # the number of tasks of each job
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
 
-def job_counts(
-    jobs: JobCounts | None,
-    num_tasks: int,
-    source: str = "the job step (SLURM_STEP_NUM_TASKS) has",
-) -> dict[str, int]:
+def job_counts(jobs: JobCounts | None, num_tasks: int) -> dict[str, int]:
     """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
 
     Args:
         jobs: tasks by job, or -1; None makes all workers.
         num_tasks: the tasks of the step.
-        source: for messages, what has `num_tasks` tasks.
 
     Raises:
         JobsError: for a name or count that is not valid, or counts that do not fit the step.
     """
     if jobs is None:
         return {"worker": num_tasks}
-    given = f"jobs={jobs!r}"
+    option = f"jobs={jobs!r}"
     expected = (
-        f"{given}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
+        f"{option}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
         "letters, digits and underscores that begin with a letter, and whole numbers, 0 or more, "
         "of which one may be -1, for the rest of the step"
     )
@@ -57,13 +52,13 @@ def job_counts(
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
         raise JobsError(
-            f"{given} need {needed}, but {source} {num_tasks}. Change jobs or the number of "
-            "tasks, or let one job take the rest with -1."
+            f"{option} need {needed}, but the job step (SLURM_STEP_NUM_TASKS) has {num_tasks}. "
+            "Change jobs or the number of tasks, or let one job take the rest with -1."
         )
     for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:
             raise JobsError(
-                f"{given}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
+                f"{option}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
                 "Make the others workers."
             )
     return {name: count for name, count in counts.items() if count}

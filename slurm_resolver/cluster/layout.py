@@ -73,12 +73,8 @@ class Layout(NamedTuple):
         return tuple(ranks)
 
 
-def layout_from_environment(
-    step: SlurmStep, source: LayoutSource = LayoutSource.ENVIRONMENT
-) -> Layout:
+def layout_from_environment(step: SlurmStep) -> Layout:
     """Returns the layout of the step, computed from its variables alone.
-
-    `source` is what replaced a variable in every task, such as an argument.
 
     Raises:
         UnknownLayoutError: if the variables do not describe the layout.
@@ -89,7 +85,7 @@ def layout_from_environment(
         raise UnknownLayoutError(
             f"where the ranks of job step {step.name} run cannot be known: {_HET_IN_PLAIN}."
         )
-    names, tasks_on = nodes_and_counts(step, source)
+    names, tasks_on = nodes_and_counts(step)
     count_of = dict(zip(names, tasks_on))
     components = components_of_step(step, names)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
@@ -110,14 +106,13 @@ def layout_from_environment(
         # block and cyclic are the same only where all nodes but the last have one task
         if components and not component.distribution and max(counts[:-1], default=1) > 1:
             unambiguous = False
-    return make_layout(step, nodes, node_of, source, components)._replace(unambiguous=unambiguous)
+    return make_layout(step, nodes, node_of, components)._replace(unambiguous=unambiguous)
 
 
 def make_layout(
     step: SlurmStep,
     nodes: Sequence[str],
     node_of: Sequence[int],
-    source: LayoutSource,
     components: Sequence[Component],
 ) -> Layout:
     """Returns the layout with these nodes, given by rank the index of its node."""
@@ -134,7 +129,6 @@ def make_layout(
         node_of=node_of,
         local_rank_of=local_rank_of,
         distribution=distribution or step.distribution or "block",
-        source=source,
         components={
             component.group: [rank for rank, node in enumerate(node_of) if nodes[node] in hosts]
             for component in components
@@ -184,9 +178,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         )
 
 
-def nodes_and_counts(
-    step: SlurmStep, source: LayoutSource = LayoutSource.ENVIRONMENT
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def nodes_and_counts(step: SlurmStep) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Returns the names of the step's nodes, and the number of tasks on each.
 
     Raises:
@@ -204,18 +196,13 @@ def nodes_and_counts(
         and step.num_nodes in (None, len(nodes))
     ):
         return nodes, counts
-    # The message names Slurm's variables, or the argument that was given in their place.
-    lists = source.value
-    remedy = f"Correct {lists}, or leave it to Slurm."
-    if source is LayoutSource.ENVIRONMENT:
-        lists = "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE"
-        remedy = RESTART_HINT
     raise LayoutError(
-        f"{lists} have {counted(len(nodes), 'node')} ({short_hostlist(nodes)}), "
+        "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE, or the argument tasks_per_node, have "
+        f"{counted(len(nodes), 'node')} ({short_hostlist(nodes)}), "
         f"{counted(len(counts), 'count')} and {counted(total, 'task')}, with "
         f"SLURM_STEP_NUM_NODES={step.num_nodes} and SLURM_STEP_NUM_TASKS={step.num_tasks}; "
         "expected each node once, one count for each node, 1 or more, the same numbers in all "
-        f"variables, and at most {MAX_HOSTS:,} tasks. {remedy}"
+        f"variables, and at most {MAX_HOSTS:,} tasks. {RESTART_HINT} Or correct tasks_per_node."
     )
 
 

@@ -77,7 +77,8 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
-    return make_layout(step, names, node_of, LayoutSource.RENDEZVOUS, components)
+    layout = make_layout(step, names, node_of, components)
+    return layout._replace(source=LayoutSource.RENDEZVOUS)
 
 
 def _layout_from_places(
@@ -90,11 +91,11 @@ def _layout_from_places(
             layout with its own place.
     """
     count_of = Counter(name for name, _ in places)
-    for name, given in zip(nodes, counts):  # there are as many places as the counts sum to
-        if count_of[name] != given:
+    for name, count in zip(nodes, counts):  # there are as many places as the counts sum to
+        if count_of[name] != count:
             raise LayoutError(
                 f"the number of tasks on node {name} is {count_of[name]}, but SLURM_STEP_NODELIST "
-                f"and SLURM_STEP_TASKS_PER_NODE give it {given}"
+                f"and SLURM_STEP_TASKS_PER_NODE give it {count}"
             )
     node_id_of = {name: node_id for name, node_id in places if node_id is not None}
     position_of = {name: position for position, name in enumerate(nodes)}

@@ -164,7 +164,7 @@ def find_layout(
     if options.layout != "rendezvous":
         may_meet = options.layout == "auto" and step.is_live
         try:
-            layout = layout_from_environment(step, source)
+            layout = layout_from_environment(step)._replace(source=source)
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout

@@ -29,11 +29,7 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     Raises:
         JobsError: for `het_groups` that do not fit.
     """
-    allowed = _allowed_ranks(
-        layout,
-        counts,
-        options,
-    )
+    allowed = _allowed_ranks(layout, counts, options)
     spreads = options.placement == "spread" and "ps" in counts
     first = ("chief", "ps") if spreads else ()
     roles: dict[str, Sequence[int]] = {}
@@ -78,19 +74,18 @@ def _allowed_ranks(
     if not options.het_groups:
         return {}
     allowed = {}
-    given = f"het_groups={options.het_groups!r}"
-    known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
+    names = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
     needed: Counter[int] = Counter()
     for name, group in options.het_groups.items():
         needed[group] += counts.get(name, 0)
         ranks = {*layout.components.get(group, ())}
-        if name not in known or not ranks or needed[group] > len(ranks):
+        if name not in names or not ranks or needed[group] > len(ranks):
             groups = ", ".join(map(str, layout.components)) or "none, as it is not heterogeneous"
             raise JobsError(
-                f"{given} and jobs need {needed[group]} tasks of component {group!r} for {name!r}, "
-                f"but it has {len(ranks)}; the step has the jobs {', '.join(known)} and the "
-                f"components {groups}. Give the jobs fewer tasks there, or start more tasks in "
-                "this component."
+                f"het_groups={options.het_groups!r} and jobs need {needed[group]} tasks of "
+                f"component {group!r} for {name!r}, but it has {len(ranks)}; the step has the jobs "
+                f"{', '.join(names)} and the components {groups}. Give the jobs fewer tasks there, "
+                "or start more tasks in this component."
             )
         allowed[name] = ranks
     return allowed

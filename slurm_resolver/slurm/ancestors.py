@@ -56,12 +56,12 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
     """
     launcher = None
     complete = False
-    own = pid = os.getpid()
+    pid = this_pid = os.getpid()
     for _ in range(64):  # a chain that changes meanwhile may not end
         name, parent = _name_and_parent(pid)
         if name == "slurmstepd":
             break
-        may_be = pid != own and not complete and launcher is None
+        may_be = pid != this_pid and not complete and launcher is None
         if may_be and _LAUNCHERS.fullmatch(name):
             launcher = name
         if str(pid) == task_pid:
@@ -80,7 +80,7 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         complete=is_known or complete,
         job_id=step and step[1],
         step_id=step and step[2],
-        hidden=not step and pid != own and not name,
+        hidden=not step and pid != this_pid and not name,
     )
 
 

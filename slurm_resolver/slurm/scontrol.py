@@ -124,17 +124,8 @@ def run_on(job: JobRef, *command: str, timeout: float) -> None:
 
 def end_time(job: Mapping[str, str]) -> float | None:
     """Returns when a job (`show_job`) reaches its time limit, in seconds since 1970; or None."""
-    return _seconds(job.get("EndTime", ""))
-
-
-def boot_time() -> float | None:
-    """Returns when the controller was started, in seconds since 1970; None if it is unknown."""
-    return _seconds(show_config().get("BOOT_TIME", ""))
-
-
-def _seconds(text: str) -> float | None:
     try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        return time.mktime(time.strptime(job.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
 
@@ -180,11 +171,6 @@ def cancel_steps(steps: Sequence[Fields]) -> None:
 def forbid_requeue(job: JobRef, timeout: float) -> None:
     """Forbids that Slurm or a command requeues a job."""
     _run("scontrol", "update", f"JobId={job}", "Requeue=0", timeout=timeout)
-
-
-def batch_script(job: JobRef) -> str:
-    """Returns the text of a Slurm job's batch file, as the controller keeps it."""
-    return _run("scontrol", "write", "batch_script", job, "-")
 
 
 def show_preempt_mode(*what: str, timeout: float) -> str:

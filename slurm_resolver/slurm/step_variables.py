@@ -113,7 +113,6 @@ class SlurmStep(Variables):
     job_num_nodes = text_variable("SLURM_JOB_NUM_NODES")
     cpus_per_task = count_variable("SLURM_CPUS_PER_TASK")
     cpus_on_node = count_variable("SLURM_CPUS_ON_NODE")
-    open_mode = text_variable("SLURM_OPEN_MODE")
     # the job's end (Slurm 22.05 does not set it), and its next start
     job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1)  # since 1970
     restart_count = number_variable("SLURM_RESTART_COUNT", 0, 2**31 - 1)
@@ -145,9 +144,9 @@ class SlurmStep(Variables):
             environ = os.environ
         values: dict[type, dict[str, Any]] = defaultdict(dict)
         for name in environ:  # most variables are not set, and os.environ is slow to say so
-            known = VARIABLES.get(name)
-            if known:
-                values[known.owner][known.field] = known.parse(environ[name])
+            variable = VARIABLES.get(name)
+            if variable:
+                values[variable.owner][variable.field] = variable.parse(environ[name])
         step = cls(
             **values[cls],
             settings=Settings(**values[Settings]),
@@ -224,9 +223,9 @@ class SlurmStep(Variables):
         mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks.
         A rank inherits Slurm's variables from the daemon or the batch script.
         """
-        known = self.ancestors
-        if known.launcher or known.complete or self.simulated:
-            return known.launcher  # an mpirun's variables are inherited from elsewhere
+        origin = self.ancestors
+        if origin.launcher or origin.complete or self.simulated:
+            return origin.launcher  # an mpirun's variables are inherited from elsewhere
         if self.foreign.openmpi_local_rank:
             return "Open MPI's mpirun"
         return "the mpirun of MPICH (Hydra)" if self.foreign.mpich_local_rank else None

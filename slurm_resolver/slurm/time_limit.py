@@ -42,8 +42,11 @@ def parse_signal(text: str) -> LimitSignal:
     """
     name, at, seconds = text.partition("@")
     # USR1, SIGUSR1, usr1 and 10 are the same.
-    known = {key: one for one in signal.Signals for key in (one.name, f"SIG{int(one)}")}
-    number = known.get("SIG" + name.upper().replace("SIG", "", 1))
+    name = name.upper().replace("SIG", "", 1)
+    number = None
+    for candidate in signal.Signals:
+        if name in (candidate.name[3:], str(int(candidate))):
+            number = candidate
     if number is None or (at and not seconds.isdecimal()):
         raise LaunchError(
             f"--signal {text!r}: expected SIGNAL[@SECONDS] with the name or number of a signal, "

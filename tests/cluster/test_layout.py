@@ -12,7 +12,6 @@ from slurm_resolver.cluster.layout import Layout, layout_from_environment, verif
 from slurm_resolver.errors import (
     EnvironmentValueError,
     LayoutError,
-    NotInStepError,
     SlurmResolverError,
     UnknownLayoutError,
 )
@@ -152,14 +151,6 @@ def test_a_component_that_slurmstepd_alone_knows_is_doubted_though_it_fits(node_
     step = SlurmStep.read({**TASK, "SLURM_NODEID": str(node_id)}).replace(is_component=True)
     with pytest.raises(UnknownLayoutError, match="inside a plain allocation"):
         layout_from_environment(step)
-
-
-@pytest.mark.parametrize("recording", [r for r in recordings() if not r.is_step])
-def test_an_allocation_without_srun_is_told_to_use_srun(recording: Recording) -> None:
-    step = SlurmStep.read(recording.tasks[0])
-    assert step.where == "allocation"
-    assert isinstance(step.not_in_step(), NotInStepError)
-    assert "srun -n 4 python" in str(step.not_in_step())
 
 
 VALUES = st.sampled_from(
