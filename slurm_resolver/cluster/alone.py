@@ -58,8 +58,8 @@ def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
     removed = ""
     if origin.is_in_step:
         removed = (
-            f"Slurm started this process as a task of step {origin.job_id or '?'}."
-            f"{origin.step_id or '?'}, but its Slurm variables were removed"
+            f"Slurm started this process as a task of step {origin.job_id}.{origin.step_id}, but "
+            "its Slurm variables were removed"
         )
     elif step.remains:
         removed = (
@@ -84,13 +84,13 @@ def _check_allocation(step: SlurmStep) -> None:
     """Raises NotInStepError if the job has ended, as Slurm says: a shell in tmux lives on."""
     if step.ancestors.under_slurmstepd or not step.job_id:  # it runs
         return
-    from slurm_resolver.slurm.scontrol import ENDED_STATES, UNKNOWN_JOB, own_job
+    from slurm_resolver.slurm.scontrol import RUNNING_STATES, UNKNOWN_JOB, WAITING_STATES, own_job
 
     try:
         state = own_job(step, _ANSWER_SECONDS)[1].get("JobState", "")
     except OSError as error:  # Slurm forgets ended jobs, and may not answer
         state = "unknown to Slurm" if UNKNOWN_JOB in str(error) else ""
-    if state in ("unknown to Slurm", *ENDED_STATES):
+    if state and state not in (*RUNNING_STATES, *WAITING_STATES):
         raise NotInStepError(
             f"SLURM_JOB_ID={step.job_id}, but this job has ended ({state}): the variables are left "
             "over in a shell that was started in the job, such as by tmux or screen. Open another "

@@ -20,7 +20,6 @@ from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number, whol
 _FIRST_DERIVED = 12_288
 _LAST_DERIVED = 32_767
 _NUM_SERVICE_PORTS = 2048
-_DEFAULT_BASE = 8888  # the first port in TensorFlow's own resolver
 
 
 class PortSource(Enum):
@@ -82,7 +81,8 @@ def choose_ports(
             max_tasks_per_node,
         )
     if step.job_id is None:
-        return _ports_from(_DEFAULT_BASE, max_tasks_per_node, PortSource.DEFAULT)
+        # as in TensorFlow's own resolver
+        return _ports_from(8888, max_tasks_per_node, PortSource.DEFAULT)
     # Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
     # Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get blocks that
     # are the golden section of the range apart.

@@ -252,11 +252,12 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> s
             "task does not know which GPUs are its own. Keep what srun sets, and start with srun "
             "--gpus-per-node, without --gpu-bind=none"
         )
+    # UUIDs cannot be compared with numbers.
+    if not text or not visible.shown or not "".join(shown).isdigit():
+        return ""
     slurms = tuple(text.split(","))
     part = node.share_of(len(slurms))  # which a script may have chosen
-    fitting = [slurms, slurms[part], numbered(slurms), numbered(slurms)[part]]
-    # UUIDs cannot be compared with numbers.
-    if not text or not visible.shown or shown in fitting or not "".join(shown).isdigit():
+    if shown in (slurms, slurms[part], numbered(slurms), numbered(slurms)[part]):
         return ""
     return (
         f"{visible.text}, but Slurm shows this task SLURM_STEP_GPUS={text}: something sets "

@@ -61,14 +61,43 @@ def batch_file(settings: BatchSettings) -> str:
 def _options(settings: BatchSettings) -> list[object]:
     """Returns the options of sbatch; what is not needed is an empty value."""
     return [
-        _HEAD,
-        settings.requeue and _REQUEUE,
-        settings.signal and _SIGNAL,
-        settings.restarts and _NO_KILL,
-        _NODES,
-        settings.gpus_per_node and _GPUS,
+        (
+            "#!/bin/bash\n"
+            "# Made by slurm-resolver sbatch {version}. Submit it with sbatch; arguments after\n"
+            "# the file's name are passed on to the program. Add what your site needs as further\n"
+            "# #SBATCH lines, or before the file's name: sbatch --partition=gpu --mem=64G FILE\n"
+            "#SBATCH --output=%x-%j.out\n"
+        ),
+        settings.requeue
+        and (
+            "# Slurm may stop the job and start it again, with the same id and output file.\n"
+            "#SBATCH --requeue\n"
+        ),
+        settings.signal
+        and (
+            "#SBATCH --open-mode=append\n"
+            "# Sent to {receiver} {seconds} s before the time limit, or earlier.\n"
+            "#SBATCH --signal={to_script}{signal}\n"
+        ),
+        settings.restarts
+        and (
+            "# A node that fails does not end the job: supervise, below, continues without it if "
+            "{least_nodes}\n"
+            "# or more nodes are healthy. The step needs {nodes}; {spare} to spare.\n"
+            "#SBATCH --no-kill\n"
+        ),
+        "#SBATCH --nodes={all_nodes}\n#SBATCH --ntasks-per-node={tasks_per_node}\n",
+        settings.gpus_per_node
+        and (
+            "# All tasks of a node see all its GPUs; slurm_resolver gives each its share.\n"
+            "#SBATCH --gpus-per-node={gpus_per_node}\n"
+        ),
         settings.cpus_per_task and "#SBATCH --cpus-per-task={cpus_per_task}\n",
-        _TIME,
+        (
+            "# Slurm ends the job after this time. The shorter the time, the sooner the job may "
+            "start.\n"
+            "#SBATCH --time={time}\n"
+        ),
     ]
 
 
@@ -80,18 +109,48 @@ def _preparations(settings: BatchSettings, by_script: bool, failing: int) -> lis
         "\n{environment}\n\n",
         settings.nodes * settings.tasks_per_node > 1 and "{secret}\n\n",
         "# The options of all steps. --label: the rank before each line of output.\n",
-        several_nodes and _DISTRIBUTION,
-        cpus and _CPUS,
+        several_nodes
+        and (
+            "# --distribution: neighbouring ranks share a node, or a block of Slurm 26.05's "
+            "topology.\n"
+        ),
+        cpus
+        and "# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.\n",
         "step=(srun --label",
         several_nodes and " --distribution=block",
         cpus and " --cpus-per-task={cpus_per_task}",
         ")\n",
-        by_script and _END_JOB,
+        by_script
+        and (
+            "\n"
+            "# At a signal to all tasks, workers and parameter servers end before the chief can "
+            "save. So\n"
+            "# only this script gets it, and requeues the job. The training continues from the "
+            "last save.\n"
+            "end_job() {{  # with the exit status of a step\n"
+            "    trap : {signal_name}  # from now on, another one has no effect\n"
+            '    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit\n'
+            '    exit "$?"\n'
+            "}}\n"
+            "trap 'end_job {status}' {signal_name}\n"
+        ),
     ]
     if settings.check:
         texts += [
-            _CHECK,
-            failing and _SUPERVISE_CHECK,
+            (
+                "\n"
+                "# Takes a second, and finds what TensorFlow would silently wait for: a missing "
+                "task, a\n"
+                "# name that does not resolve, a port that is taken or cannot be reached.\n"
+            ),
+            failing
+            and (
+                "# supervise: continues without a node that is dead already.\n"
+                "slurm-resolver supervise --restarts {failing} --watch 0 \\\n"
+                "    --nodes {all_nodes} --min-nodes {least_nodes} "
+                "--ntasks-per-node {tasks_per_node} -- \\\n"
+                "    "
+            ),
             "{step} --kill-on-bad-exit=1 \\\n    slurm-resolver check --timeout 120",
             settings.ps and " --jobs chief=1,ps={ps},worker=-1",
             by_script and ' || end_job "$?"',
@@ -105,11 +164,37 @@ def _training(settings: BatchSettings, by_script: bool, quotes: bool) -> list[ob
     by_tasks = settings.requeue and not by_script
     restarts = settings.restarts
     return [
-        _SAVED_BY_TASKS if by_tasks else _KILL,
-        by_script and _IN_BACKGROUND,
-        restarts and _SUPERVISE,
-        settings.ps and _JOBS,
-        quotes and _QUOTES,
+        by_tasks
+        and (
+            "status=0\n"
+            "# With BackupAndResume, ResumableLoop or termination_config, the tasks save at the "
+            "signal,\n"
+            "# and one requeues the job with scontrol; without them, the signal ends the tasks. "
+            "Where\n"
+            "# there is no scontrol (in a container), the tasks end with exit status {status} "
+            "after the\n"
+            "# save, and the lines below requeue the job.\n"
+            "# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the "
+            "status into\n"
+            "# 143. --wait ends them {seconds} s after the first task has ended, whatever its "
+            "status is.\n"
+        ),
+        not by_tasks
+        and "# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.\n",
+        by_script
+        and "# In the background, because bash handles a signal at once only while it waits.\n",
+        restarts
+        and (
+            "# supervise: starts the step again, on nodes that are healthy, when a task or a node\n"
+            "# has failed, and says why. If a task has failed, it ends the others.\n"
+        ),
+        settings.ps
+        and (
+            "# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:\n"
+            "#   SlurmClusterResolver({{'chief': 1, 'ps': {ps}, 'worker': -1}})\n"
+        ),
+        quotes
+        and "# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is\n",
         "quiet ",
         restarts and "slurm-resolver supervise --restarts {restarts}",
         restarts and settings.requeue and " --requeue --least-time {least_time}",
@@ -119,8 +204,15 @@ def _training(settings: BatchSettings, by_script: bool, quotes: bool) -> list[ob
         "{step} --kill-on-bad-exit=",
         "0 --wait={seconds}" if by_tasks else "1",
         ' \\\n    {run} "$@"',
-        by_tasks and _REQUEUE_BY_TASKS,
-        by_script and _WAIT,
+        by_tasks
+        and (
+            " || status=$?\n"
+            "\n"
+            "# Requeues the job after exit status {status}, or if it failed while Slurm preempted "
+            "it.\n"
+            'slurm-resolver requeue --max-restarts 10 "$status"'
+        ),
+        by_script and ' &\nstatus=0\nwait $! || status=$?\nend_job "$status"',
         "\n",
     ]
 
@@ -154,97 +246,3 @@ if ! command -v unmunge >/dev/null || [ ! -S "$munge" ]; then
     : "${SLURM_RESOLVER_SECRET:=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')}"
     export SLURM_RESOLVER_SECRET
 fi"""
-
-# The parts of the file, in its order, with the values of `batch_file` in braces.
-_HEAD = """\
-#!/bin/bash
-# Made by slurm-resolver sbatch {version}. Submit it with sbatch; arguments after
-# the file's name are passed on to the program. Add what your site needs as further
-# #SBATCH lines, or before the file's name: sbatch --partition=gpu --mem=64G FILE
-#SBATCH --output=%x-%j.out
-"""
-_REQUEUE = """\
-# Slurm may stop the job and start it again, with the same id and output file.
-#SBATCH --requeue
-"""
-_SIGNAL = """\
-#SBATCH --open-mode=append
-# Sent to {receiver} {seconds} s before the time limit, or earlier.
-#SBATCH --signal={to_script}{signal}
-"""
-_NO_KILL = """\
-# A node that fails does not end the job: supervise, below, continues without it if {least_nodes}
-# or more nodes are healthy. The step needs {nodes}; {spare} to spare.
-#SBATCH --no-kill
-"""
-_NODES = """\
-#SBATCH --nodes={all_nodes}
-#SBATCH --ntasks-per-node={tasks_per_node}
-"""
-_GPUS = """\
-# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
-#SBATCH --gpus-per-node={gpus_per_node}
-"""
-_TIME = """\
-# Slurm ends the job after this time. The shorter the time, the sooner the job may start.
-#SBATCH --time={time}
-"""
-_DISTRIBUTION = """\
-# --distribution: neighbouring ranks share a node, or a block of Slurm 26.05's topology.
-"""
-_CPUS = """\
-# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.
-"""
-_END_JOB = """
-# At a signal to all tasks, workers and parameter servers end before the chief can save. So
-# only this script gets it, and requeues the job. The training continues from the last save.
-end_job() {{  # with the exit status of a step
-    trap : {signal_name}  # from now on, another one has no effect
-    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
-    exit "$?"
-}}
-trap 'end_job {status}' {signal_name}
-"""
-_CHECK = """
-# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
-# name that does not resolve, a port that is taken or cannot be reached.
-"""
-_SUPERVISE_CHECK = """\
-# supervise: continues without a node that is dead already.
-slurm-resolver supervise --restarts {failing} --watch 0 \\
-    --nodes {all_nodes} --min-nodes {least_nodes} --ntasks-per-node {tasks_per_node} -- \\
-    """
-_KILL = """\
-# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.
-"""
-_IN_BACKGROUND = """\
-# In the background, because bash handles a signal at once only while it waits.
-"""
-_SAVED_BY_TASKS = """\
-status=0
-# With BackupAndResume, ResumableLoop or termination_config, the tasks save at the signal,
-# and one requeues the job with scontrol; without them, the signal ends the tasks. Where
-# there is no scontrol (in a container), the tasks end with exit status {status} after the
-# save, and the lines below requeue the job.
-# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
-# 143. --wait ends them {seconds} s after the first task has ended, whatever its status is.
-"""
-_SUPERVISE = """\
-# supervise: starts the step again, on nodes that are healthy, when a task or a node
-# has failed, and says why. If a task has failed, it ends the others.
-"""
-_JOBS = """\
-# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
-#   SlurmClusterResolver({{'chief': 1, 'ps': {ps}, 'worker': -1}})
-"""
-_QUOTES = """\
-# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
-"""
-_WAIT = """ &
-status=0
-wait $! || status=$?
-end_job "$status\""""
-_REQUEUE_BY_TASKS = """ || status=$?
-
-# Requeues the job after exit status {status}, or if it failed while Slurm preempted it.
-slurm-resolver requeue --max-restarts 10 "$status\""""
