@@ -29,18 +29,13 @@ class OwnRows(NamedTuple):
     replica: int
 
 
-def _own_places(value: Value, rows: OwnRows) -> tf.Tensor:
+def own_places(value: Value, rows: OwnRows) -> tf.Tensor:
     """Returns the places of a replica's rows along their axis, in all its blocks."""
     if value.outer == value.inner == 1:
         return rows.places
     places = tf.range(value.outer * value.inner * rows.total)
     blocks = tf.reshape(places, [value.outer, rows.total, value.inner])
     return tf.reshape(tf.gather(blocks, rows.places, axis=1), [-1])
-
-
-def own_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
-    """Returns a replica's rows of a whole tensor."""
-    return tf.gather(tensor, _own_places(value, rows), axis=value.axis)
 
 
 def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
@@ -54,7 +49,7 @@ def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
     if not value.has_rows:
         return sent
     padding = tf.one_hot(value.axis, tf.rank(sent), dtype=tf.int32)[:, tf.newaxis] * [1, 0]
-    own = _own_places(value, rows)
+    own = own_places(value, rows)
     count = value.outer * value.inner * rows.total
     # The place 0 has the zeros. They are negative, because -0.0 + 0.0 is 0.0.
     places = tf.scatter_nd(own[:, tf.newaxis], tf.range(tf.size(own)) + 1, [count])

@@ -46,7 +46,7 @@ def condition(planner: Plan, op: Operation, whole: bool) -> Split:
     given = wholes(op) if whole else op.raw
     plans = []
     for function in op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch")):
-        branch = op.node.function(function.name)
+        branch = op.node.function(function)
         plans.append(planner.inner(branch, given[1:], zip(op.node.inputs[1:], branch.inputs)))
     results = [functools.reduce(join, values) for values in zip(*(one.outputs for one in plans))]
     for plan in plans:
@@ -74,8 +74,8 @@ def condition(planner: Plan, op: Operation, whole: bool) -> Split:
 def loop(planner: Plan, op: Operation, whole: bool) -> Split:
     """While: its variables are the same kind of value in each round."""
     given = wholes(op) if whole else op.raw
-    body = op.node.function(op.attribute("body").name)
-    test = op.node.function(op.attribute("cond").name)
+    body = op.node.function(op.attribute("body"))
+    test = op.node.function(op.attribute("cond"))
     if not whole and not STACKS.isdisjoint(given):
         return RowLoop(op, body, test).split()
     plan, alike = _plan_round(planner, op, body, given)
@@ -113,8 +113,11 @@ def _plan_round(
     alike = list(zip(op.node.inputs, body.inputs))
     for _ in range(_ROUNDS):
         plan = planner.inner(body, values, alike)
-        ends = [plan.known_sizes(body.outputs[place]) for _, place in alike]
-        kept = [pair for pair, end in zip(alike, ends) if planner.known_sizes(pair[0]) == end]
+        kept = [
+            (number, place)
+            for number, place in alike
+            if planner.known_sizes(number) == plan.known_sizes(body.outputs[place])
+        ]
         joined = list(map(join, values, plan.outputs))
         if joined == values and kept == alike:
             _check_rows(planner, op.node.inputs, values)
@@ -151,7 +154,7 @@ def statistics(planner: Plan, op: Operation, whole: bool) -> Split:
     What enters its gradient as a SUM is the gradient of a replica's own statistic. If this is
     differentiated again, the statistics are those of all rows.
     """
-    flat = op.node.function(op.attribute("f").name)
+    flat = op.node.function(op.attribute("f"))
     whole |= all(value == SAME for value in op.raw)
     given = [SAME] * len(op.raw) if whole else op.values
     plan = planner.inner(flat, given, zip(op.node.inputs, flat.inputs), inside=False)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import (
     OwnRows,
-    own_part,
+    own_places,
     received,
     sent_part,
 )
@@ -210,7 +210,9 @@ class Emission:
         whole = self.get(number, SAME)
         if want == SUM:
             return whole if self.rows.replica == 0 else tf.zeros_like(whole)
-        return self._keep(number, want, own_part(whole, want, self.rows))
+        return self._keep(
+            number, want, tf.gather(whole, own_places(want, self.rows), axis=want.axis)
+        )
 
     def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
         """Returns a replica's own statistic as an addend to the mean over all rows."""

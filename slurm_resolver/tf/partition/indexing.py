@@ -101,13 +101,9 @@ def segment_sum(op: Operation) -> Split:
     found = _unchanged(op, 0)
     if found and is_count(op.size(0, RESULT), rows()):
         return found
-    lead = op.rank(1)
     data = letters(op.rank())
-    return by_equation(
-        op,
-        f"{data},{data[:lead]}->_{data[lead:]}",
-        adds=True,
-    )
+    places = letters(op.rank(1))
+    return by_equation(op, f"{data},{places}->_{data[len(places) :]}", adds=True)
 
 
 def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False) -> Split:

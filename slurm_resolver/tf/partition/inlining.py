@@ -45,8 +45,9 @@ class Node:
         kind: str = self.operation.type
         return kind
 
-    def function(self, name: str) -> Flat:
-        """Returns a function that the operation calls, such as the body of a loop."""
+    def function(self, attribute: Any) -> Flat:
+        """Returns a function that an attribute names, such as the body of a loop."""
+        name = attribute.name
         if name not in self.functions:
             self.functions[name] = Flat(function_graph(self.operation, name))
         return self.functions[name]

@@ -237,7 +237,10 @@ class Planner(Plan):
         # What is computed first can be sent first: the gradients of the last layers.
         sent = [number for number in self.values if number in sources]
         for number in sent:
-            self._check_sendable(number)
+            tensor = self.flat.tensors[number]
+            has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
+            if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
+                raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
             if self.values[number] == SUM:
                 self.values[number] = SAME
         self._known_whole.update(sent)
@@ -262,13 +265,6 @@ class Planner(Plan):
         if others or self.values[first] != SUM or given.dtype != result.dtype or not is_alike:
             return number
         return self._source(first)
-
-    def _check_sendable(self, number: int) -> None:
-        """Raises PlanError for a tensor that the replicas cannot add up."""
-        tensor = self.flat.tensors[number]
-        has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
-        if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
-            raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
 
 
 def _by_rule(op: Operation, table: Mapping[str, Rule]) -> Split:

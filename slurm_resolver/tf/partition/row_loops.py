@@ -201,10 +201,9 @@ class RowLoop:
     def _is_for_rows(self, number: int) -> bool:
         """Whether a list is new: a stack, or one with a place for each row."""
         flat = self._op.sizes.flat
-        is_reserved = flat.kind(number) == "TensorListReserve"
-        return flat.kind(number) == "EmptyTensorList" or (
-            is_reserved and self._is_n(flat.makers[number].inputs[1])
-        )
+        if flat.kind(number) == "TensorListReserve":
+            return self._is_n(flat.makers[number].inputs[1])
+        return flat.kind(number) == "EmptyTensorList"
 
     def _make(self, emission: Emission, inputs: Tensors) -> Tensors:
         """Writes the loop with a round for each of the replica's rows.

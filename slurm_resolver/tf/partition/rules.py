@@ -202,12 +202,7 @@ def linear(op: Operation) -> Split | None:
     dtypes = [op.tensor(place).dtype for place in (*sums, RESULT)]
     if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
         return None
-    if op.kind in _MAY_ENLARGE and _enlarges(op, sums[0]):
-        return None
+    given, result = (op.tensor(place).shape.num_elements() for place in (sums[0], RESULT))
+    if op.kind in _MAY_ENLARGE and (None in (given, result) or result > given):
+        return None  # what is smaller is put together
     return op.split(SUM, *[SUM if place in addends else SAME for place in places])
-
-
-def _enlarges(op: Operation, place: int) -> bool:
-    """Whether a result is larger than an input, which is therefore put together first."""
-    given, result = (op.tensor(one).shape.num_elements() for one in (place, RESULT))
-    return given is None or result is None or result > given

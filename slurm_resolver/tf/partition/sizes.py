@@ -26,11 +26,11 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.exactness import TAKING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.slice_limits import axes_of_slice, has_certain_size
-from slurm_resolver.tf.partition.values import COUNTS, SAME, Numbers, Pair, Shape, Value
+from slurm_resolver.tf.partition.slice_limits import axes_of_slice, certain_limits, is_whole
+from slurm_resolver.tf.partition.values import COUNTS, SAME, Numbers, Pair, Shape, Value, names
 
 _OPAQUE = (tf.resource, tf.variant)
-_CALLS = ("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While")
+_CALLS = names("Case If StatelessCase StatelessIf StatelessWhile While")
 _ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
 
@@ -207,12 +207,8 @@ class SizesOf:
             result
             for result, (axis, place) in enumerate(axes)
             if axis >= 0
-            and not has_certain_size(
-                operation,
-                place,
-                limits,
-                sizes[axis],
-            )
+            and not is_whole(operation, place)
+            and not certain_limits(operation, place, limits, sizes[axis])
         ]
 
 

@@ -60,44 +60,24 @@ def is_whole(operation: tf.Operation, place: int) -> bool:
     return place == KEPT or bool(masks >> place & 1)
 
 
-def has_certain_size(
-    operation: tf.Operation,
-    place: int,
-    numbers: Sequence[Pair[Numbers]],
-    sizes: Pair[int | None],
-) -> bool:
-    """Whether the size of a slice along an axis is known for any N; see `certain_limits`.
-
-    Args:
-        numbers: those that are known.
-        sizes: None for one that is unknown.
-    """
-    if is_whole(operation, place):
-        return True
-    first, second = sizes
-    if len(numbers) < 2 or first is None or second is None:
-        return False
-    pairs = [sizes, *[[one[place] for one in pair] for pair in numbers]]
-    is_fixed = all(one == other for one, other in pairs)
-    return is_fixed or certain_limits(operation, place, numbers, (first, second)) is not None
-
-
 def certain_limits(
     operation: tf.Operation,
     place: int,
     numbers: Sequence[Pair[Numbers]],
-    sizes: Pair[int],
+    sizes: Pair[Any],
 ) -> list[Sequence[int]] | None:
     """Returns where a slice begins and ends along an axis for both N.
 
     Args:
         place: in the specification.
-        numbers: of all its begins, and of all its ends, for both N.
-        sizes: of the axis.
+        numbers: of all its begins, and of all its ends, for both N; without those that are unknown.
+        sizes: of the axis, or None.
 
     Returns:
-        None if a limit may be beyond the axis for another N.
+        None if a limit is unknown, or may be beyond the axis for another N.
     """
+    if len(numbers) < 2 or None in sizes:
+        return None
     found: list[Sequence[int]] = []
     for name, default, pair in zip(("begin", "end"), ((0, 0), sizes), numbers):
         is_open = operation.get_attr(f"{name}_mask") >> place & 1

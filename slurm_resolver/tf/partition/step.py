@@ -93,8 +93,7 @@ def plan_graph(
     try:
         for whole in (False, True):
             with contextlib.suppress(WholeListsError):
-                planner = Planner(flat, values, whole, sends_inside)
-                return planner.run(wanted)
+                return Planner(flat, values, whole, sends_inside).run(wanted)
     except NotByPartError as error:
         raise PlanError(str(error)) from None
     raise PlanError("a list has rows, and cannot be whole")

@@ -66,15 +66,32 @@ def trace(expressions: Mapping[str, Expression], names: Iterable[str]) -> Any:
     return tf.function(compute, autograph=False).get_concrete_function(specs)
 
 
+def check_results(
+    expressions: Mapping[str, Expression],
+    names: Iterable[str],
+    sizes: Iterable[int] = ROWS,
+) -> Plan:
+    """Asserts that each expression equals one process, by part or not; returns the plan."""
+    names = sorted(names)
+    traced = trace(expressions, names)
+    plan = plan_step(traced)
+    replicas = SimulatedReplicas(traced, plan, REPLICAS)
+    for rows in sizes:
+        given = batch(rows)
+        expected = traced({name: tf.constant(given[name]) for name in names})
+        for outputs in replicas([given[name] for name in names]):
+            for name, one, other in zip(expressions, outputs, expected):
+                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=f"{name} of {rows} rows")
+    return plan
+
+
 def check(
     expressions: Mapping[str, Expression],
     names: Iterable[str],
     sizes: Iterable[int] = ROWS,
 ) -> Plan:
     """Asserts that each expression is computed by part, and equals one process."""
-    names = sorted(names)
-    traced = trace(expressions, names)
-    plan = plan_step(traced)
+    plan = check_results(expressions, names, sizes)
     assert len(plan.levels) == 1
     parts: dict[int, Value] = {}
     for step in plan.steps:
@@ -83,14 +100,6 @@ def check(
             parts |= zip(step.node.outputs, step.split.results)
     results = dict(zip(expressions, plan.flat.outputs))
     assert [name for name, number in results.items() if parts[number] == SAME] == []
-    replicas = SimulatedReplicas(traced, plan, REPLICAS)
-    for rows in sizes:
-        given = batch(rows)
-        inputs = [given[name] for name in names]
-        expected = traced({name: tf.constant(given[name]) for name in names})
-        for outputs in replicas(inputs):
-            for name, one, other in zip(expressions, outputs, expected):
-                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=f"{name} of {rows} rows")
     return plan
 
 
@@ -457,19 +466,6 @@ def total_of_rows(rows: Any, is_wanted: Any) -> Any:
 def similarities(tensor: Any) -> Any:
     """Returns the products of each row and each row."""
     return tf.matmul(tensor[:, 0], tensor[:, 1], transpose_b=True)
-
-
-def check_results(expressions: Mapping[str, Expression], names: Iterable[str]) -> None:
-    """Asserts that each expression equals one process, by part or not."""
-    names = sorted(names)
-    traced = trace(expressions, names)
-    replicas = SimulatedReplicas(traced, plan_step(traced), REPLICAS)
-    for rows in ROWS:
-        given = batch(rows)
-        expected = traced({name: tf.constant(given[name]) for name in names})
-        for outputs in replicas([given[name] for name in names]):
-            for name, one, other in zip(expressions, outputs, expected):
-                np.testing.assert_allclose(one, other, 1e-5, 1e-5, err_msg=f"{name} of {rows} rows")
 
 
 def test_what_is_not_by_row_equals_one_process() -> None:
