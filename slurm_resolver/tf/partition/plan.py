@@ -157,12 +157,13 @@ class Planner(Plan):
 
     def _missing(self, wants: Iterable[tuple[int, Want]]) -> list[int]:
         """Returns the tensors that a replica cannot have as wanted without a collective."""
-        return [
-            number
-            for number, want in wants
-            if self.values[number] != want
-            and not (self.values[number].is_list or self._is_known_whole(number))
-        ]
+        found = []
+        for number, want in wants:
+            becomes_list = self.values[number].is_list and want != SAME
+            is_there = self.values[number] == want or self._is_known_whole(number)
+            if not (is_there or becomes_list):
+                found.append(number)
+        return found
 
     # --- One operation ---------------------------------------------------------------------------
 
