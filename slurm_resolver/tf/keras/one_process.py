@@ -41,7 +41,7 @@ def update_once(
     the scope is another one.
     """
     if not is_one_process():
-        owner = getattr(variable, "distribute_strategy", None)
+        owner: Any = getattr(variable, "distribute_strategy", None)
         update = owner.extended.update.__wrapped__ if is_ours(owner) else original
         return update(variable, function, *args, **given)
     local = getattr(variable, "values", (variable,))

@@ -208,7 +208,12 @@ class SizesOf:
             for result, (axis, place) in enumerate(axes)
             if axis >= 0
             and not is_whole(operation, place)
-            and not certain_limits(operation, place, limits, sizes[axis])
+            and not certain_limits(
+                operation,
+                place,
+                limits,
+                sizes[axis],
+            )
         ]
 
 

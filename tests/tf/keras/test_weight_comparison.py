@@ -25,7 +25,11 @@ def test_a_digest_is_of_all_variables_of_a_model_and_its_optimizers() -> None:
 
 
 def test_a_measure_tells_a_change_from_rounding() -> None:
-    values = np.linspace(1.0, 2.0, 8)
+    values = np.linspace(
+        1.0,
+        2.0,
+        8,
+    )
     states = (values, values * (1 + 1e-7), values + np.eye(8)[7])
     begin, rounded, changed = measures(("kernel", tf.Variable(state)) for state in states)
     tolerance = 1e-3 * begin.norm
