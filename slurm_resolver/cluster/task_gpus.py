@@ -74,13 +74,16 @@ class NodeGpus(NamedTuple):
     def share_of(self, number: int) -> slice:
         """Returns which of the node's devices are the task's share, if all are divided.
 
-        Three tasks get 2, 2 and 3 of 7 devices. If there are more tasks than devices, each gets
+        Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets
         one.
         """
         tasks = len(self.users)
         position = self.users.index(self.local_rank)
-        first = position * number // tasks
-        return slice(first, max(first + 1, (position + 1) * number // tasks))
+        if tasks > number:
+            first = position * number // tasks
+            return slice(first, first + 1)
+        # rounded up
+        return slice(-(-position * number // tasks), -(-(position + 1) * number // tasks))
 
 
 def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions) -> TaskGpus:
@@ -143,7 +146,9 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
         conflict = _find_conflict(node, visible, gpus)
         if conflict:
             warn_once(conflict)
-            gpus = gpus._replace(conflict=conflict)
+            gpus = gpus._replace(
+                conflict=conflict, source=f"{visible.name}, which Slurm did not set this way"
+            )
     if gpus.devices is None:
         return gpus
     devices = _usable(gpus.devices)

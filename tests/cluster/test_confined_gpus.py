@@ -137,7 +137,7 @@ CASES = {
     ),
     "shared by three": (
         "srun -n3 -O --gpus-per-node=4",
-        [1, 1, 2],
+        [2, 1, 1],
     ),
     "beside another job": (
         f"{OTHER_JOB} -n2 -O --gpus-per-node=2",

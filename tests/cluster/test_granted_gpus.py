@@ -19,7 +19,7 @@ GPUS: dict[str, tuple[str, Devices]] = {
     ),
     "an uneven grant": (
         "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus=7 TASK",
-        [["0,1", "2,3"], ["0", "1,2"]],
+        [["0,1", "2,3"], ["0,1", "2"]],
     ),
     "one each, bound": (
         "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1 TASK",
