@@ -6,7 +6,6 @@ import functools
 import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,7 +113,7 @@ def make_addresses(
     """
     host_of = list(map(hosts.__getitem__, layout.nodes))
     if len(set(host_of)) < len(host_of):
-        host, _ = Counter(host_of).most_common(1)[0]
+        host = max(host_of, key=host_of.count)
         nodes = [node for node in layout.nodes if hosts[node] == host]
         raise AddressError(
             f"node_address gives the nodes {short_hostlist(nodes)} the same host, {host}; expected "

@@ -84,13 +84,13 @@ def _check_allocation(step: SlurmStep) -> None:
     """Raises NotInStepError if the job has ended, as Slurm says: a shell in tmux lives on."""
     if step.ancestors.under_slurmstepd or not step.job_id:  # it runs
         return
-    from slurm_resolver.slurm.scontrol import RUNNING_STATES, UNKNOWN_JOB, WAITING_STATES, own_job
+    from slurm_resolver.slurm.scontrol import RUNNING_STATES, UNKNOWN_JOB, own_job
 
     try:
         state = own_job(step, _ANSWER_SECONDS)[1].get("JobState", "")
     except OSError as error:  # Slurm forgets ended jobs, and may not answer
         state = "unknown to Slurm" if UNKNOWN_JOB in str(error) else ""
-    if state and state not in (*RUNNING_STATES, *WAITING_STATES):
+    if state and state not in (*RUNNING_STATES, "PENDING", "COMPLETING"):
         raise NotInStepError(
             f"SLURM_JOB_ID={step.job_id}, but this job has ended ({state}): the variables are left "
             "over in a shell that was started in the job, such as by tmux or screen. Open another "

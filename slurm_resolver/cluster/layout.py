@@ -167,8 +167,10 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
                 "it out."
             )
         elif layout.source is not LayoutSource.ENVIRONMENT:
-            source = layout.source.value
-            hint = f"The layout was given by {source}: correct that, or leave it to Slurm."
+            hint = (
+                f"The layout was given by {layout.source.value}: correct that, or leave it to "
+                "Slurm."
+            )
         else:
             hint = f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
         raise UnknownLayoutError(

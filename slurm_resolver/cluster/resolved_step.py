@@ -42,11 +42,11 @@ class ResolvedStep:
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        tasks = [
+        tasks = (
             self._task(job, index)
             for job, ranks in self.roles.items()
             for index in range(len(ranks))
-        ]
+        )
         return tuple(sorted(tasks, key=operator.attrgetter("rank")))
 
     @functools.cached_property
@@ -58,7 +58,6 @@ class ResolvedStep:
         return None
 
     def _task(self, job: str, index: int) -> Task:
-        """Returns a task."""
         rank = self.roles[job][index]
         return Task(
             rank=rank,

@@ -9,9 +9,9 @@ from slurm_resolver.sbatch.settings import (
     SIGNAL_EARLY_SECONDS,
     BatchSettings,
     check_settings,
-    seconds_after_signal,
 )
 from slurm_resolver.signals import REQUEUE_STATUS
+from slurm_resolver.slurm.time_limit import parse_signal
 from slurm_resolver.version import __version__
 
 _MOST_RESTARTS = 3  # of the check, which may also fail for another reason
@@ -28,7 +28,7 @@ def batch_file(settings: BatchSettings) -> str:
     check_settings(settings)
     # The batch file gets the signal and requeues the job, as parameter servers do not.
     by_script = settings.requeue and settings.ps is not None
-    seconds = seconds_after_signal(settings)
+    _, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
     least_nodes = settings.min_nodes or settings.nodes
     all_nodes = settings.nodes + (settings.spare_nodes or 0)
     values = {

@@ -65,7 +65,8 @@ def check_settings(settings: BatchSettings) -> None:
             "number of GPUs in each worker."
         )
     limit = parse_time(settings.time)
-    earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
+    _, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
+    earliest = seconds + SIGNAL_EARLY_SECONDS  # before the time limit
     if settings.signal and limit is not None and limit <= earliest:
         raise LaunchError(
             f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
@@ -94,8 +95,3 @@ def check_settings(settings: BatchSettings) -> None:
             f"or more, but {counted(least, 'node')} have {tasks}: raise --nodes, --min-nodes or "
             "--tasks-per-node."
         )
-
-
-def seconds_after_signal(settings: BatchSettings) -> int:
-    """Returns the seconds from the signal to the time limit."""
-    return parse_signal(settings.signal or DEFAULT_SIGNAL)[1]

@@ -26,8 +26,6 @@ TIMEOUT_SECONDS = 10.0
 UNSET = ("", "(null)", "None", "N/A")  # how Slurm writes that something is not set
 # the states of a job that has its nodes and is not being ended
 RUNNING_STATES = ("RUNNING", "SIGNALING", "CONFIGURING", "RESIZING", "STOPPED", "SUSPENDED")
-# those of a job that will run, or has just run
-WAITING_STATES = ("PENDING", "COMPLETING")
 UNKNOWN_JOB = "Invalid job id"  # in an error of `show_job`
 
 # scontrol quotes no value. These fields may hold spaces and text that looks like other fields, and

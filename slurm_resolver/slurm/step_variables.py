@@ -154,8 +154,8 @@ class SlurmStep(Variables):
         )
         if step.het_job_id not in (None, step.job_id):
             step = step.replace(het_size=None)  # inherited from the job that submitted this one
-        groups = range(step.het_size or 0)
-        if groups:
+        if step.het_size:
+            groups = range(step.het_size)
             step = step.replace(components=tuple(_component(environ, group) for group in groups))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.where == "step" and not step.is_live):

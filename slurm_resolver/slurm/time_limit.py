@@ -43,10 +43,7 @@ def parse_signal(text: str) -> LimitSignal:
     name, at, seconds = text.partition("@")
     # USR1, SIGUSR1, usr1 and 10 are the same.
     name = name.upper().replace("SIG", "", 1)
-    number = None
-    for candidate in signal.Signals:
-        if name in (candidate.name[3:], str(int(candidate))):
-            number = candidate
+    number = next((n for n in signal.Signals if name in (n.name[3:], str(int(n)))), None)
     if number is None or (at and not seconds.isdecimal()):
         raise LaunchError(
             f"--signal {text!r}: expected SIGNAL[@SECONDS] with the name or number of a signal, "
