@@ -15,7 +15,7 @@ from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
-from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
+from slurm_resolver.tf.partition.effects import RANDOM, changes_more_than_variables, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.outside_graph import call_outside
@@ -38,6 +38,7 @@ class PlannedStep(NamedTuple):
         reason: why each replica computes all rows; None if each computes its own.
         draws: whether it draws random numbers whose place in a sequence TensorFlow keeps, or one
             replica computes something for the others.
+        is_repeatable: whether it changes nothing but variables.
         copies: the variables of the replicas.
     """
 
@@ -45,6 +46,7 @@ class PlannedStep(NamedTuple):
     plan: Plan | None
     reason: str | None
     draws: bool
+    is_repeatable: bool
     copies: Copies
 
 
@@ -88,6 +90,10 @@ class ModelStep:
                 self._refused[kind] = reason
         # If this fails, it is the program's own error.
         return self._look_up(spec, self._refused[kind])
+
+    def takes_any_rows(self, spec: Structure) -> bool:
+        """Whether the step for a kind of batch is traced for any number of rows."""
+        return repr(tf.nest.map_structure(type_of_any_rows, spec)) not in self._refused
 
     def give_up(self, error: NotWrittenError) -> None:
         """Lets each replica compute all rows, because a plan could not be written.
@@ -143,6 +149,7 @@ class ModelStep:
             plan=plan,
             reason=reason,
             draws=plan is not None and _has(traced.graph, _draws),
+            is_repeatable=not _has(traced.graph, changes_more_than_variables),
             copies=copies_of(self._strategy, traced),
         )
 

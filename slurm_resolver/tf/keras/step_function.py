@@ -170,8 +170,12 @@ class StepFunction:
         planned = self._planned(batch)
         if not self._written <= {whole}:
             warn_of_sequences(planned)
+        if whole and not self._written:
+            self._check_whole(batch, "the tensors of a batch have different numbers of rows")
         self._written.add(whole)
-        if planned.reason is not None:  # perhaps for this number of rows alone
+        is_split = planned.reason is None
+        is_divided = batch.rows is not None
+        if not is_split and (is_divided or not self._step.takes_any_rows(type_of_batch(batch))):
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
@@ -179,7 +183,7 @@ class StepFunction:
         except NotWrittenError as error:
             self._give_up(error)
             return False
-        return True
+        return is_split
 
     def _give_up(self, error: NotWrittenError) -> None:
         """Lets each replica compute all rows from now on."""

@@ -135,6 +135,8 @@ def _why_not(planned: PlannedStep, batch: Batch) -> str:
         return "each worker reads its own data"
     if planned.draws:
         return "it has random numbers of tf.random, a function of Python or tf.print"
+    if not planned.is_repeatable:
+        return "it changes more than variables, such as a table"
     if planned.plan and LOCAL in planned.plan.values.values():
         return (
             "BatchNormalization takes the statistics of each replica's own rows. To compare the "

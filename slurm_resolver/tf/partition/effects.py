@@ -41,12 +41,24 @@ _UPDATES = ("ResourceApply", "ResourceGather", "ResourceScatter", "ResourceSpars
 
 def check_effects(op: Operation) -> None:
     """Raises PlanError for an operation that may do something else in each replica."""
-    kind = op.kind
-    definition = op.traced.op_def
+    if _calls(op.traced) or _is_unknown(op.traced):
+        raise PlanError(f"{op.kind} may do something else in each worker")
+
+
+def changes_more_than_variables(operation: tf.Operation) -> bool:
+    """Whether an operation of TensorFlow changes what cannot be set to what it was before."""
+    is_table = operation.type == "LookupTableInsertV2"
+    return is_table or (_is_unknown(operation) and not _calls(operation))
+
+
+def _is_unknown(operation: tf.Operation) -> bool:
+    kind = operation.type
     is_alike = kind in _ALIKE or kind.startswith(_UPDATES)
-    calls = any("func" in attribute.type for attribute in definition.attr)
-    if calls or (definition.is_stateful and not is_alike):
-        raise PlanError(f"{kind} may do something else in each worker")
+    return operation.op_def.is_stateful and not is_alike
+
+
+def _calls(operation: tf.Operation) -> bool:
+    return any("func" in attribute.type for attribute in operation.op_def.attr)
 
 
 def is_drawn(operation: tf.Operation) -> bool:

@@ -209,7 +209,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             model.distribute_strategy,
             {"model": model, "left_out": left_out, **self.state},
             **{**self.options, "directory": folder},
-            complete=True,
+            complete=not any(_unbuilt_optimizers(model)),
             collect=self._collect,
         )
         self._saved = self._backup.more or {}
@@ -489,6 +489,6 @@ def _unbuilt_optimizers(model: keras.Model) -> Iterator[str]:
     for name, value in vars(model).items():
         if isinstance(value, keras.optimizers.Optimizer) and not value.built:
             yield (
-                f"the variables of {name} do not exist before the first step: call "
+                f"the variables of {name!r} do not exist before the first step: call "
                 f"{name}.build(variables) before fit, such as in compile()"
             )

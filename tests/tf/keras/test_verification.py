@@ -39,7 +39,14 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
         return [tf.reduce_sum(batch)]
 
     traced = tf.function(train).get_concrete_function(tf.TensorSpec([None, 2]))
-    planned = PlannedStep(traced, plan=None, reason=None, draws=draws, copies={})
+    planned = PlannedStep(
+        function=traced,
+        plan=None,
+        reason=None,
+        draws=draws,
+        is_repeatable=True,
+        copies={},
+    )
     found = ""
     try:
         Verification(MODEL, "train", steps=1).compute(
