@@ -35,7 +35,14 @@ def own_places(value: Value, rows: OwnRows) -> tf.Tensor:
         return rows.places
     places = tf.range(value.outer * value.inner * rows.total)
     blocks = tf.reshape(places, [value.outer, rows.total, value.inner])
-    return tf.reshape(tf.gather(blocks, rows.places, axis=1), [-1])
+    return tf.reshape(
+        tf.gather(
+            blocks,
+            rows.places,
+            axis=1,
+        ),
+        [-1],
+    )
 
 
 def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
@@ -48,13 +55,29 @@ def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
     sent = _sent(tensor)
     if not value.has_rows:
         return sent
-    padding = tf.one_hot(value.axis, tf.rank(sent), dtype=tf.int32)[:, tf.newaxis] * [1, 0]
+    padding = tf.one_hot(
+        value.axis,
+        tf.rank(sent),
+        dtype=tf.int32,
+    )[:, tf.newaxis] * [1, 0]
     own = own_places(value, rows)
     count = value.outer * value.inner * rows.total
     # The place 0 has the zeros. They are negative, because -0.0 + 0.0 is 0.0.
-    places = tf.scatter_nd(own[:, tf.newaxis], tf.range(tf.size(own)) + 1, [count])
+    places = tf.scatter_nd(
+        own[:, tf.newaxis],
+        tf.range(tf.size(own)) + 1,
+        [count],
+    )
     zero = tf.constant(-0.0 if sent.dtype.is_floating else 0, sent.dtype)
-    return tf.gather(tf.pad(sent, padding, constant_values=zero), places, axis=value.axis)
+    return tf.gather(
+        tf.pad(
+            sent,
+            padding,
+            constant_values=zero,
+        ),
+        places,
+        axis=value.axis,
+    )
 
 
 def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -47,10 +47,20 @@ def condition(planner: Plan, op: Operation, whole: bool) -> Split:
     plans = []
     for function in op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch")):
         branch = op.node.function(function)
-        plans.append(planner.inner(branch, given[1:], zip(op.node.inputs[1:], branch.inputs)))
+        plans.append(
+            planner.inner(
+                branch,
+                given[1:],
+                zip(op.node.inputs[1:], branch.inputs),
+            )
+        )
     results = [functools.reduce(join, values) for values in zip(*(one.outputs for one in plans))]
     for plan in plans:
-        _check_rows(plan, plan.flat.outputs, results)
+        _check_rows(
+            plan,
+            plan.flat.outputs,
+            results,
+        )
         plan.wanted = results
     for number, *ends in zip(op.node.outputs, *(plan.flat.outputs for plan in plans)):
         first, *others = map(Plan.known_sizes, plans, ends)
@@ -68,7 +78,12 @@ def condition(planner: Plan, op: Operation, whole: bool) -> Split:
             found = tf.switch_case(inputs[0], functions)
         return list(found[1:])
 
-    return op.split(results, SAME, *given[1:], make=make)
+    return op.split(
+        results,
+        SAME,
+        *given[1:],
+        make=make,
+    )
 
 
 def loop(planner: Plan, op: Operation, whole: bool) -> Split:
@@ -77,10 +92,24 @@ def loop(planner: Plan, op: Operation, whole: bool) -> Split:
     body = op.node.function(op.attribute("body"))
     test = op.node.function(op.attribute("cond"))
     if not whole and not STACKS.isdisjoint(given):
-        return RowLoop(op, body, test).split()
-    plan, alike = _plan_round(planner, op, body, given)
+        return RowLoop(
+            op,
+            body,
+            test,
+        ).split()
+    plan, alike = _plan_round(
+        planner,
+        op,
+        body,
+        given,
+    )
     values = plan.inputs
-    test_plan = planner.inner(test, values, alike, [SAME])
+    test_plan = planner.inner(
+        test,
+        values,
+        alike,
+        [SAME],
+    )
     for number, place in alike:
         planner.sizes.bind(op.node.outputs[place], *planner.known_sizes(number))
     is_ordered = any(map(_needs_order, (plan, test_plan)))
@@ -95,7 +124,11 @@ def loop(planner: Plan, op: Operation, whole: bool) -> Split:
         )
         return found
 
-    return op.split(values, *values, make=make)
+    return op.split(
+        values,
+        *values,
+        make=make,
+    )
 
 
 def _plan_round(
@@ -112,7 +145,11 @@ def _plan_round(
     values = list(given)
     alike = list(zip(op.node.inputs, body.inputs))
     for _ in range(_ROUNDS):
-        plan = planner.inner(body, values, alike)
+        plan = planner.inner(
+            body,
+            values,
+            alike,
+        )
         kept = [
             (number, place)
             for number, place in alike
@@ -120,8 +157,16 @@ def _plan_round(
         ]
         joined = list(map(join, values, plan.outputs))
         if joined == values and kept == alike:
-            _check_rows(planner, op.node.inputs, values)
-            _check_rows(plan, body.outputs, values)
+            _check_rows(
+                planner,
+                op.node.inputs,
+                values,
+            )
+            _check_rows(
+                plan,
+                body.outputs,
+                values,
+            )
             plan.wanted = values
             return plan, alike
         alike = kept
@@ -157,7 +202,12 @@ def statistics(planner: Plan, op: Operation, whole: bool) -> Split:
     flat = op.node.function(op.attribute("f"))
     whole |= all(value == SAME for value in op.raw)
     given = [SAME] * len(op.raw) if whole else op.values
-    plan = planner.inner(flat, given, zip(op.node.inputs, flat.inputs), inside=False)
+    plan = planner.inner(
+        flat,
+        given,
+        zip(op.node.inputs, flat.inputs),
+        inside=False,
+    )
     results = []
     for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))

@@ -151,7 +151,12 @@ class Emission:
 
     def inside(self, plan: Plan, inputs: Sequence[tf.Tensor]) -> Tensors:
         """Writes a function that an operation calls, and returns its outputs."""
-        return Emission(plan, self.rows, inputs, self._add_up).all(self._add_up)
+        return Emission(
+            plan,
+            self.rows,
+            inputs,
+            self._add_up,
+        ).all(self._add_up)
 
     def _compute(self, step: Compute) -> None:
         """Writes an operation."""
@@ -161,7 +166,11 @@ class Emission:
         outputs = make(self, inputs) if make else self.create(node, inputs)
         for number, value, tensor in zip(node.outputs, step.split.results, outputs):
             self._values[number] = value
-            self._keep(number, value, tensor)
+            self._keep(
+                number,
+                value,
+                tensor,
+            )
 
     def _keep(self, number: int, value: Value, tensor: tf.Tensor) -> tf.Tensor:
         """Notes a form of a tensor, with the shape that is known since the step was traced."""
@@ -197,7 +206,11 @@ class Emission:
         """Returns a tensor as an operation wants it, which is made now."""
         value = self._values[number]
         if isinstance(want, Sizes):
-            return self.sized(self.get(number, SAME), want, self.rows.own)
+            return self.sized(
+                self.get(number, SAME),
+                want,
+                self.rows.own,
+            )
         if want == SAME:
             # Each replica can compute it for itself, and does now.
             node = self._plan.flat.makers[number]
@@ -211,7 +224,13 @@ class Emission:
         if want == SUM:
             return whole if self.rows.replica == 0 else tf.zeros_like(whole)
         return self._keep(
-            number, want, tf.gather(whole, own_places(want, self.rows), axis=want.axis)
+            number,
+            want,
+            tf.gather(
+                whole,
+                own_places(want, self.rows),
+                axis=want.axis,
+            ),
         )
 
     def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
@@ -234,10 +253,20 @@ class Emission:
         for number in numbers:
             value = self._values[number]
             value = value if value.has_rows else SUM
-            sent.append(sent_part(self.get(number, value), value, self.rows))
+            sent.append(
+                sent_part(
+                    self.get(number, value),
+                    value,
+                    self.rows,
+                )
+            )
         for number, total in zip(numbers, add_up(sent)):
             dtype = self._plan.flat.tensors[number].dtype
-            self._keep(number, SAME, received(total, dtype))
+            self._keep(
+                number,
+                SAME,
+                received(total, dtype),
+            )
 
 
 def shape_of_part(tensor: tf.Tensor, value: Value) -> tf.TensorShape:

@@ -49,7 +49,10 @@ def _is_each_row(op: Operation, number: int) -> bool:
 
 
 def _begins_with_row(op: Operation, place: int) -> bool:
-    """Whether the places that an input names begin with the number of their row."""
+    """Whether the places that an input names begin with the number of their row.
+
+    They are stacked of columns, of which the first one is `tf.range(N)`.
+    """
     flat = op.sizes.flat
     number = op.node.inputs[place]
     if op.rank(place) != 2 or flat.kind(number) not in ("ConcatV2", "Pack"):
@@ -74,7 +77,10 @@ def _unchanged(op: Operation, axis: int) -> Split | None:
 
 
 def gather(op: Operation) -> Split:
-    """GatherV2: entries of a table by row, or the same entries of each row."""
+    """GatherV2: entries of a table by row, or the same entries of each row.
+
+    For example, the equation of `tf.gather(table, labels)` is "_b,A->Ab".
+    """
     (axis,) = op.axes(2, op.rank())
     together = op.attribute("batch_dims")
     found = None if together else _unchanged(op, axis)
@@ -97,13 +103,20 @@ def gather_of_variable(op: Operation) -> Split:
 
 
 def segment_sum(op: Operation) -> Split:
-    """UnsortedSegmentSum: entries are added in segments."""
+    """UnsortedSegmentSum: entries are added in segments.
+
+    It is also the gradient of a gather; that of all rows in their order copies them.
+    """
     found = _unchanged(op, 0)
     if found and is_count(op.size(0, RESULT), rows()):
         return found
     data = letters(op.rank())
     places = letters(op.rank(1))
-    return by_equation(op, f"{data},{places}->_{data[len(places) :]}", adds=True)
+    return by_equation(
+        op,
+        f"{data},{places}->_{data[len(places) :]}",
+        adds=True,
+    )
 
 
 def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False) -> Split:

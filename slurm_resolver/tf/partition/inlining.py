@@ -72,7 +72,11 @@ class Flat:
         self._nodes: list[Node] = []  # each after those of its inputs
         self.inputs = self._add_tensors(graph.inputs)
         numbers = _by_tensor(graph.inputs, self.inputs)
-        self._add(graph, numbers, ())
+        self._add(
+            graph,
+            numbers,
+            (),
+        )
         self.outputs = tuple(numbers[tensor.ref()] for tensor in graph.outputs)
         self.nodes = self._needed()
 
@@ -114,7 +118,11 @@ class Flat:
                     add(one)
                     after += made[one]
             given = tuple(numbers[tensor.ref()] for tensor in operation.inputs)
-            made[operation], results = self._place(operation, given, after)
+            made[operation], results = self._place(
+                operation,
+                given,
+                after,
+            )
             numbers.update(_by_tensor(operation.outputs, results))
 
         for operation in operations:
@@ -143,10 +151,19 @@ class Flat:
         if name:
             function = function_graph(operation, name)
             inner = _by_tensor(function.inputs, given)
-            nodes = self._add(function, inner, after)
+            nodes = self._add(
+                function,
+                inner,
+                after,
+            )
             return nodes, tuple(inner[tensor.ref()] for tensor in function.outputs)
         results = self._add_tensors(operation.outputs)
-        node = Node(operation, given, results, tuple(after))
+        node = Node(
+            operation,
+            given,
+            results,
+            tuple(after),
+        )
         self._nodes.append(node)
         self.makers.update(dict.fromkeys(results, node))
         return [node], results

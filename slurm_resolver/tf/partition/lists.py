@@ -87,7 +87,11 @@ def _joined_lists(first: Value, second: Value) -> Value:
 def open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
     first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
-    shape = np.where(first == second, first, -1)
+    shape = np.where(
+        first == second,
+        first,
+        -1,
+    )
     return Literal(as_tuple(shape), op.tensor(place).dtype)
 
 
@@ -127,7 +131,11 @@ def from_tensor(op: Operation) -> Split:
         if value.axis == 0:
             raise NotByPartError("a loop over several batches")
         element = value.at(value.axis - 1)
-    return op.split(list_of(element), value, open_shape(op, 1))
+    return op.split(
+        list_of(element),
+        value,
+        open_shape(op, 1),
+    )
 
 
 def add(op: Operation, place: int) -> Split:
@@ -160,9 +168,18 @@ def read(op: Operation) -> Split:
     """TensorListGetItem and TensorListPopBack, which also returns the list."""
     given, *others, _ = op.values  # the last input is the shape of the element
     element = element_of(given)
-    op.sizes.bind(op.node.outputs[-1], None, given.numbers)
+    op.sizes.bind(
+        op.node.outputs[-1],
+        None,
+        given.numbers,
+    )
     results = (given, element)[-len(op.node.outputs) :]
-    return op.split(results, given, *others, element_shape(op, 1 + len(others)))
+    return op.split(
+        results,
+        given,
+        *others,
+        element_shape(op, 1 + len(others)),
+    )
 
 
 def stack(op: Operation) -> Split:
@@ -171,7 +188,11 @@ def stack(op: Operation) -> Split:
         return op.split(rows(), op.raw[0])
     element = element_of(op.raw[0])
     result = element.at(element.axis + 1) if element.has_rows else element
-    return op.split(result, op.raw[0], element_shape(op, 1))
+    return op.split(
+        result,
+        op.raw[0],
+        element_shape(op, 1),
+    )
 
 
 def joined(op: Operation) -> Split:

@@ -35,15 +35,18 @@ def reshape(op: Operation) -> Split:
     value = op.of_rows()
     if not is_count(op.size(value.axis), value):
         raise NotByPartError("another number of rows")
-    results = set(map(_reshaped, (value, value), op.shape(), op.shape(RESULT)))
-    result = results.pop()
-    if results or result is None:
-        raise NotByPartError("rows are mixed")
-    return op.split(result, value, size_at(result))
+    result, *others = set(map(_reshaped, (value, value), op.shape(), op.shape(RESULT)))
+    if others:
+        raise NotByPartError("the number of rows decides where they are")
+    return op.split(
+        result,
+        value,
+        size_at(result),
+    )
 
 
-def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Value | None:
-    """Returns the rows along an axis of the result; None if they are not along one.
+def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
+    """Returns the rows along an axis of the result.
 
     Args:
         before: the shape of the input.
@@ -57,8 +60,12 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
         outer, mixed = divmod(first, int(np.prod(after[:axis])))
         inner, others = divmod(last, int(np.prod(after[axis + 1 :])))
         if not mixed and not others:
-            return rows(axis, outer, inner)
-    return None
+            return rows(
+                axis,
+                outer,
+                inner,
+            )
+    raise NotByPartError("rows are mixed")
 
 
 def transpose(op: Operation) -> Split:
@@ -109,7 +116,11 @@ def repeated(op: Operation) -> Split:
     axis = value.axis - op.rank(RESULT) + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):
         raise NotByPartError("rows that are not one entry")
-    return op.split(value, SAME, size_at(value))
+    return op.split(
+        value,
+        SAME,
+        size_at(value),
+    )
 
 
 def first_rows(*shapes: Shape) -> Value:

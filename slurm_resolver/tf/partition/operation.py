@@ -156,12 +156,20 @@ class Operation:
         """
         found = [results] * len(self.node.outputs) if isinstance(results, Value) else results
         others = len(self.node.inputs) - len(wants)
-        return Split(tuple(found), (*wants, *[SAME] * others), make)
+        return Split(
+            tuple(found),
+            (*wants, *[SAME] * others),
+            make,
+        )
 
 
 def size_at(value: Value) -> Sizes:
     """Returns the want of a vector of sizes, in which the rows' size is this replica's."""
-    return Sizes(value.axis, value.outer, value.inner)
+    return Sizes(
+        value.axis,
+        value.outer,
+        value.inner,
+    )
 
 
 Rule = Callable[[Operation], Split]

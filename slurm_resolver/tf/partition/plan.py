@@ -96,7 +96,13 @@ class Planner(Plan):
                 each call.
             wanted: see `run`.
         """
-        inner = Planner(flat, values, self._is_whole, self.sends_inside, inside)
+        inner = Planner(
+            flat,
+            values,
+            self._is_whole,
+            self.sends_inside,
+            inside,
+        )
         for here, number in alike:
             inner.sizes.bind(number, *self.known_sizes(here))
         return inner.run(wanted)
@@ -170,11 +176,19 @@ class Planner(Plan):
     def _compute(self, node: Node) -> Compute:
         """Returns how an operation is computed."""
         raw = [self.values[number] for number in node.inputs]
-        op = Operation(node, raw, self.sizes)
+        op = Operation(
+            node,
+            raw,
+            self.sizes,
+        )
         try:
             return Compute(node, self._split(op))
         except NotByPartError as error:
-            return Compute(node, self._whole(op), str(error))
+            return Compute(
+                node,
+                self._whole(op),
+                str(error),
+            )
 
     def _split(self, op: Operation) -> Split:
         """Returns how a replica computes an operation on what it has."""
@@ -186,7 +200,11 @@ class Planner(Plan):
         if self._is_whole and (calls or uses_lists(op)):
             raise NotByPartError("a list is needed whole")
         if calls:
-            return calls(self, op, False)
+            return calls(
+                self,
+                op,
+                False,
+            )
         if uses_lists(op):
             return _by_rule(op, LIST_RULES)
         found = linear(op) if SUM in op.raw else None
@@ -217,12 +235,20 @@ class Planner(Plan):
         others = op.shape(1)
         if value.axis or others[0] != others[1] or op.attribute("transpose_a"):
             raise NotByPartError("no rows, or a sum over rows")
-        return Operation(op.node, (value, *op.values[1:]), self.sizes)
+        return Operation(
+            op.node,
+            (value, *op.values[1:]),
+            self.sizes,
+        )
 
     def _whole(self, op: Operation) -> Split:
         """Returns how an operation is computed whole."""
         if op.kind in CONTROL_FLOW:
-            return CONTROL_FLOW[op.kind](self, op, True)
+            return CONTROL_FLOW[op.kind](
+                self,
+                op,
+                True,
+            )
         results = [
             list_of(SAME) if output.dtype == tf.variant else SAME for output in op.traced.outputs
         ]

@@ -188,7 +188,11 @@ class RowLoop:
         given = self._op.raw[place]
         number = self._results[place]
         if place in self._counters:
-            self._op.sizes.bind(self._op.node.outputs[place], None, COUNTS)
+            self._op.sizes.bind(
+                self._op.node.outputs[place],
+                None,
+                COUNTS,
+            )
             return SAME
         if place in self._kept:
             return given if given.is_list else SAME

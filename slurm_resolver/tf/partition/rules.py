@@ -78,7 +78,13 @@ def _terms(op: Operation, equation: str) -> list[str]:
     *terms, result = re.split(",|->", equation)
     found = []
     for place, term in (*enumerate(terms), (RESULT, result)):
-        others = len(re.sub(r"[.*]", "", term))
+        others = len(
+            re.sub(
+                r"[.*]",
+                "",
+                term,
+            )
+        )
         if others < len(term):
             axes = op.rank(place) - others
             term = term.replace("...", _OTHER_AXES[:axes][::-1]).replace("*", "_" * axes)
@@ -125,11 +131,19 @@ def told_sizes(op: Operation) -> Split:
         for part, value in zip(inputs, op.raw):
             shape = tf.shape(part, op.tensor(RESULT).dtype)
             if value.has_rows:
-                shape = emission.sized(shape, size_at(value), emission.rows.total)
+                shape = emission.sized(
+                    shape,
+                    size_at(value),
+                    emission.rows.total,
+                )
             sizes.append(shape)
         return [tf.reduce_prod(one) for one in sizes] if op.kind == "Size" else sizes
 
-    return op.split(SAME, *op.raw, make=make)
+    return op.split(
+        SAME,
+        *op.raw,
+        make=make,
+    )
 
 
 def reduction(op: Operation) -> Split:

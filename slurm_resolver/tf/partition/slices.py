@@ -37,7 +37,16 @@ def slice_by_size(op: Operation) -> Split:
     part = value._replace(outer=_whole_batches(op.size(value.axis, RESULT), value))
     if not part.outer:
         raise NotByPartError("no rows")
-    return op.split(part, value, Sizes(value.axis, first, value.inner), size_at(part))
+    return op.split(
+        part,
+        value,
+        Sizes(
+            value.axis,
+            first,
+            value.inner,
+        ),
+        size_at(part),
+    )
 
 
 def _whole_batches(sizes: Sequence[int], value: Value) -> int:
@@ -63,10 +72,22 @@ def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Si
         raise NotByPartError("some of the rows")
     if is_whole(op.traced, place):
         return []
-    limits = certain_limits(op.traced, place, [op.numbers(1), op.numbers(2)], size)
+    limits = certain_limits(
+        op.traced,
+        place,
+        [op.numbers(1), op.numbers(2)],
+        size,
+    )
     if limits is None:
         raise NotByPartError("some of the rows")
-    return [Sizes(place, _whole_batches(pair, value), value.inner) for pair in limits]
+    return [
+        Sizes(
+            place,
+            _whole_batches(pair, value),
+            value.inner,
+        )
+        for pair in limits
+    ]
 
 
 def _orders_only(operation: tf.Operation) -> bool:
@@ -90,27 +111,63 @@ def strided_slice(op: Operation) -> Split:
     value = op.of_rows()
     if _orders_only(op.traced):
         return op.split(SAME, value)
-    axes, places = axes_of_slice(op.traced, op.size(0, 1)[0], op.rank())
+    axes, places = axes_of_slice(
+        op.traced,
+        op.size(0, 1)[0],
+        op.rank(),
+    )
     if value.axis not in axes:
         raise NotByPartError("one of the rows")
     axis = axes.index(value.axis)
-    limits = _limits(op, places[axis], op.size(value.axis), value)
+    limits = _limits(
+        op,
+        places[axis],
+        op.size(value.axis),
+        value,
+    )
     if not limits:
         return op.split(value.at(axis), value)
     count = limits[1].outer - limits[0].outer
     if count <= 0:
         raise NotByPartError("no rows")
-    return op.split(rows(axis, count, value.inner), value, *limits)
+    return op.split(
+        rows(
+            axis,
+            count,
+            value.inner,
+        ),
+        value,
+        *limits,
+    )
 
 
 def strided_slice_gradient(op: Operation) -> Split:
     """StridedSliceGrad: what was sliced, beside zeros."""
     value = op.of_rows(4)
-    axes, places = axes_of_slice(op.traced, op.size(0, 1)[0], op.rank(RESULT))
+    axes, places = axes_of_slice(
+        op.traced,
+        op.size(0, 1)[0],
+        op.rank(RESULT),
+    )
     axis = axes[value.axis]
     if axis < 0:
         raise NotByPartError("rows along a new axis")
     size = op.size(axis, RESULT)
-    result = rows(axis, _whole_batches(size, value), value.inner)
-    limits = _limits(op, places[value.axis], size, value) or (SAME, SAME)
-    return op.split(result, size_at(result), *limits, SAME, value)
+    result = rows(
+        axis,
+        _whole_batches(size, value),
+        value.inner,
+    )
+    limits = _limits(
+        op,
+        places[value.axis],
+        size,
+        value,
+    ) or (SAME, SAME)
+    return op.split(
+        result,
+        size_at(result),
+        *limits,
+        SAME,
+        value,
+    )
