@@ -146,7 +146,8 @@ class StepFunction:
             return self._run_eagerly(batch)
         step = functools.partial(self._run, batch)
         if self._verification:
-            return self._verification.compute(self._planned(batch), batch, step)
+            planned = self._planned(self._of_first_replica(batch))
+            return self._verification.compute(planned, batch, step)
         return step()
 
     def _run(self, batch: Batch) -> Structure:

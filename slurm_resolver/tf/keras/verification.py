@@ -113,19 +113,23 @@ class Verification:
             f"the variable {paths.get(id(variable), variable.name)!r}" for variable in variables
         ]
         names += [f"the result {key!r}" for key in keys]
-        for name, *pairs in zip(names, *runs):
+        rows = list(zip(names, *runs))
+        # What cancels out in a variable, such as a bias before a normalization, is a rest of
+        # numbers as large as those that other variables change by.
+        largest = max(np.linalg.norm(_change(*of_one)) for _, _, of_one, *_ in rows)
+        for name, *pairs in rows:
             found, expected, *others = itertools.starmap(_change, pairs)
             size = np.linalg.norm(_change(0.0, pairs[0][0]))
             change = np.linalg.norm(expected)
             rounding = _TIMES * max(np.linalg.norm(other - expected) for other in others)
-            rounding += min(64 * epsilon, 0.05) * change + epsilon * size
+            rounding += min(64 * epsilon, 0.05) * change + epsilon * (size + largest)
             distance = np.linalg.norm(found - expected)
             if distance > rounding:
+                what = f"{self._name} differs from one process {reporter.where()}".rstrip()
                 raise FitError(
-                    f"SLURM_RESOLVER_VERIFY: {self._name} differs from one process "
-                    f"{reporter.where()}, in {name}: by {distance:.3g}, where one process has "
-                    f"{change:.3g} and rounding changes less than {rounding:.3g}. Please report "
-                    "this with the code of the step"
+                    f"SLURM_RESOLVER_VERIFY: {what}, in {name}: by {distance:.3g}, where one "
+                    f"process has {change:.3g} and rounding changes less than {rounding:.3g}. "
+                    "Please report this with the code of the step"
                 )
 
 

@@ -25,7 +25,7 @@ BATCH = share(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
     [
         (1.0, False, ""),
         (1.0000001, False, ""),
-        (1.01, False, ".*train step of 'own' differs from one process .*in the variable 'weight"),
+        (1.01, False, ".*train step of 'own' differs from one process.*in the variable 'weight"),
         (1.01, True, ""),  # it is not compared
     ],
 )
