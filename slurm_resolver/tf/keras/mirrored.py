@@ -143,6 +143,12 @@ class MultiWorkerMirroredStrategy(
         self.verified_steps = 0  # that are compared with one process
         if self.of_several:
             self._prepare_several(cluster_resolver)
+        self._take_optimizers()
+        prepare(self)
+        reporter.start(cluster_resolver, on_stall)
+
+    def _take_optimizers(self) -> None:
+        """Lets optimizers train models of the scope in steps that are traced as in one process."""
         private_names.replace(self.extended, "update", update_once)
         place = functools.partial(place_slot, self)
         private_names.replace(self.extended, "colocate_vars_with", place)
@@ -150,8 +156,6 @@ class MultiWorkerMirroredStrategy(
         default = tf.distribute.get_strategy().extended
         private_names.replace(default, "update", update_once)
         private_names.replace(default, "colocate_vars_with", place_beside)
-        prepare(self)
-        reporter.start(cluster_resolver, on_stall)
 
     def _prepare_several(self, resolver: Any) -> None:
         """Measures how long this worker waits, and makes variables and seeds those of all."""
