@@ -94,6 +94,7 @@ EQUATIONS = """
     Conv2DBackpropFilter                N*,,N*->
     Conv3DBackpropFilterV2              N*,,N*->
     DepthwiseConv2dNativeBackpropFilter N*,,N*->
+    HistogramFixedWidth                 ...,,->
     L2Loss                              ...->
 """
 
