@@ -78,6 +78,7 @@ def make():
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 strategy = sr.MultiWorkerMirroredStrategy()
+keras.utils.set_random_seed(1)  # with one seed in fifty, rounding alone reaches 1e-5
 with strategy.scope():
     model = make()
 with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
