@@ -21,8 +21,8 @@ Outcomes = dict[str, Fields]
 PROGRAM = quiet_helper("keras_programs")
 SECONDS = 1500
 
-# Every worker computes whole batches: their tensors have no number of rows, or the step has no
-# graph.
+# Every worker computes whole batches: their tensors have no number of rows, or different ones, or
+# the step has no graph, or an operation with an unknown effect.
 WHOLE = {
     "data_ragged",
     "data_sparse_inputs",
@@ -30,6 +30,8 @@ WHOLE = {
     "guide_unbuilt_running_eagerly",
     "step_eagerly",
     "step_of_functions_that_run_eagerly",
+    "step_samples",
+    "step_with_unequal_rows",
 }
 
 

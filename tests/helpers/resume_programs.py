@@ -285,6 +285,25 @@ class Silent(keras.Sequential):  # type: ignore[misc]
         return {"loss": super().train_step(data)["loss"]}
 
 
+class OwnOptimizer(keras.Sequential):  # type: ignore[misc]
+    """Its step builds another optimizer than that of `compile`."""
+
+    def train_step(self, data: Any) -> Fields:
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=data[1], y_pred=self(data[0]))
+        weights = self.trainable_variables
+        self.second.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@told
+def optimizer_that_is_not_built() -> Fields:
+    model = perceptron(kind=OwnOptimizer)
+    with strategy.scope():
+        model.second = keras.optimizers.Adam(0.01)
+    return {"x": rows().batch(BATCH), "model": model}
+
+
 @program
 def step_of_its_own() -> Fields:
     return {"x": rows().batch(BATCH), "model": perceptron(kind=Silent, metrics=["mae"])}

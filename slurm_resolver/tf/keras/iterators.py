@@ -35,11 +35,11 @@ def make_iterator(original: Method, data: EpochIterator) -> Any:
 def _is_never_read(data: EpochIterator) -> bool:
     """Whether Keras' `EpochIterator` makes another iterator before it reads the next one.
 
-    At the end of an epoch, it makes an iterator that it replaces at the begin of the next epoch,
-    unless `fit` has steps_per_epoch. It counts nevertheless: a shuffle draws an order for it. That
-    of the whole dataset draws the same order, and takes a tenth of the time.
+    At the end of an epoch, it makes an iterator that it replaces when the next epoch begins, unless
+    `fit` has steps_per_epoch. This iterator has an effect nevertheless: a shuffle draws an order
+    for it. One over the whole dataset draws the same order, and is made in a tenth of the time.
     """
     batches = private_names.NUM_BATCHES.of(data, None)
-    steps_per_epoch = private_names.STEPS_PER_EPOCH.of(data, 0)
-    seen = private_names.STEPS_SEEN.of(data, 0)
-    return bool(batches and steps_per_epoch is None and seen >= batches)
+    if not batches or private_names.STEPS_PER_EPOCH.of(data, 0) is not None:
+        return False
+    return bool(private_names.STEPS_SEEN.of(data) >= batches)

@@ -150,8 +150,9 @@ class MultiWorkerMirroredStrategy(
     def _take_optimizers(self) -> None:
         """Lets optimizers train models of the scope in steps that are traced as in one process."""
         private_names.replace(self.extended, "update", update_once)
-        place = functools.partial(place_slot, self)
-        private_names.replace(self.extended, "colocate_vars_with", place)
+        private_names.replace(
+            self.extended, "colocate_vars_with", functools.partial(place_slot, self)
+        )
         # An optimizer from outside the scope has the default strategy.
         default = tf.distribute.get_strategy().extended
         private_names.replace(default, "update", update_once)

@@ -174,9 +174,8 @@ class StepFunction:
         if whole and not self._written:
             self._check_whole(batch, "the tensors of a batch have different numbers of rows")
         self._written.add(whole)
-        is_split = planned.reason is None
-        is_divided = batch.rows is not None
-        if not is_split and (is_divided or not self._step.takes_any_rows(type_of_batch(batch))):
+        takes_any = batch.rows is None and self._step.takes_any_rows(type_of_batch(batch))
+        if planned.reason and not takes_any:
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
@@ -184,7 +183,7 @@ class StepFunction:
         except NotWrittenError as error:
             self._give_up(error)
             return False
-        return is_split
+        return not planned.reason
 
     def _give_up(self, error: NotWrittenError) -> None:
         """Lets each replica compute all rows from now on."""

@@ -114,9 +114,10 @@ class Verification:
         ]
         names += [f"the result {key!r}" for key in keys]
         rows = list(zip(names, *runs))
-        # What cancels out in a variable, such as a bias before a normalization, is a rest of
-        # numbers as large as those that other variables change by.
-        largest = max(np.linalg.norm(_change(*of_one)) for _, _, of_one, *_ in rows)
+        # The gradient of a bias before a normalization cancels out, and leaves what was rounded
+        # in numbers as large as the gradients of other variables.
+        of_one = [row[2] for variable, row in zip(variables, rows) if variable.trainable]
+        largest = max((np.linalg.norm(_change(*pair)) for pair in of_one), default=0.0)
         for name, *pairs in rows:
             found, expected, *others = itertools.starmap(_change, pairs)
             size = np.linalg.norm(_change(0.0, pairs[0][0]))

@@ -124,6 +124,23 @@ class MakesOptimizer(Lower):
         return self.told(y, predicted)
 
 
+class Samples(Lower):
+    """Draws by an operation that the partition does not know, from its own place in a sequence."""
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        classes = tf.argmax(y, axis=1)[:, tf.newaxis]
+        biases = tf.zeros(9)
+        losses = tf.nn.sampled_softmax_loss(tf.eye(9, 3), biases, classes, predicted, 4, 9)
+        return tf.reduce_mean(losses)
+
+
+class TwoBatches(Lower):
+    """Takes fewer rows with labels than without, as for a semi-supervised training."""
+
+    def train_step(self, batch: Any) -> Fields:
+        return super().train_step(batch[1])
+
+
 class Decorated(OwnStep):
     @tf.function  # type: ignore[untyped-decorator]
     def train_step(self, batch: Any) -> Fields:
@@ -196,6 +213,7 @@ MODELS: dict[str, Action] = {
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
+    "samples": lambda: perceptron(kind=Samples),
     "makes_optimizer": lambda: perceptron(kind=MakesOptimizer),
     "returns_nested": lambda: perceptron(kind=Returns),
 }
@@ -210,6 +228,14 @@ def _of(strategy: Any, entry: Action) -> Outcome:
 
 
 add_each("step", _of, MODELS)
+
+
+@program("step")
+def with_unequal_rows(strategy: Any) -> Outcome:
+    model = ready(strategy, lambda: perceptron(kind=TwoBatches))
+    without = tf.data.Dataset.from_tensor_slices(X[:32]).batch(8)
+    labelled = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(4)
+    return fitted(model, tf.data.Dataset.zip((without, labelled)), evaluate=False)
 
 
 @program("step", differs=TRACED_TWICE)

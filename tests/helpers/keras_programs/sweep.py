@@ -16,10 +16,10 @@ from keras import layers
 from keras import losses as kl
 from keras import metrics as km
 from keras import optimizers as ko
+from keras_programs import losses as of_losses
 from keras_programs.common import (
     BINARY,
     COLUMNS,
-    NUMBER,
     TOKENS,
     Outcome,
     X,
@@ -33,14 +33,6 @@ from keras_programs.common import (
 )
 from kinds import Action, Fields
 
-PICTURES = (X > 0).astype("float32").reshape(-1, 2, 3)
-
-
-def painter() -> Any:
-    """Returns a model that predicts a picture."""
-    pixels = perceptron(outputs=6, activation="sigmoid")
-    return keras.Sequential([pixels, layers.Reshape((2, 3))])
-
 
 def writer() -> Any:
     """Returns a model that predicts some letters of a sequence."""
@@ -51,12 +43,12 @@ def writer() -> Any:
 
 # For each kind of a class: the model, its inputs and its targets.
 KINDS: dict[str, tuple[Action, Any, Any]] = {
-    "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
+    "number": of_losses.KINDS["number"],
     "binary": (lambda: perceptron(outputs=1, activation="sigmoid"), X, BINARY),
     "sign": (lambda: perceptron(outputs=1, activation="tanh"), X, 2 * BINARY - 1),
     "label": (lambda: perceptron(activation="softmax"), X, Y),
     "class": (lambda: perceptron(activation="softmax"), X, np.eye(3, dtype="float32")[Y]),
-    "picture": (painter, X, PICTURES),
+    "picture": of_losses.KINDS["picture"],
     "embedding": (lambda: perceptron(layers.UnitNormalization), X, Y),
     "letters": (writer, TOKENS, 1 + TOKENS[:, :2] % 2),
 }

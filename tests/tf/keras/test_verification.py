@@ -21,16 +21,17 @@ BATCH = share(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
 
 
 @pytest.mark.parametrize(
-    ("by", "draws", "error"),
+    ("by", "unlike", "error"),
     [
-        (1.0, False, ""),
-        (1.0000001, False, ""),
-        (1.01, False, ".*train step of 'own' differs from one process.*in the variable 'weight"),
-        (1.01, True, ""),  # it is not compared
+        (1.0, {}, ""),
+        (1.0000001, {}, ""),
+        (1.01, {}, ".*train step of 'own' differs from one process.*in the variable 'weight"),
+        (1.01, {"draws": True}, ""),  # it is not compared
+        (1.01, {"is_repeatable": False}, ""),
     ],
 )
 def test_a_change_that_differs_by_more_than_rounding_is_an_error(
-    by: float, draws: bool, error: str
+    by: float, unlike: dict[str, Any], error: str
 ) -> None:
     weight = tf.Variable([1.0, 2.0], name="weight")
 
@@ -43,10 +44,10 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
         function=traced,
         plan=None,
         reason=None,
-        draws=draws,
+        draws=False,
         is_repeatable=True,
         copies={},
-    )
+    )._replace(**unlike)
     found = ""
     try:
         Verification(MODEL, "train", steps=1).compute(
@@ -59,4 +60,4 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
     assert re.match(error or "$", found)
     assert weight.numpy() == pytest.approx([1.0 - 0.2 * by, 2.0 - 0.3 * by])
     told = any("'own' is not compared with one process" in line for line in log.warned)
-    assert told == draws
+    assert told == bool(unlike)

@@ -43,9 +43,11 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "callback_with_dataclass",
         "step_of_its_own",
         "tf_random_in_call",
+        "optimizer_that_is_not_built",
         "--steps=13",
     )
     assert results.pop("tf_random_in_call") == ["told"]
+    assert results.pop("optimizer_that_is_not_built") == ["told"]
     assert {outcome for outcomes in results.values() for outcome in outcomes} == {"equal"}, results
 
 
@@ -68,6 +70,7 @@ def test_no_program_is_silently_different() -> None:
         "callback_with_iterator",
         "callback_with_list_of_objects",
         "csv_logger",
+        "optimizer_that_is_not_built",
         "random_generator_in_call",
         "tf_random_in_call",
     }
