@@ -90,6 +90,8 @@ class Client:
         self._answers: dict[Gather, Message] = {}
         # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
+        # what a task was the first to tell, by topic
+        self.told: dict[str, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
         if address.rank <= 1:
@@ -314,6 +316,8 @@ class Client:
             warn("%s", message["silent"])
         elif "gathered" in message:
             self._answers[Gather(*message["gathered"])] = message
+        elif "told" in message:
+            self.told.setdefault(message["told"], message)
         for key in message:
             for listener in self._listeners[key]:
                 listener(message)

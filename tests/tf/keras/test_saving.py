@@ -58,6 +58,7 @@ def test_whatever_is_saved_can_be_read_at_once_and_one_worker_alone_saves_in_the
 ) -> None:
     for worker in workers:
         assert worker["ways"] == {way: ["read"] for way in worker["ways"]}
+        assert worker["late"]
         assert worker["in_scope"] == dict.fromkeys(worker["in_scope"], "[None, None]")
 
 

@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slurm_resolver.coordination.wire import Message
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.private_names import Method
 
@@ -76,12 +75,9 @@ class CallbackFiles:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._rank = workers.client.address.rank
-        # Who writes a path: the rank, and the hook that creates the path; '' if it existed before.
-        self._claims: dict[str, tuple[int, str]] = {}
         self._hooks = Counter[str]()
         self._folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-")
         atexit.register(self._folder.cleanup)
-        workers.client.listen("told", self._take_claim)
 
     @contextlib.contextmanager
     def sharing(self, callbacks: Sequence[object]) -> Iterator[None]:
@@ -124,9 +120,11 @@ class CallbackFiles:
         # a database in memory, the URI of one, and what is redirected already
         if is_device or not name or name.startswith((":", "file:", self._folder.name)):
             return path
-        if kind != "r" and full not in self._claims:
+        if kind != "r":
             self._claim(full)
-        rank, hook = self._claims.get(full, (self._rank, ""))
+        # Who writes a path: the rank, and the hook that creates the path; '' if it existed before.
+        claim = self._workers.client.told.get(_TOPIC + full, {"rank": self._rank, "value": ""})
+        rank, hook = claim["rank"], claim["value"]
         own = self._folder.name + full
         is_own = os.path.lexists(own)
         # Another worker may still write what it creates in this hook.
@@ -139,15 +137,12 @@ class CallbackFiles:
         return own
 
     def _claim(self, full: str) -> None:
-        """Waits until it is known who writes a path: this worker, if none has claimed it before."""
+        """Waits until it is known who writes a path: the first worker that has claimed it."""
         client = self._workers.client
-        client.tell(_TOPIC + full, "" if os.path.lexists(full) else self.hook)
-        client.wait_for(lambda: full in self._claims or self._workers.loss or client.refusal)
-
-    def _take_claim(self, message: Message) -> None:
-        topic, _, full = message["told"].partition(_TOPIC)
-        if full and not topic:
-            self._claims.setdefault(full, (message["rank"], message["value"]))
+        topic = _TOPIC + full
+        if topic not in client.told:
+            client.tell(topic, "" if os.path.lexists(full) else self.hook)
+            client.wait_for(lambda: topic in client.told or self._workers.loss or client.refusal)
 
 
 @contextlib.contextmanager

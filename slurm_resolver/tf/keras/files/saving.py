@@ -6,7 +6,8 @@ system, so that every node gets the file if the path is on a disk of its own:
 1. The worker that makes the folder `.saving-…` beside the path writes; the others wait until the
    folder is gone. Its name is a digest of what is saved.
 2. It writes into that folder, and moves what it has written to the path in one step.
-3. The others find the path changed, and do not save.
+3. The others find the path changed, and do not save. A worker that comes later has been told so by
+   the coordination service: writing an exported folder anew would disturb those that read it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import os
 import shutil
 import time
 import zlib
+from collections import Counter
 from typing import Any
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.coordination.progress import SAVING
 from slurm_resolver.errors import SavingError
+from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.files.callback_files import writing_together
 from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.strategy_registry import are_several
@@ -31,6 +34,8 @@ from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.timeouts import Timeouts
+
+_saves = Counter[str]()  # how often this process has saved to each path
 
 
 def save_once(save: Method, model: Model, filepath: Any, *args: object, **kwargs: object) -> object:
@@ -43,12 +48,7 @@ def save_once(save: Method, model: Model, filepath: Any, *args: object, **kwargs
     identity = f"{start} {args} {sorted(kwargs.items())} {digest_of(model)}"
     workers = getattr(model.distribute_strategy, "workers", None)  # not those of a coordinator
     with reporter.doing(SAVING), writing_together():
-        write_once(
-            filepath,
-            identity,
-            lambda path: save(model, path, *args, **kwargs),
-            getattr(workers, "refuse_loss", lambda: None),
-        )
+        write_once(filepath, identity, lambda path: save(model, path, *args, **kwargs), workers)
     return None
 
 
@@ -66,30 +66,38 @@ def write_once(
     path: str | os.PathLike[str],
     identity: str,
     write: Method,
-    refuse_loss: Method = lambda: None,
+    workers: Workers | None = None,
 ) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
     `write` gets a path of the same name in another folder. The file or new folder is then moved in
     one step, so that no process reads half of it. It exists for every process when this returns.
-    Raises SavingError if the process that writes has stopped writing. A process that waits calls
-    `refuse_loss`, which may raise an error as well.
+    Raises SavingError if the process that writes has stopped writing, and an error of the workers
+    if one of them is lost.
     """
     path = os.path.realpath(path)  # replaces the target of a link, not the link
     folder, name = os.path.split(path)
     scratch = os.path.join(folder, f".saving-{zlib.crc32(f'{name} {identity}'.encode()):08x}")
+    client = workers and workers.client
+    _saves[path] += 1
+    save = f"saved {path} {_saves[path]}"
     before = _state(path)
-    waited = _take(scratch, path, refuse_loss)
+    waited = _take(scratch, path, workers)
     try:
-        if waited and _state(path) not in (None, before):
+        state = _state(path)
+        if waited and state not in (None, before):
+            return
+        if client and client.told.get(save, {}).get("value") == f"{identity} {state}":
             return
         write(os.path.join(scratch, name))
         _move(scratch, folder, last=name)
+        if client:
+            client.tell(save, f"{identity} {_state(path)}")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _take(scratch: str, path: str, refuse_loss: Method) -> bool:
+def _take(scratch: str, path: str, workers: Workers | None) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it."""
     seen = None
     since = time.monotonic()
@@ -97,7 +105,8 @@ def _take(scratch: str, path: str, refuse_loss: Method) -> bool:
         with contextlib.suppress(FileExistsError):
             os.makedirs(scratch)  # asks the file server itself; stat may be answered from a cache
             return seen is not None
-        refuse_loss()
+        if workers:
+            workers.refuse_loss()
         states = [
             _state(os.path.join(parent, name))
             for parent, _, files in os.walk(scratch)
