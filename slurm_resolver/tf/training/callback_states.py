@@ -62,11 +62,18 @@ def _set_state(generator: np.random.Generator, state: Any) -> None:
 
 
 def _variables_of(owner: object) -> Any:
-    return getattr(owner, "variables", [owner])
+    """Returns the variables that an object has; a model's optimizer has its own."""
+    optimizer = getattr(owner, "optimizer", None)
+    return [*getattr(owner, "variables", [owner]), *getattr(optimizer, "variables", [])]
 
 
-def _set_values(owner: object, values: Any) -> None:
-    for variable, value in zip(_variables_of(owner), values):
+def _set_values(owner: Any, values: Any) -> None:
+    if not getattr(getattr(owner, "optimizer", None), "built", True):
+        owner.optimizer.build(owner.trainable_variables)
+    variables = _variables_of(owner)
+    if len(variables) != len(values):
+        raise ValueError(f"{len(values)} variables were saved, and there are {len(variables)}")
+    for variable, value in zip(variables, values):
         variable.assign(value)
 
 
@@ -231,7 +238,9 @@ class _Reader(pickle.Pickler):
             return [below.part_of(cell.cell_contents) for cell in value.__closure__ or ()]
         if isinstance(value, _WITH_VARIABLES):
             return [
-                variable.numpy() for variable in value.variables if id(variable) not in self._saved
+                variable.numpy()
+                for variable in _variables_of(value)
+                if id(variable) not in self._saved
             ]
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
             return next(_numbers)  # never the same, as its state cannot be read

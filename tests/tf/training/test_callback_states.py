@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_3 import keras
+from kinds import Strings
 
 from slurm_resolver.tf.training.callback_states import CallbackStates
 
@@ -49,6 +51,22 @@ class Best:
         self.steps.append(3)
 
 
+def critic() -> Any:
+    """Returns a model that a callback trains."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def improve(model: Any) -> None:
+    model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))
+
+
+def values_of(model: Any) -> Strings:
+    """Returns the values of the variables of a model and of its optimizer."""
+    return [str(np.asarray(value)) for value in model.variables + model.optimizer.variables]
+
+
 def counter() -> Any:
     count = 0
 
@@ -69,6 +87,7 @@ CHANGES: Any = [
     (lambda: np.random.RandomState(1), lambda state: state.normal(), lambda s: s.normal()),
     (Best, Best.improve, vars),
     (lambda: tf.Variable(0.0), lambda state: state.assign(3.0), float),
+    (critic, improve, values_of),
 ]
 
 
@@ -118,6 +137,21 @@ def test_what_cannot_be_restored_is_told_and_nothing_is_restored_by_half(
     problems = [text.partition(", which cannot be saved")[0] for text in states.problems()]
     assert problems == ([f"SimpleNamespace.state has the state of a {kind}"] if kind else [])
     assert states.collect() == ({} if kind else {"SimpleNamespace 1": {"count": ("", "1")}})
+
+
+def test_an_optimizer_with_other_variables_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def begin() -> tuple[Any, CallbackStates]:
+        state = keras.optimizers.Adam()
+        return state, CallbackStates([SimpleNamespace(state=state)])
+
+    first, states = begin()
+    first.build([keras.Variable([1.0])])
+    _, restored = begin()
+    restored.apply(states.collect())
+    told = (
+        "the state of SimpleNamespace cannot be restored (4 variables were saved, and there are 2)"
+    )
+    assert told in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["a", "w"])
