@@ -11,7 +11,6 @@ from slurm_resolver.slurm.step_variables import RESTART_HINT, SlurmStep
 from slurm_resolver.slurm.whole_number import read_whole_number
 from slurm_resolver.wording import shorten
 
-_ANSWER_SECONDS = 3.0  # for Slurm's controller; without an answer, a message says less
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 
 
@@ -41,7 +40,6 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
         return alone
     if step.where == "allocation":
         if options.jobs is not None or not step.is_for_one_task:
-            _check_allocation(step)
             raise step.not_in_step()
         return (
             f"no variable shows that job {step.job_id or '(unknown)'} has more than one task, and "
@@ -77,24 +75,6 @@ def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
             f"jobs={jobs!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "
             "SLURM_JOB_ID is set). Start the program with srun; or on this machine alone with "
             "`slurm-resolver run -n TASKS -- python your_script.py`."
-        )
-
-
-def _check_allocation(step: SlurmStep) -> None:
-    """Raises NotInStepError if the job has ended, as Slurm says: a shell in tmux lives on."""
-    if step.ancestors.under_slurmstepd or not step.job_id:  # it runs
-        return
-    from slurm_resolver.slurm.scontrol import RUNNING_STATES, UNKNOWN_JOB, own_job
-
-    try:
-        state = own_job(step, _ANSWER_SECONDS)[1].get("JobState", "")
-    except OSError as error:  # Slurm forgets ended jobs, and may not answer
-        state = "unknown to Slurm" if UNKNOWN_JOB in str(error) else ""
-    if state and state not in (*RUNNING_STATES, "PENDING", "COMPLETING"):
-        raise NotInStepError(
-            f"SLURM_JOB_ID={step.job_id}, but this job has ended ({state}): the variables are left "
-            "over in a shell that was started in the job, such as by tmux or screen. Open another "
-            f'shell, or unset them: unset "${{!SLURM@}}" (in bash). {_OFF_HINT}'
         )
 
 

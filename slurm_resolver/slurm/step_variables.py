@@ -266,7 +266,9 @@ class SlurmStep(Variables):
             f"this process runs inside the allocation of job {self.job_id or '(unknown)'}, but "
             "srun did not start it, and so it has no rank. In the batch script or in salloc's "
             f"shell, start the program as a step: srun{tasks} python your_script.py; or train "
-            "alone, without a cluster: SLURM_RESOLVER=off python your_script.py"
+            "alone, without a cluster: SLURM_RESOLVER=off python your_script.py. If the job has "
+            "ended, its variables are left over in a shell that it started, such as in tmux: open "
+            'another one, or unset them: unset "${!SLURM@}" (in bash)'
         )
 
 
