@@ -349,7 +349,7 @@ class Service:
             link.loss.cancel()
         if link is None or link.process.number != process.number:
             if link:  # it has ended, and this process follows it
-                self._training.ended(link.process, link.reason, said_goodbye=True)
+                self._training.ended(link.process, link.reason)
                 self._monitor.ended(link.process)
             link = self._links[process[:2]] = _Link(process)
         elif link.writer:
@@ -390,7 +390,7 @@ class Service:
         link.writer = None
         if failure or process.role == "program":  # else its program follows
             self._rounds.ended(process, failure, said_goodbye)
-        self._training.ended(process, failure, said_goodbye)
+        self._training.ended(process, failure)
         self._monitor.ended(process)
         if not failure and process.role == "program":
             self._departed.append(process.rank)

@@ -135,7 +135,7 @@ class ServedTraining:
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
+    def ended(self, process: Process, failure: str) -> None:
         """Takes the end of a process."""
         rank = process.rank
         if rank not in self._present or process.number != self._numbers[rank]:
@@ -151,8 +151,7 @@ class ServedTraining:
         elif rank == self._leader:
             self._ends[rank] = failure
             if failure:
-                seconds = _REASON_SECONDS if said_goodbye else 0.0
-                call_later(seconds, self._end, f"{name} has failed: {failure}")
+                call_later(_REASON_SECONDS, self._end, f"{name} has failed: {failure}")
             else:
                 call_later(Timeouts.still_running, self._report_running)
         else:
