@@ -40,7 +40,7 @@ from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.log import debug, exit_at_once, warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 
 _GONE_SECONDS = 4.0  # in which the service names the task that is gone
 # In what another task says of its end: the task that has caused it.

@@ -29,7 +29,7 @@ from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.tf.call import IN_ALL, Call, State, abort_collectives
 from slurm_resolver.tf.causes import cause_of
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.wording import shorten
 
 # Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.

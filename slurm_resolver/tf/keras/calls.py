@@ -38,7 +38,7 @@ from slurm_resolver.tf.keras.strategy_registry import are_several, is_ours
 from slurm_resolver.tf.keras.waits import has_clock
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.usage_report import tell_usage
 
 _EXIT_SECONDS = 2.0  # for which the workers wait for each other's reports before they exit

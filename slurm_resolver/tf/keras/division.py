@@ -45,7 +45,7 @@ from slurm_resolver.tf.partition.emission import Compute, Plan
 from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 
 _PASSED = (private_names.PREFETCHED, private_names.OPTIONS_DATASET)  # the elements stay the same
 _MAPS = (private_names.MAP_DATASET, private_names.PARALLEL_MAP_DATASET)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from slurm_resolver.coordination import progress as phases
 from slurm_resolver.tf.keras.protocols import Logs
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 
 
 @contextlib.contextmanager

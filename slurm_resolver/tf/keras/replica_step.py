@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.model_step import NotWrittenError, PlannedStep
 from slurm_resolver.tf.keras.replicas import add_up, replica_number
 from slurm_resolver.tf.keras.sharing import (
     Batch,
@@ -26,6 +25,7 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.keras.traced_step import NotWrittenError, PlannedStep
 from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import AddUp

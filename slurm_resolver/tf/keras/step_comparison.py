@@ -26,7 +26,7 @@ from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, differen
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import Batch, Share, names_of_tensors
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
 

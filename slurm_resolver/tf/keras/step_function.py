@@ -8,7 +8,7 @@ Once for each call of `fit`, before the first step, `calls` lets all workers beg
 equal models and callbacks, and `division` chooses which rows this worker reads. Then, for each kind
 of batch, these come one after another:
 
-    ModelStep.planned     traces the model's step as in one process, and plans it (`partition`)
+    TracedStep.planned    traces the model's step as in one process, and plans it (`partition`)
     compute_step          in each replica, takes the replica's rows of the batch, and writes the
                           plan for them; the first collective also compares the workers' batches
                           and learning rates (`step_comparison`)
@@ -30,14 +30,6 @@ from slurm_resolver.tf.keras.differences import REMEDY
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
-from slurm_resolver.tf.keras.model_step import (
-    ModelStep,
-    NotWrittenError,
-    PlannedStep,
-    as_tensor,
-    type_of_any_rows,
-    warn_of_sequences,
-)
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.replica_step import (
@@ -56,10 +48,18 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.keras.traced_step import (
+    NotWrittenError,
+    PlannedStep,
+    TracedStep,
+    as_tensor,
+    type_of_any_rows,
+    warn_of_sequences,
+)
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.progress import noting, reporter
+from slurm_resolver.tf.reporter import noting, reporter
 
 # TensorFlow's words if the workers add up tensors of different shapes or types.
 _MISMATCH = "mismatch in the collective"
@@ -81,7 +81,7 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._strategy = strategy
-        self._step = ModelStep(model, kind)
+        self._step = TracedStep(model, kind)
         self._comparison = Comparison(strategy, model)
         self._waited = strategy.waited if kind == "train" else None
         self._verification: Verification | None = None

@@ -19,14 +19,14 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.tf.keras.model_step import PlannedStep
 from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.replica_step import call_traced
 from slurm_resolver.tf.keras.sharing import Batch, Share, Structure
+from slurm_resolver.tf.keras.traced_step import PlannedStep
 from slurm_resolver.tf.keras.weight_comparison import paths_of
 from slurm_resolver.tf.partition.values import LOCAL
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 
 _LEAST = 3  # steps: what an optimizer keeps of the first step has an effect in the second
 _RUNS = 4  # of the traced step; in all but the first, trainable variables are off

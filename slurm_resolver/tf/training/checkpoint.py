@@ -24,7 +24,7 @@ from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config

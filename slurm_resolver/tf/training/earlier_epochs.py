@@ -22,7 +22,7 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.dataset_graph import SEED, Findings, look_through
 
 _ROWS = 1000  # how many of an array tell it from another one

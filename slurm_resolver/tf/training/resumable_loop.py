@@ -8,7 +8,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINING
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.termination import TerminationConfig
 from slurm_resolver.tf.usage_report import tell_usage

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from slurm_resolver import log
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.keras.model_step import PlannedStep
 from slurm_resolver.tf.keras.sharing import share
+from slurm_resolver.tf.keras.traced_step import PlannedStep
 from slurm_resolver.tf.keras.verification import Verification
 
 LOCAL = SimpleNamespace(experimental_local_results=lambda variable: (variable,))

@@ -31,7 +31,7 @@ from slurm_resolver.tf.keras.strategy_registry import are_several
 from slurm_resolver.tf.keras.weight_comparison import digest_of
 from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.private_names import Method
-from slurm_resolver.tf.progress import reporter
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
 from slurm_resolver.timeouts import Timeouts
 

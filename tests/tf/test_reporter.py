@@ -14,7 +14,7 @@ from kinds import Strings
 from local_run import in_step
 
 from slurm_resolver.coordination import progress as phases
-from slurm_resolver.tf.progress import Reporter
+from slurm_resolver.tf.reporter import Reporter
 
 PROGRAM = HELPERS / "stuck_training.py"
 LIMIT = 3

@@ -54,7 +54,7 @@ class NotWrittenError(Exception):
     """Raised if the plan of a step could not be written; its argument is the error."""
 
 
-class ModelStep:
+class TracedStep:
     """A model's step, which is traced and planned once for each kind of batch.
 
     Layers, optimizers and metrics that are not yet built are built while the step is traced, as in
