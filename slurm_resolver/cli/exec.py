@@ -10,7 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 
-from slurm_resolver import signals, startup
+from slurm_resolver import pythonpath, signals
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_cluster_options,
@@ -114,12 +114,12 @@ def main(args: Namespace) -> int:
     replaced = args.replace or []
     if "ps" in cluster.roles:
         replaced = [*replaced, "servers"]
-        environ[startup.OPTIONS] = json.dumps(values_of(args, ClusterOptions))
+        environ[pythonpath.OPTIONS] = json.dumps(values_of(args, ClusterOptions))
     if replaced:
         environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [startup.FOLDER, os.environ.get("PYTHONPATH")])
+            filter(None, [pythonpath.FOLDER, os.environ.get("PYTHONPATH")])
         )
-        environ[startup.VARIABLE] = ",".join(replaced)
+        environ[pythonpath.VARIABLE] = ",".join(replaced)
     command = fill_in(command, cluster)
     try:
         leave_all()  # the program represents the task

@@ -8,7 +8,7 @@ import sys
 
 import tensorflow as tf
 
-from slurm_resolver.startup import OPTIONS, VARIABLE
+from slurm_resolver.pythonpath import OPTIONS, VARIABLE
 from slurm_resolver.tf.keras import mirrored
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.server import can_serve

@@ -28,7 +28,7 @@ if not util.find_spec("slurm_resolver"):  # the program's Python does not have i
         )
     )
 
-from slurm_resolver.startup import HOOK, VARIABLE  # noqa: E402 (see above)
+from slurm_resolver.pythonpath import HOOK, VARIABLE  # noqa: E402 (see above)
 
 if os.environ.get(VARIABLE):
     with suppress(ImportError):  # TensorFlow requires wrapt: without it, there is no TensorFlow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from local_run import captured
 
-from slurm_resolver import startup
+from slurm_resolver import pythonpath
 
 # The strategy is in slurm_resolver.tf, which a stand-in also replaces.
 TENSORFLOW = "print('tensorflow is imported')\n"
@@ -25,8 +25,8 @@ sys.modules["slurm_resolver.tf.replace"] = module
 # as exec sets them
 VARIABLES = {
     "PATH": os.environ["PATH"],
-    startup.VARIABLE: "strategy",
-    "PYTHONPATH": startup.FOLDER,
+    pythonpath.VARIABLE: "strategy",
+    "PYTHONPATH": pythonpath.FOLDER,
 }
 
 
@@ -40,7 +40,7 @@ def run(folder: Path, program: str) -> str:
     """Returns the output of Python with the variables of exec."""
     done = captured(
         [sys.executable, "-c", REPLACE + program],
-        env={**VARIABLES, "PYTHONPATH": f"{startup.FOLDER}:{folder}"},
+        env={**VARIABLES, "PYTHONPATH": f"{pythonpath.FOLDER}:{folder}"},
     )
     assert not done.stderr
     return done.stdout
@@ -60,7 +60,7 @@ def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
     assert (
         run(
             folder,
-            "import sitecustomize, sys; print([name for name in sys.path if 'startup' in name])",
+            "import sitecustomize, sys; print([name for name in sys.path if 'pythonpath' in name])",
         )
         == f"of the site sitecustomize {file}\n[]\n"
     )
