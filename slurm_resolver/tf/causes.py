@@ -43,7 +43,7 @@ def lost_task(error: BaseException, names: Sequence[str], this: str) -> str:
         error: the error.
         names: those of all tasks, such as "worker 3". The first task runs TensorFlow's coordination
             service: errors of calls to it do not name it.
-        own: the name of this task.
+        this: the name of this task.
     """
     text = str(error) if isinstance(error, OF_PEERS) else ""
     tasks = [f"{job} {index}" for job, index in _TASK.findall(text)]

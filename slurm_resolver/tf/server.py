@@ -67,7 +67,7 @@ def join(cluster: Cluster) -> None:
 def _check_connections(own_address: str, seconds: float) -> None:
     """Lets `tf.config.experimental_connect_to_cluster` fail where it would wait without end.
 
-    It waits until there is a server at each address of the cluster, also at `own`, this task's.
+    It waits until there is a server at each address of the cluster, also at this task's own.
     """
 
     def connect(original: Method, server_def: tf.train.ServerDef) -> None:

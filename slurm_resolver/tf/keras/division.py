@@ -77,7 +77,7 @@ class _About(NamedTuple):
 
     digest: tf.Tensor  # see `Share`
     rows: tf.Tensor  # their number, int32
-    own: tf.Tensor  # the number of those which this worker makes, int64
+    num_own: tf.Tensor  # the number of those which this worker makes, int64
 
 
 class WorkerData:
@@ -157,20 +157,20 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
 
     blocks = tf.data.Dataset.zip((source.batch(size, drop_remainder=drops),))
     divided = blocks.flat_map(functools.partial(_own_rows, sharing, find_origins(source)))
-    for one in maps:
-        divided = _mapped(divided, one)
+    for mapping in maps:
+        divided = _mapped(divided, mapping)
     # The last batch may have another number of rows.
     divided = divided.group_by_window(
         key_func=_number_of_own,
         reduce_func=_batch,
         window_size_func=tf.identity,
     )
-    for one in after:
-        if is_one_of(one, _MAPS):
-            _check_rows(one)
-            divided = _mapped_batches(divided, one)
+    for later in after:
+        if is_one_of(later, _MAPS):
+            _check_rows(later)
+            divided = _mapped_batches(divided, later)
         else:
-            divided = type(one)(divided, private_names.COUNT.of(one))
+            divided = type(later)(divided, private_names.COUNT.of(later))
     return divided.map(_as_share).with_options(dataset.options()), size
 
 
@@ -182,12 +182,12 @@ def _as_share(about: _About, batch: Structure) -> Share:
 
 @without_conversion
 def _number_of_own(about: _About, row: Structure) -> tf.Tensor:
-    return about.own
+    return about.num_own
 
 
 @without_conversion
-def _batch(own: tf.Tensor, window: tf.data.Dataset) -> tf.data.Dataset:
-    return window.batch(own)
+def _batch(num_own: tf.Tensor, window: tf.data.Dataset) -> tf.data.Dataset:
+    return window.batch(num_own)
 
 
 @without_conversion
@@ -197,13 +197,13 @@ def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.d
     number = tf.range(count) - sharing.first_replica
     is_own = number % sharing.replicas < sharing.local_replicas
     is_own |= count < sharing.replicas  # too few for all replicas, which have all of them
-    own = tf.where(is_own)[:, 0]
+    places = tf.where(is_own)[:, 0]
     about = _About(
         share(tf.nest.map_structure(_without_folder, block), origins).digest,
         count,
-        tf.size(own, tf.int64),
+        tf.size(places, tf.int64),
     )
-    rows = tf.nest.map_structure(lambda value: tf.gather(value, own), block)
+    rows = tf.nest.map_structure(lambda value: tf.gather(value, places), block)
     abouts = tf.data.Dataset.from_tensors(about).repeat()
     return tf.data.Dataset.zip((abouts, tf.data.Dataset.from_tensor_slices(rows)))
 
@@ -224,18 +224,18 @@ def _split_off(
     dataset: tf.data.Dataset, kinds: Collection[private_names.Name]
 ) -> tuple[list[tf.data.Dataset], tf.data.Dataset]:
     """Returns the datasets of some kinds at the end of a dataset, and what these are made of."""
-    found: list[tf.data.Dataset] = []
+    datasets: list[tf.data.Dataset] = []
     at = without(dataset, _PASSED)
     while is_one_of(at, kinds):
-        found.insert(0, at)
+        datasets.insert(0, at)
         at = _input_of(at)
-    return found, at
+    return datasets, at
 
 
 def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns what a dataset is made of, without what does not change its elements."""
-    (found,) = private_names.INPUTS.of(dataset)()
-    return without(found, _PASSED)
+    (source,) = private_names.INPUTS.of(dataset)()
+    return without(source, _PASSED)
 
 
 def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
@@ -254,9 +254,9 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
 
     calls = private_names.PARALLEL_CALLS.of(like, None)  # None if it makes one at a time
     deterministic = None if calls is None else True
-    found = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
-    _check_state(_graph_of_map(found))
-    return found
+    result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
+    _check_state(_graph_of_map(result))
+    return result
 
 
 def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
@@ -266,14 +266,14 @@ def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Da
     after `batch(n, drop_remainder=True)`.
     """
     try:
-        found = _mapped(pairs, like)
+        result = _mapped(pairs, like)
     except UndividedError:
         raise
     except Exception as error:
         raise UndividedError(f"a map after batch(n) needs a constant batch size: {error}") from None
-    if _operations(found) != _operations(like):
+    if _operations(result) != _operations(like):
         raise UndividedError("a map after batch(n) uses the batch size as a constant")
-    return found
+    return result
 
 
 def _operations(dataset: tf.data.Dataset) -> list[tuple[str, bytes]]:
@@ -325,17 +325,17 @@ def _uses_number_of_rows(plan: Plan) -> bool:
 
     It may reshape its own rows, but compute nothing else of their number.
     """
-    told: set[int] = set()  # what depends on the number of rows
+    dependent: set[int] = set()  # tensors whose values depend on the number of rows
     for step in plan.steps:
         assert isinstance(step, Compute)
         node = step.node
         pairs = zip(node.inputs, step.split.wants)
-        is_told = any(number in told and not isinstance(want, Sizes) for number, want in pairs)
-        if is_told and any(result != SAME for result in step.split.results):
+        depends = any(number in dependent and not isinstance(want, Sizes) for number, want in pairs)
+        if depends and any(result != SAME for result in step.split.results):
             return True
-        if is_told or node.operation.type in _TELLING:
-            told.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))
-    return not told.isdisjoint(plan.flat.outputs)
+        if depends or node.operation.type in _TELLING:
+            dependent.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))
+    return not dependent.isdisjoint(plan.flat.outputs)
 
 
 def _depends_on_rows(plan: Plan, number: int) -> bool:

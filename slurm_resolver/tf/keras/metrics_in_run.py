@@ -41,15 +41,15 @@ class _Additions:
     def note(self, metric: Metric, zeros: bool = False) -> None:
         """Notes the values of a metric's variables, or that new ones have begun as zeros."""
         with self._graph.as_default() if self._is_inside() else contextlib.nullcontext():
-            for one in metric.variables:
-                if id(one) not in self._before:
-                    value = tf.zeros(one.shape, one.dtype) if zeros else one.value
-                    self._before[id(one)] = one, tf.convert_to_tensor(value)
+            for variable in metric.variables:
+                if id(variable) not in self._before:
+                    value = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
+                    self._before[id(variable)] = variable, tf.convert_to_tensor(value)
 
     def reset(self, original: Method, metric: Metric) -> None:
         """Resets a metric, in all replicas alike."""
-        for one in metric.variables:
-            if self._before.pop(id(one), None) and self._is_inside():
+        for variable in metric.variables:
+            if self._before.pop(id(variable), None) and self._is_inside():
                 raise FitError(
                     f"a condition or loop in a step resets the metric {metric.name!r}, which has "
                     "been updated before. Reset it outside of the condition or loop"
@@ -59,8 +59,8 @@ class _Additions:
     def _totals(self) -> list[tuple[Any, tf.Tensor]]:
         """Returns the variables, and their values with what all replicas have added."""
         noted = list(self._before.values())
-        sums = add_up([one.value - before for one, before in noted])
-        return [(one, before + total) for (one, before), total in zip(noted, sums)]
+        sums = add_up([variable.value - before for variable, before in noted])
+        return [(variable, before + total) for (variable, before), total in zip(noted, sums)]
 
     def add_changes(self) -> None:
         """Adds what all replicas have added."""

@@ -179,9 +179,9 @@ class MultiWorkerMirroredStrategy(
         Raises:
             FitError: in every worker, if not all have the same number of batches.
         """
-        own = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
+        length = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
         call = self.workers.call
-        compare(self.workers, f"at the start of {call}", own, [own], REMEDY_OF_DATA)
+        compare(self.workers, f"at the start of {call}", length, [length], REMEDY_OF_DATA)
         in_memory = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
         self.unread = share_out(dataset, self.sharing, in_memory)
         return self.unread or self.experimental_distribute_dataset(dataset)
@@ -238,10 +238,10 @@ def _initial_value(original: Method, *args: object, **kwargs: Any) -> object:
     if dtype in _BROADCAST or not (dtype.is_floating or dtype.is_integer):
         return original(*args, **kwargs)
     wider = tf.float32 if dtype.is_floating else tf.int64
-    given = kwargs["initial_value"]
+    initial = kwargs["initial_value"]
 
     def widened() -> tf.Tensor:
-        value = given() if callable(given) else given
+        value = initial() if callable(initial) else initial
         # a value from a checkpoint is wrapped
         return tf.cast(getattr(value, "wrapped_value", value), wider)
 
@@ -263,8 +263,8 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
         np.random.get_state: np.random.seed,
     }
     for get_state, set_seed in generators.items():
-        own = zlib.crc32(pickle.dumps(get_state()))
-        if len(set(workers.exchange("creates the strategy", own))) > 1:
+        state = zlib.crc32(pickle.dumps(get_state()))
+        if len(set(workers.exchange("creates the strategy", state))) > 1:
             set_seed(seed)
     if tf.compat.v1.get_seed(1)[0] == NO_SEED:  # an argument avoids a random number
         tf.random.set_seed(NO_SEED)

@@ -33,7 +33,7 @@ def is_one_process() -> bool:
 
 
 def update_once(
-    original: Method, variable: tf.Variable, function: Method, *args: Any, **given: Any
+    original: Method, variable: tf.Variable, function: Method, *args: Any, **kwargs: Any
 ) -> object:
     """Replaces a strategy's `extended.update`: in the step of one process, it updates one copy.
 
@@ -43,10 +43,10 @@ def update_once(
     if not is_one_process():
         owner: Any = getattr(variable, "distribute_strategy", None)
         update = owner.extended.update.__wrapped__ if is_ours(owner) else original
-        return update(variable, function, *args, **given)
+        return update(variable, function, *args, **kwargs)
     local = getattr(variable, "values", (variable,))
-    values = given.get("args", args[0] if args else ())
-    return function(local[0], *values, **(given.get("kwargs") or {}))
+    values = kwargs.get("args", args[0] if args else ())
+    return function(local[0], *values, **(kwargs.get("kwargs") or {}))
 
 
 def place_slot(strategy: tf.distribute.Strategy, original: Method, variable: tf.Variable) -> Any:

@@ -266,7 +266,7 @@ def _of_any_rows(value: tf.Tensor) -> tf.Tensor:
     unknown = tf.compat.v1.placeholder_with_default
     if isinstance(spec, tf.SparseTensorSpec):
         sizes = unknown(value.dense_shape, value.dense_shape.shape)
-        found = tf.SparseTensor(value.indices, value.values, sizes)
-        found.set_shape(spec.shape)
-        return found
+        sparse = tf.SparseTensor(value.indices, value.values, sizes)
+        sparse.set_shape(spec.shape)
+        return sparse
     return unknown(value, spec.shape) if isinstance(spec, tf.TensorSpec) else value

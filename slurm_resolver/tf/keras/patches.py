@@ -113,26 +113,26 @@ def _add_variable(original: Method, metric: Metric, *args: object, **kwargs: obj
 
 
 def _read_data(
-    original: Method, iterator: EpochIterator, distribute_strategy: Any = None, **given: object
+    original: Method, iterator: EpochIterator, distribute_strategy: Any = None, **kwargs: object
 ) -> None:
     if not is_ours(distribute_strategy):
-        original(iterator, distribute_strategy, **given)
+        original(iterator, distribute_strategy, **kwargs)
         return
     read = functools.partial(distribute_strategy.read_dataset, iterator)
     reader = types.SimpleNamespace(experimental_distribute_dataset=read)
-    original(iterator, reader, **given)
+    original(iterator, reader, **kwargs)
 
 
-def _build_without_data(original: Method, model: Model, **given: object) -> None:
+def _build_without_data(original: Method, model: Model, **kwargs: object) -> None:
     """Builds a coordinator's model from the shapes of its data; others are built by a step.
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
     strategy = model.distribute_strategy
     if not is_ours(strategy):
-        original(model, **given)
-    elif "iterator" in given and not sharing_of(strategy):
-        spec = private_names.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec
+        original(model, **kwargs)
+    elif "iterator" in kwargs and not sharing_of(strategy):
+        spec = private_names.DISTRIBUTED_DATASET.of(kwargs["iterator"]).element_spec
         with contextlib.suppress(Exception):  # such as of a model without `call()`
             original(model, data_batch=without_optionals(spec))
 

@@ -196,9 +196,9 @@ def _part_of_replica(
     read for itself.
     """
     if not isinstance(batch, Share):
-        own = count_rows(batch)
-        (counts,) = add_all([own * tf.one_hot(replica, sharing.replicas, dtype=tf.int32)])
-        own_places = tf.range(own) + tf.reduce_sum(counts[:replica])
+        num_own = count_rows(batch)
+        (counts,) = add_all([num_own * tf.one_hot(replica, sharing.replicas, dtype=tf.int32)])
+        own_places = tf.range(num_own) + tf.reduce_sum(counts[:replica])
         return batch, OwnRows(
             tf.reduce_sum(counts),
             own_places,

@@ -81,8 +81,8 @@ def without_conversion(function: Traced) -> Traced:
 def share(batch: Structure, origins: Sequence[Origin] | None = None) -> Share:
     """Returns a batch with the fingerprints of its tensors, by default of equal ones."""
     pairs = zip(tf.nest.flatten(batch), origins or itertools.repeat(Origin.EQUAL))
-    found = [fingerprint(value, origin) for value, origin in pairs if has_rows(value)]
-    return Share(tf.reshape(found, [-1, FINGERPRINT]), batch)
+    fingerprints = [fingerprint(value, origin) for value, origin in pairs if has_rows(value)]
+    return Share(tf.reshape(fingerprints, [-1, FINGERPRINT]), batch)
 
 
 def fingerprint(value: tf.Tensor, origin: Origin) -> tf.Tensor:

@@ -119,12 +119,12 @@ class Verification:
         of_one = [row[2] for variable, row in zip(variables, rows) if variable.trainable]
         largest = max((np.linalg.norm(_change(*pair)) for pair in of_one), default=0.0)
         for name, *pairs in rows:
-            found, expected, *others = itertools.starmap(_change, pairs)
+            of_workers, of_one_process, *others = itertools.starmap(_change, pairs)
             size = np.linalg.norm(_change(0.0, pairs[0][0]))
-            change = np.linalg.norm(expected)
-            rounding = _TIMES * max(np.linalg.norm(other - expected) for other in others)
+            change = np.linalg.norm(of_one_process)
+            rounding = _TIMES * max(np.linalg.norm(other - of_one_process) for other in others)
             rounding += min(64 * epsilon, 0.05) * change + epsilon * (size + largest)
-            distance = np.linalg.norm(found - expected)
+            distance = np.linalg.norm(of_workers - of_one_process)
             if distance > rounding:
                 what = f"{self._name} differs from one process {reporter.where()}".rstrip()
                 raise FitError(
