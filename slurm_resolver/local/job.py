@@ -30,9 +30,6 @@ from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
 
-# A shell, as only the task's own process knows its id before the program starts.
-_SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
-
 
 async def run_job(options: RunOptions) -> int:
     """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
@@ -104,7 +101,6 @@ class _Step:
         self._processes: list[subprocess.Popen[bytes]] = []
         # the ranks of those that have not ended
         self._running: set[int] = set()
-        self._timers: list[asyncio.TimerHandle] = []
         # set when the last task has ended
         self._ended = asyncio.Event()
 
@@ -124,7 +120,6 @@ class _Step:
                         "reports (SIGUSR2 to slurm-resolver run preempts any program)"
                     )
             finally:
-                self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
                 self._send(range(len(self._processes)), signal.SIGKILL)
 
@@ -155,7 +150,7 @@ class _Step:
             environ[VARIABLE] = self._reports.name
         try:
             process = subprocess.Popen(
-                end_with_this([*_SET_TASK_PID, *self._options.command]),
+                end_with_this(self._options.command),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -193,8 +188,13 @@ class _Step:
             self._preempt_in_training(options.preempt_after)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
-        self._timers.append(timer)
+        """Plans what happens then, unless the tasks have ended, or are ending."""
+
+        def act() -> None:
+            if self._running and not self._ending:
+                action(*arguments)
+
+        asyncio.get_running_loop().call_later(seconds, act)
 
     def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
         """Sends the signal of --signal."""
@@ -256,19 +256,14 @@ class _Step:
 
     def _end_tasks(self, number: int) -> None:
         """Asks all tasks to end, and kills those that have not ended after a while."""
-        self._send(self._running, signal.SIGCONT, number)  # a stopped task would not end
-        self._end_tasks_after_grace(signal.SIGKILL)
+        if self._running:
+            self._send(self._running, signal.SIGCONT, number)  # a stopped task would not end
+            self._end_tasks_after_grace(signal.SIGKILL)
 
     def _end_tasks_after_grace(self, number: int) -> None:
         """Ends the tasks that have not ended by themselves in some seconds."""
         self._ending = True
-        self._cancel_timers()
-        self._call_later(Timeouts.local_kill, self._end_tasks, number)
-
-    def _cancel_timers(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        asyncio.get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, number)
 
     def _send(self, ranks: Iterable[int], *numbers: int) -> None:
         """Sends signals to tasks, with all processes that they have started."""
