@@ -15,7 +15,7 @@ gather
     Every task gives a value for a purpose, such as "the start", and gets the values of all
     (`rounds`).
 group
-    Tasks that do something together, such as those that train (`group`).
+    Tasks that do something together. Who trains together is in `training_group`.
 serving
     Parameter servers, and workers of a coordinator, only serve the tasks that train. They end when
     the training is over (`training_with_servers` in the service, `member` in the tasks).
@@ -47,7 +47,7 @@ from typing import Callable, NamedTuple
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
 
-# The jobs of the tasks that train, and of all that take part in a training with servers.
+# The jobs of the tasks that train together, and of all that take part in a training with servers.
 TRAIN = ("chief", "worker")
 TAKE_PART = (*TRAIN, "ps")
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from time import monotonic
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.coordination.group import Group
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
 from slurm_resolver.start.probe import find_unreached, tasks_to_ask

@@ -15,7 +15,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination import named
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.group import Group
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.start.keras_version import find_tensorflow_version
 from slurm_resolver.start.probe import listening

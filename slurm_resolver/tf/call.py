@@ -34,7 +34,7 @@ import tensorflow as tf
 
 from slurm_resolver.coordination import TRAIN
 from slurm_resolver.coordination.client import leave_all
-from slurm_resolver.coordination.group import Group
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.log import debug, exit_at_once, warn

@@ -23,8 +23,8 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from slurm_resolver.coordination.group import Group
 from slurm_resolver.coordination.progress import DATA, MEETING
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.tf.call import IN_ALL, Call, State, abort_collectives

@@ -20,8 +20,8 @@ from typing import Any, Callable
 
 from slurm_resolver.coordination import TRAIN, usage
 from slurm_resolver.coordination import progress as phases
-from slurm_resolver.coordination.group import Group
 from slurm_resolver.coordination.tcp import outlast_outages
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import exit_at_once, warn

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.coordination.group import Group
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
 from slurm_resolver.start.probe import listening

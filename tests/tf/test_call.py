@@ -12,7 +12,7 @@ import tensorflow as tf
 from captured import Patch
 from kinds import Fields, Strings
 
-from slurm_resolver.coordination.group import Group
+from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf import call, exchange
 from slurm_resolver.tf.call import State

@@ -1,4 +1,8 @@
-"""Who does something together, such as all tasks that train."""
+"""Who trains together, or does anything else that several tasks do.
+
+Those that train have the jobs `coordination.TRAIN`. `start.ready.find_group` finds their ranks in a
+cluster: the strategies, the exchanges of Keras' workers, their reports and checkpoints all use it.
+"""
 
 from __future__ import annotations
 
