@@ -25,7 +25,7 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
-from slurm_resolver.tf.keras.traced_step import NotWrittenError, PlannedStep
+from slurm_resolver.tf.keras.traced_step import NotWrittenError, PlannedStep, reason_of_fault
 from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import AddUp
@@ -55,8 +55,6 @@ def compute_step(
     batch: Batch,
     comparison: Comparison,
     waited: tf.Variable | None,
-    *,
-    whole: bool,
 ) -> Structure:
     """Returns the results of a step, which are the same in all replicas.
 
@@ -65,10 +63,9 @@ def compute_step(
         batch: a `Share`, or what this worker has read for itself.
         comparison: of the workers' steps.
         waited: a variable to which the seconds are added that this worker waits; or None.
-        whole: whether each replica computes all rows.
 
     Raises:
-        NotWrittenError: if the plan could not be written.
+        NotWrittenError: if the plan could not be written by which each replica computes its rows.
     """
     replica = replica_number()
     add_all: AddUp = functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket)
@@ -81,7 +78,7 @@ def compute_step(
         add_all,
     )
     try:
-        if whole:
+        if planned.is_whole:
             add([])  # compares the workers
             part, rows = _all_of_batch(batch, replica)
         else:
@@ -91,10 +88,10 @@ def compute_step(
                 sharing,
                 add_all,
             )
-        if whole and sharing.local_replicas == 1 and not planned.draws:
+        if planned.is_whole and sharing.local_replicas == 1 and not planned.draws:
             results = call_traced(planned, part)
         else:
-            plan = planned.plan if planned.plan and not whole else plan_whole(planned.function)
+            plan = planned.plan or plan_whole(planned.function)
             inputs = _inputs(
                 sharing,
                 planned,
@@ -108,7 +105,9 @@ def compute_step(
                 )
             results = write_step(plan, rows, inputs, *sums)
     except Exception as error:
-        raise NotWrittenError(error) from error
+        if planned.is_whole:
+            raise
+        raise NotWrittenError(reason_of_fault(error)) from error
     outputs = planned.function.structured_outputs
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
@@ -172,17 +171,11 @@ def _inputs(
     return [*filter(tf.is_tensor, arguments), *captured]
 
 
-def is_not_split(batch: Batch, sharing: Sharing) -> bool:
-    """Whether each replica computes all rows of a batch, of tensors with values.
-
-    It does if the tensors do not have the same rows.
-    """
-    if sharing.replicas == 1:
-        return True
+def has_unequal_rows(batch: Batch) -> bool:
+    """Whether the tensors of a batch, as all workers read it, have different numbers of rows."""
     if not isinstance(batch, Share):
         return False
-    tensors = batch.batch if batch.rows is None else batch.rows
-    counts = {value.shape[0] for value in tf.nest.flatten(tensors) if has_rows(value)}
+    counts = {value.shape[0] for value in tf.nest.flatten(batch.batch) if has_rows(value)}
     return len(counts) > 1
 
 

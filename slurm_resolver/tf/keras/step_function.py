@@ -35,7 +35,7 @@ from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.replica_step import (
     compare_step,
     compute_step,
-    is_not_split,
+    has_unequal_rows,
     type_of_batch,
 )
 from slurm_resolver.tf.keras.replicas import run_in_replicas
@@ -88,7 +88,7 @@ class StepFunction:
         if strategy.verified_steps:
             self._verification = Verification(model, kind, strategy.verified_steps)
         self._graphs = compiled(self._write_step)
-        self._written: set[bool] = set()  # for whole batches, and for divided ones
+        self._is_written = False
 
     def __call__(self, data: list[Structure] | Iterator[Structure]) -> Structure:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -134,7 +134,7 @@ class StepFunction:
         rows = tf.TensorSpec([data.size, 0])  # as of the first batch
         first = data.shares.element_spec._replace(rows=rows)
         is_whole = self._runs_eagerly() or self._verification
-        if is_whole or not self._write(first, whole=False):
+        if is_whole or not self._write(first):
             data.undivide()
 
     def _runs_eagerly(self) -> bool:
@@ -144,6 +144,10 @@ class StepFunction:
         """Returns the result of a step; the first ones may be compared with one process."""
         if self._runs_eagerly():
             return self._run_eagerly(batch)
+        if not self._step.fault and has_unequal_rows(batch):
+            if self._is_written:
+                warn_of_sequences(self._planned(batch))
+            self._give_up("the tensors of a batch have different numbers of rows")
         step = functools.partial(self._run, batch)
         if self._verification:
             planned = self._planned(self._of_first_replica(batch))
@@ -152,50 +156,44 @@ class StepFunction:
 
     def _run(self, batch: Batch) -> Structure:
         """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""
-        whole = is_not_split(batch, self._strategy.sharing)
-        if whole not in self._written and isinstance(batch, Share):
-            self._write(batch, whole)
+        if isinstance(batch, Share) and not self._is_written:
+            self._write(batch)
         try:
-            return self._graphs(batch, whole)
+            return self._graphs(batch)
         except NotWrittenError as error:
-            self._give_up(error)
-            return self._graphs(batch, whole)
+            self._give_up(str(error))
+            return self._graphs(batch)
 
-    def _write(self, batch: Share, whole: bool) -> bool:
+    def _write(self, batch: Share) -> bool:
         """Writes the graph of a step for any number of rows, and returns whether it is split.
 
         Args:
             batch: of tensors, or their types.
-            whole: whether each replica computes all rows.
         """
         planned = self._planned(batch)
-        if not self._written <= {whole}:
-            warn_of_sequences(planned)
-        if whole and not self._written:
-            self._check_whole(batch, "the tensors of a batch have different numbers of rows")
-        self._written.add(whole)
+        self._is_written = True
         takes_any = batch.rows is None and self._step.takes_any_rows(type_of_batch(batch))
         if planned.reason and not takes_any:
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
-            self._graphs.get_concrete_function(spec._replace(digest=batch.digest), whole)
+            self._graphs.get_concrete_function(spec._replace(digest=batch.digest))
         except NotWrittenError as error:
-            self._give_up(error)
-            return False
+            self._give_up(str(error))
+            return self._write(batch)
         return not planned.reason
 
-    def _give_up(self, error: NotWrittenError) -> None:
+    def _give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
-        self._step.give_up(error)
+        self._step.give_up(reason)
         self._graphs = compiled(self._write_step)
+        self._is_written = False
 
-    def _write_step(self, batch: Batch, whole: bool) -> Structure:
+    def _write_step(self, batch: Batch) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
 
         Args:
             batch: of which the graph's inputs are made.
-            whole: whether each replica computes all rows.
         """
         patch_metrics()
         planned = self._planned(self._of_first_replica(batch))
@@ -210,7 +208,6 @@ class StepFunction:
                 batch,
                 self._comparison,
                 self._waited,
-                whole=whole or planned.reason is not None,
             )
 
         return run_in_replicas(self._strategy, in_replica, batch)

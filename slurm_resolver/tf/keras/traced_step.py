@@ -49,9 +49,14 @@ class PlannedStep(NamedTuple):
     is_repeatable: bool
     copies: Copies
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each replica computes all rows of a batch."""
+        return self.plan is None or self.reason is not None
+
 
 class NotWrittenError(Exception):
-    """Raised if the plan of a step could not be written; its argument is the error."""
+    """Raised if a plan could not be written; says why the step has to be computed whole."""
 
 
 class TracedStep:
@@ -60,7 +65,12 @@ class TracedStep:
     Layers, optimizers and metrics that are not yet built are built while the step is traced, as in
     one process. Their variables are made outside the graph, and the step is traced once more, so
     that nothing of `build` runs in a step.
+
+    Attributes:
+        fault: why each replica computes all rows from now on; None if nothing has shown that.
     """
+
+    fault: str | None = None
 
     def __init__(self, model: Model, kind: str) -> None:
         self._step = getattr(model, f"{kind}_step")
@@ -68,7 +78,6 @@ class TracedStep:
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
         self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
-        self._fault: str | None = None  # of a plan that could not be written
 
     def planned(self, spec: Structure) -> PlannedStep:
         """Returns the step for a kind of batch.
@@ -80,7 +89,7 @@ class TracedStep:
         kind = repr(unknown)
         if kind not in self._refused:
             try:
-                return self._look_up(unknown, self._fault or _reason_of_types(spec))
+                return self._look_up(unknown, self.fault or _reason_of_types(spec))
             except (FitError, *OF_PEERS):
                 raise
             except Exception as error:
@@ -95,15 +104,9 @@ class TracedStep:
         """Whether the step for a kind of batch is traced for any number of rows."""
         return repr(tf.nest.map_structure(type_of_any_rows, spec)) not in self._refused
 
-    def give_up(self, error: NotWrittenError) -> None:
-        """Lets each replica compute all rows, because a plan could not be written.
-
-        Raises:
-            NotWrittenError: if that is the plan for all rows.
-        """
-        if self._fault:
-            raise error
-        self._fault = _reason_of_fault(error.args[0])
+    def give_up(self, reason: str) -> None:
+        """Lets each replica compute all rows from now on."""
+        self.fault = reason
         self._planned.clear()
 
     def run_eagerly(self, data: Structure) -> Structure:
@@ -128,22 +131,13 @@ class TracedStep:
             reason: why each replica computes all rows; None if that is not known yet.
         """
         traced = self._trace(spec)
-        is_compiled = any(map(_is_compiled, traced.graph.get_operations()))
-        is_alone = self._strategy.sharing.replicas == 1
         plan = None
-        if reason is None and not is_alone:
-            try:
-                is_one = self._strategy.sharing.local_replicas == 1
-                plan = plan_step(traced, sends_inside=is_one)
-            except PlanError as error:
-                reason = str(error)
-            except Exception as error:
-                reason = _reason_of_fault(error)
-            if plan and is_compiled:
-                tell_once("XLA does not compile functions with jit_compile=True in split steps")
-        if reason is not None:
-            with contextlib.suppress(Exception):
-                plan = plan_whole(traced)
+        if self._strategy.sharing.replicas > 1:
+            if reason is None:
+                plan, reason = self._plan_split(traced)
+            if reason is not None:
+                with contextlib.suppress(Exception):
+                    plan = plan_whole(traced)
         return PlannedStep(
             function=traced,
             plan=plan,
@@ -152,6 +146,21 @@ class TracedStep:
             is_repeatable=not _has(traced.graph, changes_more_than_variables),
             copies=copies_of(self._strategy, traced),
         )
+
+    def _plan_split(
+        self, traced: tf.types.experimental.ConcreteFunction
+    ) -> tuple[Plan | None, str | None]:
+        """Returns the plan by which each replica computes its own rows, or why there is none."""
+        is_one = self._strategy.sharing.local_replicas == 1
+        try:
+            plan = plan_step(traced, sends_inside=is_one)
+        except PlanError as error:
+            return None, str(error)
+        except Exception as error:
+            return None, reason_of_fault(error)
+        if any(map(_is_compiled, traced.graph.get_operations())):
+            tell_once("XLA does not compile functions with jit_compile=True in split steps")
+        return plan, None
 
     def _trace(self, spec: Structure) -> tf.types.experimental.ConcreteFunction:
         """Traces the step until it makes no variable."""
@@ -215,7 +224,7 @@ def _reason_of_types(spec: Structure) -> str | None:
     return None
 
 
-def _reason_of_fault(error: Exception) -> str:
+def reason_of_fault(error: Exception) -> str:
     """Returns why a step is computed whole whose partition has failed, and logs the traceback."""
     debug("the partition of a step has failed", error)
     return (
