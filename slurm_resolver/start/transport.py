@@ -2,7 +2,7 @@
 
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
 of GPUs use gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
-that belong to one process only, and supports no MIG slices.
+that belong to one process only. This package does not use it for MIG slices.
 
 NCCL copies directly between two GPUs of a node where a process may open both, even if
 CUDA_VISIBLE_DEVICES hides one of them (``p2pCanConnect`` in NCCL's src/transport/p2p.cc). Where the
