@@ -63,7 +63,7 @@ def main() -> None:
     """Trains, and prints this task's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each worker (32)")
+    parser.add_argument("--batch-size", type=int, default=32, help="of each replica (32)")
     args = parser.parse_args()
 
     # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.

@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="steps of an epoch (20)")
-    parser.add_argument("--batch-size", type=int, default=32, help="of each worker (32)")
+    parser.add_argument("--batch-size", type=int, default=32, help="of each replica (32)")
     parser.add_argument(
         "--checkpoints", default="checkpoints/preemptible", help="folder, shared by all nodes"
     )
