@@ -12,7 +12,6 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -43,9 +42,9 @@ REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -h
 MUNGE = "munge"
 NONE = "no secret"
 
-# The keys that munge has decrypted here, by their names: it may take longer than a handshake, or
-# than a task may be away.
-_keys: dict[object, bytes] = {}
+# The keys that munge has decrypted here, by the random names that their services gave them: it may
+# take longer than a handshake, or than a task may be away.
+_keys: dict[str, bytes] = {}
 
 
 class Secret:
@@ -58,7 +57,7 @@ class Secret:
         self._renew_at = math.inf
         if self._offer["means"] == MUNGE:
             self.key = secrets.token_bytes(32)
-            self._offer["key"] = _name_of(self.key)
+            self._offer["key"] = secrets.token_hex(16)
             self._encrypt()
 
     @property
@@ -93,22 +92,17 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
         )
     if means != MUNGE:
         return os.environb.get(VARIABLE.encode(), b"")
-    known = _keys.get(offer.get("key"))
-    if known:
-        return known
+    name_of_key = str(offer.get("key"))
+    if name_of_key in _keys:
+        return _keys[name_of_key]
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
     if not match:
         raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
     key = bytes.fromhex(match[1])
-    _keys[_name_of(key)] = key
+    _keys[name_of_key] = key
     return key
-
-
-def _name_of(key: bytes) -> str:
-    """Returns a name for a random key, from which nobody can find the key."""
-    return hashlib.sha256(key).hexdigest()
 
 
 def find_means() -> str:
