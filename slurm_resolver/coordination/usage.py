@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping
 from operator import itemgetter
 
@@ -135,9 +136,8 @@ def advise(workers: Workers) -> list[str]:
     # Where it is not known how long the others wait, they wait for the slowest one.
     waits_unseen = slow and STEPS in workers[slow].seconds
     shares = _mean_shares({slow: workers[slow]} if waits_unseen else workers)
-    losses = {cause: share for cause, share in shares.items() if cause in _REMEDIES}
-    cause = max(losses, key=losses.__getitem__, default="")
-    share = losses.get(cause, 0.0)
+    cause = max(_REMEDIES, key=lambda cause: shares[cause])
+    share = shares[cause]
     is_whole = any(report.whole_data for report in workers.values())
     if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
         # A worker that waits nearly as long as the others waits for the network, as they do.
@@ -175,27 +175,21 @@ def share_of(report: Report, *causes: str) -> float:
     return sum(report.seconds.get(cause, 0.0) for cause in causes) / total if total else 0.0
 
 
-def _mean_shares(workers: Workers) -> dict[str, float]:
-    causes = {cause for report in workers.values() for cause in report.seconds}
-    return {
-        cause: statistics.mean(share_of(report, cause) for report in workers.values())
-        for cause in causes
-    }
+def _mean_shares(workers: Workers) -> defaultdict[str, float]:
+    """Returns which share of the workers' time had each cause; 0 for any other."""
+    shares = defaultdict[str, float](float)
+    for report in workers.values():
+        for cause in report.seconds:
+            shares[cause] += share_of(report, cause) / len(workers)
+    return shares
 
 
 def _advise_of_one(workers: Workers, slow: str) -> str:
     """Returns what the slowest worker does for longer than the others, and the remedy."""
-
-    def usual(cause: str) -> float:
-        return statistics.median(
-            share_of(report, cause) for name, report in workers.items() if name != slow
-        )
-
-    def excess(cause: str) -> float:
-        return share_of(workers[slow], cause) - usual(cause)
-
-    cause = max(_BUSY, key=excess)
+    own = _mean_shares({slow: workers[slow]})
+    usual = _mean_shares({name: report for name, report in workers.items() if name != slow})
+    cause = max(_BUSY, key=lambda cause: own[cause] - usual[cause])
     return (
-        f"the others wait for {slow}: {cause} takes {share_of(workers[slow], cause):.0%} of its "
-        f"time, and {usual(cause):.0%} of theirs: {_REMEDIES_OF_ONE[cause]}"
+        f"the others wait for {slow}: {cause} takes {own[cause]:.0%} of its time, and "
+        f"{usual[cause]:.0%} of theirs: {_REMEDIES_OF_ONE[cause]}"
     )
