@@ -11,31 +11,18 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.errors import AddressError
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _DIRECT = "no_grpc_proxy"
-# Linux starts no program with a longer variable (MAX_ARG_STRLEN).
-_LONGEST = 128 * 1024
 
 
 def connect_directly(cluster: Cluster, environ: MutableMapping[str, str]) -> None:
     """Lets gRPC connect to the tasks without a proxy; everything else keeps using it.
 
     Without a proxy it changes nothing. Call it before TensorFlow connects.
-
-    Raises:
-        AddressError: if the names of the nodes are together too long for a variable.
     """
-    proxy = next(filter(environ.get, _PROXIES), None)
-    if not cluster or not proxy:
+    if not cluster or not any(map(environ.get, _PROXIES)):
         return
     entries = environ.get(_DIRECT, environ.get("no_proxy", "")).split(",")
     hosts = [host.strip("[]") for host in cluster.hosts.values()]
-    value = ",".join(dict.fromkeys(filter(None, map(str.strip, [*entries, *hosts]))))
-    if len(f"{_DIRECT}={value}") >= _LONGEST:
-        raise AddressError(
-            f"{proxy}={environ[proxy]}: TensorFlow would connect to the tasks through this proxy, "
-            f"and {_DIRECT} has no room for all {len(hosts):,} hosts. Unset {proxy} in the job."
-        )
-    environ[_DIRECT] = value
+    environ[_DIRECT] = ",".join(dict.fromkeys(filter(None, map(str.strip, [*entries, *hosts]))))

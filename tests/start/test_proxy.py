@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from captured import Patch
 from kinds import Texts
 from local_run import in_step
 from task_variables import ONE_NODE
@@ -33,14 +32,6 @@ def test_what_is_added_to_the_environment(given: Texts, direct: str | None) -> N
     for _ in range(2):
         proxy.connect_directly(cluster, environ)
         assert environ == ({**given, "no_grpc_proxy": direct} if direct else given)
-
-
-def test_more_hosts_than_a_variable_holds(monkeypatch: Patch) -> None:
-    """Every program that the training starts would fail: "Argument list too long"."""
-    monkeypatch.setattr(proxy, "_LONGEST", 15)
-    environ = {"http_proxy": "http://proxy:3128"}
-    with pytest.raises(sr.AddressError, match=r"has no room for all 1 hosts\. Unset http_proxy"):
-        proxy.connect_directly(sr.resolve(environ=ONE_NODE), environ)
 
 
 PROGRAM = """
