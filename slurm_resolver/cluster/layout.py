@@ -256,13 +256,11 @@ def _distribute(
     elif distribution == "block" and step.sluid:
         # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
         # partition may have another topology, or topology/flat the option alpha_step_rank.
-        remedy = "`srun -m plane=N` or `srun -m cyclic`, whose order is known"
-        if len(set(counts)) == 1:
-            remedy = f"`srun -m plane={counts[0]}`, which is block in a known order of the nodes"
         raise UnknownLayoutError(
             f"the layout of job step {step.name} cannot be known: this is Slurm 26.05 or later "
             "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
-            f"in a way that no variable shows. Start with {remedy}."
+            "in a way that no variable shows. Start with `srun -m plane=N`, which is block in a "
+            "known order of the nodes if N tasks run on each, or with `srun -m cyclic`."
         )
     sizes = {"block": max(counts), "cyclic": 1}
     plane_size = sizes.get(distribution, component.plane_size)

@@ -126,23 +126,15 @@ def test_contradictions_are_named(changes: Texts, named: Strings) -> None:
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("counts", "remedy"),
-    [
-        ((2, 2), r"srun -m plane=2`"),
-        ((2, 1), r"srun -m plane=N` or `srun -m cyclic`"),
-    ],
-)
-def test_from_26_05_on_block_is_unknown_over_several_nodes(
-    counts: tuple[int, ...], remedy: str
-) -> None:
+@pytest.mark.parametrize("counts", [(2, 2), (2, 1)])
+def test_from_26_05_on_block_is_unknown_over_several_nodes(counts: tuple[int, ...]) -> None:
     step = SlurmStep(
         nodes=("n9", "n10"),
         tasks_per_node=counts,
         distribution="block",
         sluid="s1",
     )
-    with pytest.raises(UnknownLayoutError, match=rf"topology may order .*{remedy}"):
+    with pytest.raises(UnknownLayoutError, match=r"topology may order .*srun -m plane=N`"):
         layout_from_environment(step)
 
 
