@@ -40,7 +40,15 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
         return alone
     if step.where == "allocation":
         if options.jobs is not None or not step.is_for_one_task:
-            raise step.not_in_step()
+            tasks = f" -n {step.job_num_tasks}" if step.job_num_tasks else ""
+            raise NotInStepError(
+                f"this process runs inside the allocation of job {step.job_id or '(unknown)'}, but "
+                "srun did not start it, and so it has no rank. In the batch script or in salloc's "
+                f"shell, start the program as a step: srun{tasks} python your_script.py. If the "
+                "job has ended, its variables are left over in a shell that it started, such as in "
+                'tmux: open another one, or unset them: unset "${!SLURM@}" (in bash). '
+                f"{_OFF_HINT}"
+            )
         return (
             f"no variable shows that job {step.job_id or '(unknown)'} has more than one task, and "
             "srun did not start this process: it trains alone"

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from typing import Any, NamedTuple, TypeVar
 
-from slurm_resolver.errors import EnvironmentValueError, NotInStepError
+from slurm_resolver.errors import EnvironmentValueError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
 from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.hostlist import expand_tasks_per_node
@@ -258,18 +258,6 @@ class SlurmStep(Variables):
         tasks = self.job_num_tasks or self.job_tasks_per_node or "1"
         nodes = self.job_num_nodes or "1"
         return tasks == "1" and nodes == "1" and (self.het_size or 1) == 1
-
-    def not_in_step(self) -> NotInStepError:
-        """Returns the error for a process inside an allocation that srun did not start."""
-        tasks = f" -n {self.job_num_tasks}" if self.job_num_tasks else ""
-        return NotInStepError(
-            f"this process runs inside the allocation of job {self.job_id or '(unknown)'}, but "
-            "srun did not start it, and so it has no rank. In the batch script or in salloc's "
-            f"shell, start the program as a step: srun{tasks} python your_script.py; or train "
-            "alone, without a cluster: SLURM_RESOLVER=off python your_script.py. If the job has "
-            "ended, its variables are left over in a shell that it started, such as in tmux: open "
-            'another one, or unset them: unset "${!SLURM@}" (in bash)'
-        )
 
 
 # All variables by name.
