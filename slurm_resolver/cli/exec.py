@@ -126,8 +126,6 @@ def main(args: Namespace) -> int:
         signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
         os.execvpe(command[0], command, environ)
     except OSError as error:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the next lines may write to a closed pipe
-        leave_all(f"its program cannot be started: {error.strerror}")
         raise LaunchError(
             f"{command[0]!r} cannot be started ({error.strerror}). "
             "'Argument list too long' means more than Linux passes to a program: 128 KiB in an "

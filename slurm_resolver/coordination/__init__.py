@@ -9,8 +9,8 @@ client
     A task's connection to the service, which that task has as well (`client`). `tcp` opens it,
     `wire` says what goes over it, and `secret` how the two ends recognize each other.
 process
-    What represents a task: its program, or `slurm-resolver exec`, the launcher of that. A task may
-    have one process after another.
+    What represents a task: its program, or before that `slurm-resolver exec`, the launcher, which
+    becomes the program. A task may have one process after another.
 gather
     Every task gives a value for a purpose, such as "the start", and gets the values of all
     (`rounds`).
@@ -32,7 +32,7 @@ What a task can rely on:
 - A process that is silent on a node that answers, such as a stopped one, is named after the grace,
   and lost after four times as long. That of the service is no exception.
 - Only processes that know the step's secret take part, where there is one; and only one process for
-  each rank and role at a time.
+  each rank at a time.
 - A forked process does not inherit the connection.
 
 This folder knows ranks and the names of tasks, but no cluster.

@@ -125,8 +125,8 @@ class Service:
             "progress": self._monitor.message,
             "told": self._tell,
         }
-        # by rank and role
-        self._links: dict[tuple[int, str], _Link] = {}
+        # by rank
+        self._links: dict[int, _Link] = {}
         # the ranks whose goodbyes the others are not told yet
         self._departed: list[int] = []
         # what tasks tell all others, by topic and rank
@@ -284,7 +284,8 @@ class Service:
 
         It may also be a stranger, or need the next service.
         """
-        link = self._links.get(process[:2])
+        is_task = process.role != "observer"
+        link = self._links.get(process.rank) if is_task else None
         if link and link.process.number == process.number:  # it returns
             return
         if link and link.writer:
@@ -293,9 +294,7 @@ class Service:
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
             _refuse(writer, {"refused": why})
-        is_task = process.role != "observer"
-        has_program = (process.rank, "program") in self._links
-        if self._is_closing or (is_task and has_program and not self._secret.key):
+        if self._is_closing or (link and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
@@ -318,7 +317,7 @@ class Service:
                     self._receivers[next(iter(message))](process, message)
         except (EOFError, ConnectionError) as error:
             if self._is_closing and link.writer is writer:  # it has all messages
-                self._links.pop(process[:2], None)
+                self._links.pop(process.rank, None)
                 link.writer = None
             # After an outage, a node resets the connections that it has given up before it returns;
             # a firewall may do so, too.
@@ -344,14 +343,14 @@ class Service:
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:
         """Lets a process represent its task by this connection, and tells it what others tell."""
-        link = self._links.get(process[:2])
+        link = self._links.get(process.rank)
         if link and link.loss:
             link.loss.cancel()
         if link is None or link.process.number != process.number:
             if link:  # it has ended, and this process follows it
                 self._training.ended(link.process, link.reason)
                 self._monitor.ended(link.process)
-            link = self._links[process[:2]] = _Link(process)
+            link = self._links[process.rank] = _Link(process)
         elif link.writer:
             link.writer.close()
         link.writer = writer
@@ -375,7 +374,7 @@ class Service:
             names = [*map(self._monitor.describe, new)]
             self.send(None, {"silent": describe(names, self.address)})
         for process in self._silence.silent_for(self.address.silence):
-            self._end(self._links[process[:2]], why_lost(self.address), said_goodbye=False)
+            self._end(self._links[process.rank], why_lost(self.address), said_goodbye=False)
             self._rounds.end_without(process.rank)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
@@ -383,7 +382,7 @@ class Service:
         process = link.process
         if failure:
             self.send(None, {"gone": process.rank, "why": failure})
-        self._links.pop(process[:2], None)
+        self._links.pop(process.rank, None)
         self._silence.heard(process)
         if link.writer:  # it may be stopped: it learns the reason once it continues
             link.writer.close()

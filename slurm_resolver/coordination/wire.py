@@ -74,7 +74,7 @@ NO_ANSWER = "accepts connections, but does not answer: it is stopped, or hangs i
 
 
 class Process(NamedTuple):
-    """A process that represents a task: its "program", or `exec`, the "launcher" of that.
+    """A process that represents a task: its "program", or before that `exec`, the "launcher".
 
     `slurm-resolver status` is an "observer", with the rank 0.
     """
