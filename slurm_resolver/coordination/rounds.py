@@ -57,8 +57,6 @@ class Rounds:
         self._name_of = name_of
         self._rounds: dict[Gather, Round] = {}
         self._endings: TextByRank = {}  # how the last process of a task ended
-        # the ranks for which a process with another secret has come, which may be a stranger
-        self.unproven: set[int] = set()
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the value of a task."""
@@ -159,8 +157,7 @@ class Rounds:
         names = []
         for rank in range(self._address.num_tasks):
             if rank not in current.values:
-                other = "it has another secret" if rank in self.unproven else ""
-                ending = self._endings.get(rank, other)
+                ending = self._endings.get(rank, "")
                 names.append(f"{self._name_of(rank)}{ending and f' ({ending})'}")
         return f"{len(names)} of {self._address.num_tasks} tasks", shorten(names, _MOST_NAMES)
 

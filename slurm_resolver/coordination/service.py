@@ -235,8 +235,6 @@ class Service:
             challenge,
             hello,
         ):
-            if process.role != "observer":
-                self._rounds.unproven.add(process.rank)
             _refuse(writer, {"refused": f"it has another secret. {REMEDY}"})
         self._refuse_rival(process, writer)
         answer = {
