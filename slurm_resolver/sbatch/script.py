@@ -53,7 +53,7 @@ def batch_file(settings: BatchSettings) -> str:
     texts = [
         *_options(settings),
         *_preparations(settings, by_script, values["failing"]),
-        *_training(settings, by_script, "'" in values["run"]),
+        *_training(settings, by_script),
     ]
     return "".join(str(text) for text in texts if text).format(**values)
 
@@ -159,7 +159,7 @@ def _preparations(settings: BatchSettings, by_script: bool, failing: int) -> lis
     return [*texts, "\n"]
 
 
-def _training(settings: BatchSettings, by_script: bool, quotes: bool) -> list[object]:
+def _training(settings: BatchSettings, by_script: bool) -> list[object]:
     """Returns the step that trains, and the requeue."""
     by_tasks = settings.requeue and not by_script
     restarts = settings.restarts
@@ -193,8 +193,6 @@ def _training(settings: BatchSettings, by_script: bool, quotes: bool) -> list[ob
             "# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:\n"
             "#   SlurmClusterResolver({{'chief': 1, 'ps': {ps}, 'worker': -1}})\n"
         ),
-        quotes
-        and "# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is\n",
         "quiet ",
         restarts and "slurm-resolver supervise --restarts {restarts}",
         restarts and settings.requeue and " --requeue --least-time {least_time}",

@@ -57,8 +57,7 @@ def test_shellcheck_accepts(tmp_path: Path, capsys: Captured) -> None:
     files[0].write_text(guide_of_heterogeneous_jobs()[1])
     for name, options in OPTION_SETS.items():
         files.append(tmp_path / f"{name}.sbatch")
-        command = shlex.join(["python", "train.py", *ODD_WORDS])
-        files[-1].write_text(printed_batch_file(options, command, capsys))
+        files[-1].write_text(printed_batch_file(options, "python train.py --epochs 3", capsys))
     done = captured(["shellcheck", *files])
     assert (done.returncode, done.stdout) == (0, "")
 
