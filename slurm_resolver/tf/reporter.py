@@ -33,7 +33,6 @@ from slurm_resolver.timeouts import Timeouts
 _MOST_DURATIONS = 10_001  # of the last steps, whose median is reported
 # What the time of a training is spent with in a phase, if not with a validation.
 _CAUSES = {
-    phases.PREPARING: usage.START,
     phases.FIRST: usage.START,
     phases.COMPILING: usage.START,
     phases.STEP: usage.STEPS,
@@ -56,23 +55,15 @@ class Reporter:
     epoch = 0
     step = 0
     begun = 0
-    whole_data = False
-    whole_steps = False
     _began = 0.0  # when the last step of this stage began; 0 before the first one
     _group: Group | None = None  # the workers, once it reports
     _exits = False  # once it is behind in a stall
-    _epochs = 0  # of this training
-    _steps = 0
-    _waited_before = 0.0  # this training, and while other workers compiled
     _waited_at_compilation = 0.0
 
     def __init__(self) -> None:
         self.waited: Callable[[], float] | None = None
-        self._waited: Callable[[], float] | None = None  # the same, if this training is measured
-        self._since = time.monotonic()
-        self._durations: deque[float] = deque(maxlen=_MOST_DURATIONS)
-        self._seconds: dict[str, float] = defaultdict(float)  # of this training, by cause
         self._gpu_usage = GpuUsage()
+        self.begin_training(is_measured=False)
 
     def begin_training(self, *, is_measured: bool) -> None:
         """Begins to count the steps and seconds of a call of `fit`, or of a loop.
@@ -82,10 +73,11 @@ class Reporter:
         """
         self._waited = self.waited if is_measured else None
         self._since = time.monotonic()
-        self._seconds.clear()
-        self._durations.clear()
+        self._seconds: dict[str, float] = defaultdict(float)  # by cause
+        self._durations: deque[float] = deque(maxlen=_MOST_DURATIONS)
         self._epochs = 0
         self._steps = 0
+        # before this training, and while other workers compiled
         self._waited_before = self._waited() if self._waited else 0.0
         self.whole_data = False
         self.whole_steps = False
