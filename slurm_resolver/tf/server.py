@@ -72,12 +72,12 @@ def _check_connections(own_address: str, seconds: float) -> None:
 
     def connect(original: Method, server_def: tf.train.ServerDef) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
-        served = jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
+        del jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
         until = time.monotonic() + seconds
         addresses = [address for tasks in jobs.values() for address in tasks.values()]
         # With parameter servers, the strategy has waited for them.
         for address in [] if "ps" in jobs else addresses:
-            while address != served and not answers(address):
+            while not answers(address):
                 if address == own_address or time.monotonic() > until:
                     raise JobsError(
                         "tf.config.experimental_connect_to_cluster waits without end unless all "

@@ -61,15 +61,13 @@ def call_together(original: Method, model: Model, /, *args: object, **kwargs: ob
     name = original.__name__
     call = functools.partial(original, model, *args, **kwargs)
     strategy = model.distribute_strategy
-    if not _is_in_scope(name, model) or "on_batch" in name:
-        return call()
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
-    if workers and (workers.call or not strategy.of_several):
+    if not _is_in_scope(name, model) or not workers or "on_batch" in name:
+        return call()
+    if workers.call or not strategy.of_several:
         workers.exchange(f"calls {name} within {workers.call}", None)
         with writing_together():
             return call()
-    if not workers:
-        return call()
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
     return _call_in_all(original, model, bound)

@@ -46,15 +46,14 @@ class _Additions:
                     value = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
                     self._before[id(variable)] = variable, tf.convert_to_tensor(value)
 
-    def reset(self, original: Method, metric: Metric) -> None:
-        """Resets a metric, in all replicas alike."""
+    def forget(self, metric: Metric) -> None:
+        """Forgets what has been added to a metric, which all replicas reset."""
         for variable in metric.variables:
             if self._before.pop(id(variable), None) and self._is_inside():
                 raise FitError(
                     f"a condition or loop in a step resets the metric {metric.name!r}, which has "
                     "been updated before. Reset it outside of the condition or loop"
                 )
-        original(metric)
 
     def _totals(self) -> list[tuple[Any, tf.Tensor]]:
         """Returns the variables, and their values with what all replicas have added."""
@@ -138,6 +137,5 @@ def reset_state(original: Method, metric: Metric) -> None:
     """Resets a metric, and in `strategy.run` what has been added to it so far."""
     additions = _current_additions()
     if additions:
-        additions.reset(original, metric)
-    else:
-        original(metric)
+        additions.forget(metric)
+    original(metric)

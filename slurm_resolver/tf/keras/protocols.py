@@ -50,7 +50,6 @@ class Model(Protocol):
     name: str
     run_eagerly: bool
     steps_per_execution: int
-    trainable_weights: list[Any]
     variables: list[Any]
     weights: list[Any]
 
