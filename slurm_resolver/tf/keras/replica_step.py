@@ -52,17 +52,17 @@ def type_of_batch(batch: Batch) -> Structure:
 def compute_step(
     sharing: Sharing,
     planned: PlannedStep,
-    batch: Batch,
     comparison: Comparison,
     waited: tf.Variable | None,
+    batch: Batch,
 ) -> Structure:
     """Returns the results of a step, which are the same in all replicas.
 
     Args:
         planned: the model's step for batches of this kind.
-        batch: a `Share`, or what this worker has read for itself.
         comparison: of the workers' steps.
         waited: a variable to which the seconds are added that this worker waits; or None.
+        batch: a `Share`, or what this worker has read for itself.
 
     Raises:
         NotWrittenError: if the plan could not be written by which each replica computes its rows.
@@ -81,13 +81,10 @@ def compute_step(
         if planned.is_whole:
             add([])  # compares the workers
             part, rows = _all_of_batch(batch, replica)
+        elif isinstance(batch, Share):
+            part, rows = _part_of_share(batch, replica, sharing)
         else:
-            part, rows = _part_of_replica(
-                batch,
-                replica,
-                sharing,
-                add_all,
-            )
+            part, rows = batch, _places_of_own_data(batch, replica, sharing.replicas, add_all)
         if planned.is_whole and sharing.local_replicas == 1 and not planned.draws:
             results = call_traced(planned, part)
         else:
@@ -179,34 +176,33 @@ def has_unequal_rows(batch: Batch) -> bool:
     return len(counts) > 1
 
 
-def _part_of_replica(
-    batch: Batch, replica: int, sharing: Sharing, add_all: AddUp
-) -> tuple[Structure, OwnRows]:
+def _places_of_own_data(data: Structure, replica: int, replicas: int, add_all: AddUp) -> OwnRows:
+    """Returns which rows of the batch a replica has that has read them for itself."""
+    num_own = count_rows(data)
+    (counts,) = add_all([num_own * tf.one_hot(replica, replicas, dtype=tf.int32)])
+    places = tf.range(num_own) + tf.reduce_sum(counts[:replica])
+    return OwnRows(
+        tf.reduce_sum(counts),
+        places,
+        tf.size(places),
+        replica,
+    )
+
+
+def _part_of_share(batch: Share, replica: int, sharing: Sharing) -> tuple[Structure, OwnRows]:
     """Returns a replica's part of a batch, and which rows these are.
 
-    Replica r of R has the rows r, r + R, r + 2 R, and so on of a `Share`, or all rows if there are
-    fewer than R: some operations fail without rows. Of other batches, it has what its worker has
-    read for itself.
+    Replica r of R has the rows r, r + R, r + 2 R, and so on, or all rows if there are fewer than R:
+    some operations fail without rows.
     """
-    if not isinstance(batch, Share):
-        num_own = count_rows(batch)
-        (counts,) = add_all([num_own * tf.one_hot(replica, sharing.replicas, dtype=tf.int32)])
-        own_places = tf.range(num_own) + tf.reduce_sum(counts[:replica])
-        return batch, OwnRows(
-            tf.reduce_sum(counts),
-            own_places,
-            tf.size(own_places),
-            replica,
-        )
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
     has_all = total < sharing.replicas
     first = tf.where(has_all, 0, replica)
     of_batch = tf.range(first, total, tf.where(has_all, 1, sharing.replicas))
     of_worker = of_batch
     if batch.rows is not None:  # the worker has no rows but those of its replicas
-        turn = of_batch // sharing.replicas
-        of_replicas = turn * sharing.local_replicas + replica - sharing.first_replica
-        of_worker = tf.where(has_all, of_batch, of_replicas)
+        turns = tf.range(tf.size(of_batch)) * sharing.local_replicas
+        of_worker = tf.where(has_all, of_batch, turns + replica - sharing.first_replica)
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         part = tf.nest.map_structure(
             lambda value: tf.gather(value, of_worker) if has_rows(value) else value,

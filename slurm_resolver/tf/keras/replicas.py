@@ -5,6 +5,7 @@ A *replica* is a copy of the model on one device; a worker has one for each of i
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -24,21 +25,24 @@ def replica_number() -> int:
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
+def of_first_replica(strategy: Strategy, values: Structure) -> Structure:
+    """Returns what the first replica of this worker has of values."""
+    return tf.nest.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], values
+    )
+
+
 def run_in_replicas(strategy: Strategy, function: Method, batch: Structure) -> Structure:
     """Calls a function in each replica of this worker, and returns the first one's result.
 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
     variables.
     """
-
-    def first(value: tf.distribute.DistributedValues) -> tf.Tensor:
-        return strategy.experimental_local_results(value)[0]
-
     if strategy.sharing.local_replicas > 1:
-        return tf.nest.map_structure(first, strategy.run(function, args=(batch,)))
+        return of_first_replica(strategy, strategy.run(function, args=(batch,)))
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first_replica)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        return function(tf.nest.map_structure(first, batch))
+        return function(of_first_replica(strategy, batch))
 
 
 def add_up(
@@ -46,25 +50,20 @@ def add_up(
 ) -> list[tf.Tensor]:
     """Returns the sums over all replicas.
 
-    A collective takes the values of a type, in their order, until they fill a bucket. So a full
-    bucket is sent while the next one is still computed.
+    A collective sends a bucket: the values of a type, in their order, that begin within so many
+    bytes. So a full bucket is sent while the next one is still computed.
     """
-    buckets: list[dict[int, tf.Tensor]] = []
-    filled: dict[tf.DType, int] = {}  # the bytes in the last bucket of a type
-    last: dict[tf.DType, dict[int, tf.Tensor]] = {}
+    buckets: dict[tuple[tf.DType, int], dict[int, tf.Tensor]] = defaultdict(dict)
+    sizes = Counter[tf.DType]()  # the bytes of each type so far
     for place, value in enumerate(values):
         # TensorFlow needs tensors that are made on this replica's device.
         sent = tf.identity(_as_sent(value))
         dtype = sent.dtype
-        if filled.get(dtype, bytes_per_bucket) >= bytes_per_bucket:
-            last[dtype] = {}
-            filled[dtype] = 0
-            buckets.append(last[dtype])
-        last[dtype][place] = sent
-        filled[dtype] += dtype.size * (sent.shape.num_elements() or 0)
+        buckets[dtype, sizes[dtype] // bytes_per_bucket][place] = sent
+        sizes[dtype] += dtype.size * (sent.shape.num_elements() or 0)
     sums: dict[int, tf.Tensor] = {}
     context = tf.distribute.get_replica_context()
-    for bucket in buckets:
+    for bucket in buckets.values():
         sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, bucket)
     return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
 

@@ -38,7 +38,7 @@ from slurm_resolver.tf.keras.replica_step import (
     has_unequal_rows,
     type_of_batch,
 )
-from slurm_resolver.tf.keras.replicas import run_in_replicas
+from slurm_resolver.tf.keras.replicas import of_first_replica, run_in_replicas
 from slurm_resolver.tf.keras.sharing import (
     Batch,
     Share,
@@ -150,7 +150,7 @@ class StepFunction:
             self._give_up("the tensors of a batch have different numbers of rows")
         step = functools.partial(self._run, batch)
         if self._verification:
-            planned = self._planned(self._of_first_replica(batch))
+            planned = self._planned(of_first_replica(self._strategy, batch))
             return self._verification.compute(planned, batch, step)
         return step()
 
@@ -172,8 +172,7 @@ class StepFunction:
         """
         planned = self._planned(batch)
         self._is_written = True
-        takes_any = batch.rows is None and self._step.takes_any_rows(type_of_batch(batch))
-        if planned.reason and not takes_any:
+        if planned.reason and not (planned.takes_any_rows and batch.rows is None):
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
@@ -196,21 +195,19 @@ class StepFunction:
             batch: of which the graph's inputs are made.
         """
         patch_metrics()
-        planned = self._planned(self._of_first_replica(batch))
+        planned = self._planned(of_first_replica(self._strategy, batch))
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
 
-        def in_replica(batch: Batch) -> Structure:
-            return compute_step(
-                self._strategy.sharing,
-                planned,
-                batch,
-                self._comparison,
-                self._waited,
-            )
-
-        return run_in_replicas(self._strategy, in_replica, batch)
+        compute = functools.partial(
+            compute_step,
+            self._strategy.sharing,
+            planned,
+            self._comparison,
+            self._waited,
+        )
+        return run_in_replicas(self._strategy, compute, batch)
 
     def _planned(self, batch: Batch) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
@@ -222,14 +219,8 @@ class StepFunction:
         self._check_whole(batch, "it runs eagerly")
         compare = functools.partial(compare_step, self._comparison, self._waited)
         run_in_replicas(self._strategy, compare, batch)
-        first = self._of_first_replica(tensors_of(batch))
+        first = of_first_replica(self._strategy, tensors_of(batch))
         return self._step.run_eagerly(without_optionals(first))
-
-    def _of_first_replica(self, batch: Batch) -> Structure:
-        """Returns what the first replica of this worker gets of a batch."""
-        return tf.nest.map_structure(
-            lambda value: self._strategy.experimental_local_results(value)[0], batch
-        )
 
     def _check_whole(self, batch: Batch, reason: str) -> None:
         """Says why every worker computes whole batches, or cannot."""

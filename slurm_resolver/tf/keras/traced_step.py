@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.log import debug, tell_once, warn_once
+from slurm_resolver.log import debug, warn_once
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.one_process import as_one_process
@@ -17,16 +17,10 @@ from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
 from slurm_resolver.tf.partition.effects import RANDOM, changes_more_than_variables, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
-from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
-from slurm_resolver.tf.partition.values import PlanError, names
+from slurm_resolver.tf.partition.values import PlanError
 from slurm_resolver.tf.private_names import Method
-
-# The arguments of `tf.Variable` that Keras and programs give.
-_OF_VARIABLES = names(
-    "initial_value trainable name dtype constraint synchronization aggregation shape"
-)
 
 
 class PlannedStep(NamedTuple):
@@ -40,6 +34,7 @@ class PlannedStep(NamedTuple):
             replica computes something for the others.
         is_repeatable: whether it changes nothing but variables.
         copies: the variables of the replicas.
+        takes_any_rows: whether it is traced for any number of rows.
     """
 
     function: tf.types.experimental.ConcreteFunction
@@ -48,6 +43,7 @@ class PlannedStep(NamedTuple):
     draws: bool
     is_repeatable: bool
     copies: Copies
+    takes_any_rows: bool
 
     @property
     def is_whole(self) -> bool:
@@ -100,10 +96,6 @@ class TracedStep:
         # If this fails, it is the program's own error.
         return self._look_up(spec, self._refused[kind])
 
-    def takes_any_rows(self, spec: Structure) -> bool:
-        """Whether the step for a kind of batch is traced for any number of rows."""
-        return repr(tf.nest.map_structure(type_of_any_rows, spec)) not in self._refused
-
     def give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
         self.fault = reason
@@ -145,6 +137,7 @@ class TracedStep:
             draws=plan is not None and _has(traced.graph, _draws),
             is_repeatable=not _has(traced.graph, changes_more_than_variables),
             copies=copies_of(self._strategy, traced),
+            takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
         )
 
     def _plan_split(
@@ -153,14 +146,11 @@ class TracedStep:
         """Returns the plan by which each replica computes its own rows, or why there is none."""
         is_one = self._strategy.sharing.local_replicas == 1
         try:
-            plan = plan_step(traced, sends_inside=is_one)
+            return plan_step(traced, sends_inside=is_one), None
         except PlanError as error:
             return None, str(error)
         except Exception as error:
             return None, reason_of_fault(error)
-        if any(map(_is_compiled, traced.graph.get_operations())):
-            tell_once("XLA does not compile functions with jit_compile=True in split steps")
-        return plan, None
 
     def _trace(self, spec: Structure) -> tf.types.experimental.ConcreteFunction:
         """Traces the step until it makes no variable."""
@@ -175,24 +165,23 @@ class TracedStep:
         self._made += 1
         if tf.distribute.has_strategy():  # Keras makes it in the scope, outside of the graph
             return make(**how)
-        arguments = {name: how[name] for name in _OF_VARIABLES if name in how}
-        if tf.is_symbolic_tensor(how["initial_value"]):
-            arguments["initial_value"] = tf.get_static_value(how["initial_value"])
-            if arguments["initial_value"] is None:
-                return make(**how)
+        value = how.pop("initial_value")
+        if tf.is_symbolic_tensor(value):
+            constant = tf.get_static_value(value)
+            if constant is None:
+                return make(initial_value=value, **how)
+            value = constant
 
         def make_in_scope() -> tf.Variable:
             with self._strategy.scope():
-                return tf.Variable(**arguments)
+                return tf.Variable(value, **how)
 
         return call_outside(make_in_scope)
 
 
 def warn_of_sequences(planned: PlannedStep) -> None:
     """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
-    if _has(
-        planned.function.graph, lambda operation: _draws(operation) and not is_drawn(operation)
-    ):
+    if _has(planned.function.graph, _draws_by_seed):
         warn_once(
             "only in some batches, all tensors have the same number of rows, so the step draws "
             "other random numbers than in one process: draw them with a "
@@ -218,10 +207,10 @@ def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
 
 def _reason_of_types(spec: Structure) -> str | None:
     """Returns why batches of these types are computed whole: not all tensors have rows."""
-    for part in tf.nest.flatten(spec):
-        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
-            return "a tensor of its batches is ragged or sparse"
-    return None
+    kinds = set(map(type, tf.nest.flatten(spec)))
+    if kinds.isdisjoint((tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+        return None
+    return "a tensor of its batches is ragged or sparse"
 
 
 def reason_of_fault(error: Exception) -> str:
@@ -237,9 +226,8 @@ def _draws(operation: tf.Operation) -> bool:
     return operation.type in RANDOM or is_drawn(operation)
 
 
-def _is_compiled(operation: tf.Operation) -> bool:
-    """Whether an operation calls a function that XLA compiles in one process."""
-    return operation.type in CALLS and operation.node_def.attr["_XlaMustCompile"].b
+def _draws_by_seed(operation: tf.Operation) -> bool:
+    return operation.type in RANDOM and not is_drawn(operation)
 
 
 def _has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:

@@ -21,6 +21,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.replica_step import call_traced
+from slurm_resolver.tf.keras.replicas import of_first_replica
 from slurm_resolver.tf.keras.sharing import Batch, Share, Structure
 from slurm_resolver.tf.keras.traced_step import PlannedStep
 from slurm_resolver.tf.keras.weight_comparison import paths_of
@@ -64,8 +65,8 @@ class Verification:
         if reason or not self._steps:
             return step()
         self._steps -= 1
-        local = self._model.distribute_strategy.experimental_local_results
-        variables = [local(variable)[0] for variable in planned.function.variables]
+        strategy = self._model.distribute_strategy
+        variables = of_first_replica(strategy, planned.function.variables)
         before = _values(variables)
         results = step()
         after = _values(variables)
