@@ -43,7 +43,8 @@ _NO_FAILURE = (
 _END = 1  # see _order
 # How others say that a task ended, unless SIGKILL, a crash or its node has ended it.
 _RAISED = re.compile(
-    r"its process (?:has )?ended|[\w.]+: |(?:Exited with exit code|exit status) (?!13[79])"
+    r"its process (?:has )?ended|[\w.]+: |\w+(?:Error|Exception|Interrupt|Exit)\.?$"
+    r"|(?:Exited with exit code|exit status) (?!13[79])"
 )
 _LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 

@@ -102,12 +102,10 @@ class Rounds:
             if not current.answer and current.numbers.get(process.rank) == process.number:
                 current.values.pop(process.rank, None)
 
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
+    def ended(self, process: Process, failure: str) -> None:
         """Ends the rounds in which an ended process takes part."""
         rank = process.rank
         self._endings[rank] = failure or "it has ended"
-        if failure and said_goodbye:
-            self._endings[rank] = f"its process ended: {failure}"
         for current in self._rounds.values():
             if current.numbers.get(rank) == process.number and not current.answer:
                 self._end_without(current, rank)

@@ -307,7 +307,7 @@ class Service:
             while True:
                 message = decode(await reader.readuntil())
                 if "goodbye" in message:
-                    self._end(link, message["goodbye"], said_goodbye=True)
+                    self._end(link, message["goodbye"])
                     return
                 if self._silence.heard(process):
                     self.send(None, {"silent": f"{self._name_of(process.rank)} answers again"})
@@ -328,9 +328,7 @@ class Service:
                 link.writer = None
                 self._silence.heard(process)
                 link.reason = reason
-                link.loss = asyncio.get_running_loop().call_later(
-                    seconds, self._end, link, reason, False
-                )
+                link.loss = asyncio.get_running_loop().call_later(seconds, self._end, link, reason)
                 self._rounds.disconnected(process)
 
     def _tell(self, process: Process, message: Message) -> None:
@@ -372,10 +370,10 @@ class Service:
             names = [*map(self._monitor.describe, new)]
             self.send(None, {"silent": describe(names, self.address)})
         for process in self._silence.silent_for(self.address.silence):
-            self._end(self._links[process.rank], why_lost(self.address), said_goodbye=False)
+            self._end(self._links[process.rank], why_lost(self.address))
             self._rounds.end_without(process.rank)
 
-    def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
+    def _end(self, link: _Link, failure: str) -> None:
         """Notes the end of a process, and tells the others."""
         process = link.process
         if failure:
@@ -386,7 +384,7 @@ class Service:
             link.writer.close()
         link.writer = None
         if failure or process.role == "program":  # else its program follows
-            self._rounds.ended(process, failure, said_goodbye)
+            self._rounds.ended(process, failure)
         self._training.ended(process, failure)
         self._monitor.ended(process)
         if not failure and process.role == "program":

@@ -148,16 +148,14 @@ class ServedTraining:
         if rank not in self._ends:
             why = failure or "its process ended before those that it serves"
             self._take_end_of_server(rank, why)
+            return
+        self._ends[rank] = failure
+        if rank == self._leader and failure:
+            call_later(_REASON_SECONDS, self._end, f"{name} has failed: {failure}")
         elif rank == self._leader:
-            self._ends[rank] = failure
-            if failure:
-                call_later(_REASON_SECONDS, self._end, f"{name} has failed: {failure}")
-            else:
-                call_later(Timeouts.still_running, self._report_running)
-        else:
-            self._ends[rank] = failure
-            if failure:
-                print_line(f"{name} has failed; the others continue: {failure}")
+            call_later(Timeouts.still_running, self._report_running)
+        elif failure:
+            print_line(f"{name} has failed; the others continue: {failure}")
         self._end_if_finished()
 
     def _take_end_of_server(self, rank: int, failure: str) -> None:

@@ -155,8 +155,7 @@ CASES = {
         [PATIENT, PATIENT, "time.sleep(1); raise ValueError('no data')"],
         dict.fromkeys(
             range(2),
-            "rank 2 is gone, and cannot take part in the start: its process ended: ValueError: "
-            "no data.",
+            "rank 2 is gone, and cannot take part in the start: ValueError: no data.",
         ),
     ),
     "the serving task is stopped": Case(
