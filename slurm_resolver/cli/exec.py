@@ -102,6 +102,23 @@ def main(args: Namespace) -> int:
         from slurm_resolver.start.ready import wait_until_ready
 
         wait_until_ready(cluster, until - time.monotonic())
+    environ = _environment(args, cluster)
+    command = fill_in(command, cluster)
+    try:
+        leave_all()  # the program represents the task
+        signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        raise LaunchError(
+            f"{command[0]!r} cannot be started ({error.strerror}). "
+            "'Argument list too long' means more than Linux passes to a program: 128 KiB in an "
+            "argument or variable, and a quarter of `ulimit -s` together. Then start fewer tasks, "
+            "or use slurm_resolver.resolve() in the program."
+        ) from error
+
+
+def _environment(args: Namespace, cluster: Cluster) -> dict[str, str]:
+    """Returns the environment of the program: its cluster and GPUs, and what is replaced in it."""
     environ = {**os.environ}
     contracts = args.env or ["tensorflow"]
     for contract in contracts:
@@ -120,18 +137,7 @@ def main(args: Namespace) -> int:
             filter(None, [pythonpath.FOLDER, os.environ.get("PYTHONPATH")])
         )
         environ[pythonpath.VARIABLE] = ",".join(replaced)
-    command = fill_in(command, cluster)
-    try:
-        leave_all()  # the program represents the task
-        signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
-        os.execvpe(command[0], command, environ)
-    except OSError as error:
-        raise LaunchError(
-            f"{command[0]!r} cannot be started ({error.strerror}). "
-            "'Argument list too long' means more than Linux passes to a program: 128 KiB in an "
-            "argument or variable, and a quarter of `ulimit -s` together. Then start fewer tasks, "
-            "or use slurm_resolver.resolve() in the program."
-        ) from error
+    return environ
 
 
 def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
