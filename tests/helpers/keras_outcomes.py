@@ -29,9 +29,11 @@ WHOLE = {
     "data_sparse_widths",
     "guide_unbuilt_running_eagerly",
     "step_eagerly",
+    "step_eagerly_on_rows_drawn_by_each_worker",
     "step_of_functions_that_run_eagerly",
     "step_samples",
     "step_with_unequal_rows",
+    "step_with_unequal_rows_drawn_by_each_worker",
 }
 
 

@@ -79,8 +79,13 @@ def compute_step(
     )
     try:
         if planned.is_whole:
-            add([])  # compares the workers
-            part, rows = _all_of_batch(batch, replica)
+            part = _together(
+                batch,
+                replica,
+                sharing.replicas,
+                add,
+            )
+            rows = _all_rows(part, replica)
         elif isinstance(batch, Share):
             part, rows = _part_of_share(batch, replica, sharing)
         else:
@@ -109,14 +114,23 @@ def compute_step(
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
 
-def compare_step(comparison: Comparison, waited: tf.Variable | None, batch: Batch) -> None:
-    """Compares the workers in a step that they compute without a collective."""
-    _adding(
+def compare_step(
+    replicas: int, comparison: Comparison, waited: tf.Variable | None, batch: Batch
+) -> Structure:
+    """Compares the workers in a step that each computes whole; returns the batch of all of them."""
+    replica = replica_number()
+    add = _adding(
         comparison,
         batch,
-        replica_number(),
+        replica,
         timed(add_up, waited),
-    )([])
+    )
+    return _together(
+        batch,
+        replica,
+        replicas,
+        add,
+    )
 
 
 def _adding(comparison: Comparison, batch: Batch, replica: int, add_all: AddUp) -> AddUp:
@@ -216,11 +230,29 @@ def _part_of_share(batch: Share, replica: int, sharing: Sharing) -> tuple[Struct
     )
 
 
-def _all_of_batch(batch: Batch, replica: int) -> tuple[Structure, OwnRows]:
-    """Returns all rows of a batch, which the worker has."""
-    whole = tensors_of(batch)
+def _together(batch: Batch, replica: int, replicas: int, add: AddUp) -> Structure:
+    """Returns all rows of a batch, equal in all replicas; `add` compares the workers.
+
+    Where each worker draws for itself, a row is that of its own replica, as in a step that is
+    split. Strings, and ragged and sparse tensors, are left as this worker has them.
+    """
+    values = tf.nest.flatten(tensors_of(batch))
+    of_replica = {}
+    for place, value in enumerate(values):
+        is_sent = isinstance(value, tf.Tensor) and has_rows(value) and value.dtype != tf.string
+        if is_sent and isinstance(batch, Share) and batch.drawn is not None:
+            is_own = tf.range(tf.shape(value)[0]) % replicas == replica
+            is_own = tf.reshape(is_own, [-1, *[1] * (value.shape.rank - 1)])
+            of_replica[place] = tf.where(is_own, value, tf.zeros_like(value))
+    for place, value in zip(of_replica, add(list(of_replica.values()))):
+        values[place] = tf.ensure_shape(value, values[place].shape)
+    return tf.nest.pack_sequence_as(tensors_of(batch), values)
+
+
+def _all_rows(whole: Structure, replica: int) -> OwnRows:
+    """Returns that a replica has all rows of a batch."""
     total = tf.convert_to_tensor(count_rows(whole))
-    return whole, OwnRows(
+    return OwnRows(
         total,
         tf.range(total),
         total,

@@ -11,7 +11,6 @@ a generator is not split at all.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Callable, NamedTuple, TypeVar, Union, cast
@@ -44,11 +43,14 @@ class Share(NamedTuple):
         rows: a tensor without entries, of shape (rows, 0), if the batch has only the rows of this
             worker. TensorFlow knows all rows of the batch as it does in one process: as a constant
             or not.
+        drawn: a tensor without entries, if each worker draws parts of the batch for itself, such as
+            augmented images.
     """
 
     digest: tf.Tensor
     batch: Structure
     rows: tf.Tensor | None = None
+    drawn: tf.Tensor | None = None
 
 
 Batch = Union[Share, Structure]  # what a worker has read
@@ -118,7 +120,12 @@ def names_of_tensors(share: Share) -> list[str]:
 def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset of shares that have all rows of each batch of a dataset."""
     origins = find_origins(dataset)
-    shared = without_conversion(functools.partial(share, origins=origins))
+
+    @without_conversion
+    def shared(batch: Structure) -> Share:
+        drawn = tf.zeros([0]) if Origin.RANDOM in origins else None
+        return share(batch, origins)._replace(drawn=drawn)
+
     return tf.data.Dataset.zip((dataset,)).map(shared)
 
 

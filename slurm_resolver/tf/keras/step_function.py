@@ -44,7 +44,6 @@ from slurm_resolver.tf.keras.sharing import (
     Share,
     Structure,
     share,
-    tensors_of,
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -217,10 +216,14 @@ class StepFunction:
     def _run_eagerly(self, batch: Batch) -> Structure:
         """Returns the result of a step that computes all rows in each worker, as one process."""
         self._check_whole(batch, "it runs eagerly")
-        compare = functools.partial(compare_step, self._comparison, self._waited)
-        run_in_replicas(self._strategy, compare, batch)
-        first = of_first_replica(self._strategy, tensors_of(batch))
-        return self._step.run_eagerly(without_optionals(first))
+        compare = functools.partial(
+            compare_step,
+            self._strategy.sharing.replicas,
+            self._comparison,
+            self._waited,
+        )
+        whole = run_in_replicas(self._strategy, compare, batch)
+        return self._step.run_eagerly(without_optionals(whole))
 
     def _check_whole(self, batch: Batch, reason: str) -> None:
         """Says why every worker computes whole batches, or cannot."""

@@ -139,6 +139,8 @@ def _why_not(planned: PlannedStep, batch: Batch) -> str:
     """Returns why a step cannot be compared; "" if it can, or is that of one process anyway."""
     if not isinstance(batch, Share):
         return "each worker reads its own data"
+    if batch.drawn is not None:
+        return "each worker draws parts of the data for itself, such as augmented images"
     if planned.draws:
         return "it has random numbers of tf.random, a function of Python or tf.print"
     if not planned.is_repeatable:
