@@ -27,7 +27,7 @@ from slurm_resolver.coordination.progress import DATA, MEETING
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
-from slurm_resolver.tf.call import IN_ALL, Call, State, abort_collectives
+from slurm_resolver.tf.call import IN_ALL, MARK, Call, State, abort_collectives
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.wording import shorten
@@ -49,7 +49,7 @@ ENDED = (
     "its length differs."
 )
 # TensorFlow's words if workers send or receive other shapes or types.
-_MISMATCHES = "mismatch in the collective|expected type"
+_MISMATCH = "Shape mismatch in the collective|Collective instance .* expected type"
 
 
 class _Offer(NamedTuple):
@@ -141,7 +141,8 @@ class Workers(Call):
             begins: what this worker does, such as "makes the variable 'kernel'".
 
         Raises:
-            FitError: if another worker waits in a call that this one has left out, or has ended.
+            FitError: if another worker waits in a call that this one has left out, has ended, or
+                sends other shapes or types.
         """
         self._steps += 1
         self._begins = begins
@@ -152,6 +153,13 @@ class Workers(Call):
             self._steps -= 1
             raise
         except tf.errors.OpError as error:
+            text = str(error)
+            if MARK not in text and re.search(_MISMATCH, text):
+                raise FitError(
+                    f"this worker {begins}, and another one does something different "
+                    f"({cause_of(error)}). Build and compile the same model in every worker, and "
+                    "do the same with it"
+                ) from error
             reason = "" if self.call else self.reason_of(error)
             if reason:  # as in `train_on_batch`
                 raise self.passing_on(reason) from error
@@ -176,16 +184,8 @@ class Workers(Call):
         if not tf.distribute.in_cross_replica_context():
             return create(*args, **kwargs)  # in a step, which all workers take
         begins = f"makes the variable {kwargs.get('name')!r} in strategy.scope()"
-        try:
-            with reporter.doing(MEETING), self.step(begins):
-                return create(*args, **kwargs)
-        except tf.errors.OpError as error:
-            if not re.search(_MISMATCHES, str(error)):
-                raise
-            raise FitError(
-                f"this worker {begins}, and another one makes a different variable "
-                f"({cause_of(error)}). Build and compile the same model in every worker"
-            ) from error
+        with reporter.doing(MEETING), self.step(begins):
+            return create(*args, **kwargs)
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""

@@ -26,7 +26,6 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
-from slurm_resolver.tf.keras.differences import REMEDY
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.metrics import patch_metrics
@@ -60,8 +59,6 @@ from slurm_resolver.tf.keras.weight_comparison import compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import noting, reporter
 
-# TensorFlow's words if the workers add up tensors of different shapes or types.
-_MISMATCH = "mismatch in the collective"
 _COMPARED = 64  # steps of `train_on_batch` between two comparisons of the weights
 
 
@@ -103,12 +100,6 @@ class StepFunction:
                 results = [self._compute(_as_share(batch)) for batch in batches]
                 if not results:
                     raise StopIteration
-        except tf.errors.OpError as error:
-            mismatch = str(error).partition(_MISMATCH)[2].partition(".")[0].strip()
-            if mismatch:
-                where = f"the workers compute different steps {reporter.where()}".rstrip()
-                raise FitError(f"{where}: {mismatch}. {REMEDY}") from error
-            raise
         finally:
             reporter.end_step(len(results))
         if len(results) == 1 or not isinstance(data, list):
