@@ -9,6 +9,7 @@ last place, and what that changes is allowed for.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,6 +35,10 @@ _RUNS = 4  # of the traced step; in all but the first, trainable variables are o
 _TIMES = 20.0  # as much as other rounding changes is allowed
 _EPSILON = 2.0**-21  # what rounding changes, relative to a number
 _EPSILON_OF_HALVES = 2.0**-10
+
+
+# A result is compared as a variable that was 0 before the step.
+_pairs = functools.partial(itertools.zip_longest, fillvalue=0.0)
 
 
 class Verification:
@@ -71,8 +76,7 @@ class Verification:
         results = step()
         after = _values(variables)
         flat = tf.nest.flatten(results, expand_composites=True)
-        zeros = [0.0] * len(flat)
-        runs = [zip([*before, *zeros], [*after, *_values(flat)])]
+        runs = [_pairs(before, [*after, *_values(flat)])]
         graph = str(planned.function.graph.as_graph_def())
         epsilon = _EPSILON_OF_HALVES if "HALF" in graph or "BFLOAT16" in graph else _EPSILON
         for run in range(_RUNS):
@@ -82,7 +86,7 @@ class Verification:
             ]
             _assign(variables, begin)
             of_one = call_traced(planned, batch.batch)
-            runs.append(zip([*begin, *zeros], [*_values(variables), *_values(of_one)]))
+            runs.append(_pairs(begin, [*_values(variables), *_values(of_one)]))
         _assign(variables, after)
         keys = sorted(results) if isinstance(results, dict) else range(len(flat))
         self._check(
