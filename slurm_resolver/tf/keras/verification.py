@@ -38,7 +38,7 @@ _EPSILON_OF_HALVES = 2.0**-10
 
 
 # A result is compared as a variable that was 0 before the step.
-_pairs = functools.partial(itertools.zip_longest, fillvalue=0.0)
+_pairs: Method = functools.partial(itertools.zip_longest, fillvalue=0.0)
 
 
 class Verification:
