@@ -220,7 +220,8 @@ class StepFunction:
         """Says why every worker computes whole batches, or cannot."""
         if self._strategy.sharing.replicas == 1:
             return
-        text = f"the {self._kind} step of {self._model.name!r} cannot be split: {reason.rstrip('.')}."
+        reason = reason.rstrip(".")
+        text = f"the {self._kind} step of {self._model.name!r} cannot be split: {reason}."
         if not isinstance(batch, Share):
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "
