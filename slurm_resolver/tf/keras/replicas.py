@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras.protocols import Strategy
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, Structure
+from slurm_resolver.tf.partition.collectives import as_sent, received
 from slurm_resolver.tf.private_names import Method
 
 
@@ -57,7 +58,7 @@ def add_up(
     sizes = Counter[tf.DType]()  # the bytes of each type so far
     for place, value in enumerate(values):
         # TensorFlow needs tensors that are made on this replica's device.
-        sent = tf.identity(_as_sent(value))
+        sent = tf.identity(as_sent(value))
         dtype = sent.dtype
         buckets[dtype, sizes[dtype] // bytes_per_bucket][place] = sent
         sizes[dtype] += dtype.size * (sent.shape.num_elements() or 0)
@@ -65,16 +66,4 @@ def add_up(
     context = tf.distribute.get_replica_context()
     for bucket in buckets.values():
         sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, bucket)
-    return [tf.cast(sums[place], value.dtype) for place, value in enumerate(values)]
-
-
-def _as_sent(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor in a type that TensorFlow adds on every device.
-
-    On GPUs it adds no bfloat16, and of integers only int64 (`CreateCollective` in
-    base_collective_executor.cc).
-    """
-    dtype = value.dtype
-    if dtype == tf.bool or dtype.is_integer:
-        return tf.cast(value, tf.int64)
-    return tf.cast(value, tf.float32) if dtype == tf.bfloat16 else value
+    return [received(sums[place], value.dtype) for place, value in enumerate(values)]

@@ -52,7 +52,7 @@ def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
         tensor: its part.
         value: what this is: ROWS or SUM.
     """
-    sent = _sent(tensor)
+    sent = as_sent(tensor)
     if not value.has_rows:
         return sent
     padding = tf.one_hot(
@@ -91,10 +91,11 @@ def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tensor, dtype)
 
 
-def _sent(tensor: tf.Tensor) -> tf.Tensor:
+def as_sent(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor in a type that TensorFlow adds on every device.
 
-    On GPUs it adds no bfloat16, and of integers only int64. Complex numbers have one more axis.
+    On GPUs it adds no bfloat16, and of integers only int64 (`CreateCollective` in
+    base_collective_executor.cc). Complex numbers have one more axis.
     """
     dtype = tensor.dtype
     if dtype.is_complex:
