@@ -27,7 +27,7 @@ class GpuUsage:
         """Returns the most bytes that TensorFlow had allocated on one of the GPUs."""
         peaks = [0]
         for device in tf.config.list_logical_devices("GPU"):
-            with contextlib.suppress(ValueError, tf.errors.OpError):  # some allocators do not count
+            with contextlib.suppress(Exception):  # some allocators do not count
                 name = device.name.rpartition("device:")[2]
                 peaks.append(tf.config.experimental.get_memory_info(name)["peak"])
         return max(peaks)
@@ -52,9 +52,8 @@ class GpuUsage:
         try:
             self._nvml = nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
-            names = os.environ.get("CUDA_VISIBLE_DEVICES")
-            if names is None:
-                names = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+            every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+            names = os.environ.get("CUDA_VISIBLE_DEVICES", every)
             return [
                 nvml.nvmlDeviceGetHandleByIndex(int(name))
                 if name.isdecimal()

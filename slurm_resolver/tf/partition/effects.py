@@ -41,14 +41,15 @@ _UPDATES = ("ResourceApply", "ResourceGather", "ResourceScatter", "ResourceSpars
 
 def check_effects(op: Operation) -> None:
     """Raises PlanError for an operation that may do something else in each replica."""
-    if _calls(op.traced) or _is_unknown(op.traced):
+    if calls(op.traced) or _is_unknown(op.traced):
         raise PlanError(f"{op.kind} may do something else in each worker")
 
 
 def changes_more_than_variables(operation: tf.Operation) -> bool:
     """Whether an operation of TensorFlow changes what cannot be set to what it was before."""
-    is_table = operation.type == "LookupTableInsertV2"
-    return is_table or (_is_unknown(operation) and not _calls(operation))
+    return operation.type == "LookupTableInsertV2" or (
+        _is_unknown(operation) and not calls(operation)
+    )
 
 
 def _is_unknown(operation: tf.Operation) -> bool:
@@ -57,7 +58,8 @@ def _is_unknown(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful and not is_alike
 
 
-def _calls(operation: tf.Operation) -> bool:
+def calls(operation: tf.Operation) -> bool:
+    """Whether an operation of TensorFlow calls functions."""
     return any("func" in attribute.type for attribute in operation.op_def.attr)
 
 

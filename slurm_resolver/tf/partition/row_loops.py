@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.effects import is_drawn
+from slurm_resolver.tf.partition.effects import calls, is_drawn
 from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.operation import Operation
@@ -165,11 +165,9 @@ class RowLoop:
             # What has nothing of other rows is added to a variable.
             results = [SUM if SUM in values else _BY_ROW]
         if results is None:
-            definition = node.operation.op_def
-            has_effect = definition.is_stateful and definition.name != "ReadVariableOp"
-            calls = any("func" in attribute.type for attribute in definition.attr)
             is_alone = set(values) <= {OWN} and not is_drawn(node.operation)
-            if has_effect or calls or not is_alone:
+            has_effect = node.operation.op_def.is_stateful and node.kind != "ReadVariableOp"
+            if has_effect or calls(node.operation) or not is_alone:
                 raise NotByPartError("a loop that uses more than a row in a round")
             results = [OWN] * len(node.outputs)
         for number, value in zip(node.outputs, results):

@@ -107,8 +107,8 @@ RULES: dict[str, Rule] = {
     "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul": rules.matrix_product,
     "BroadcastTo Fill": moving.repeated,
     "ConcatV2": moving.concatenate,
-    "Cumprod Cumsum CumulativeLogsumexp ReverseV2": lambda op: rules.combined(
-        op, op.axes(1, op.rank())
+    "Cumprod Cumsum CumulativeLogsumexp ReverseV2 Roll": lambda op: rules.combined(
+        op, op.axes(len(op.values) - 1, op.rank())
     ),
     "Einsum": lambda op: rules.by_equation(op, op.attribute("equation").decode(), adds=True),
     "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, op.rank() + 1)),
@@ -119,7 +119,6 @@ RULES: dict[str, Rule] = {
     "OneHot": lambda op: moving.inserted(op, op.attribute("axis")),
     "Pack": lambda op: moving.inserted(op, op.attribute("axis"), len(op.values)),
     "Reshape": moving.reshape,
-    "Roll": lambda op: rules.combined(op, op.axes(2, op.rank())),
     "ScatterNd": lambda op: indexing.at_places(op, 0, "P,E,#->T", adds=True),
     "Shape ShapeN Size": rules.told_sizes,
     "Slice": slices.slice_by_size,
@@ -128,10 +127,9 @@ RULES: dict[str, Rule] = {
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
-    "TensorScatterAdd TensorScatterSub": lambda op: indexing.at_places(
-        op, 1, "T,P,E->T", adds=True
+    "TensorScatterAdd TensorScatterSub TensorScatterUpdate": lambda op: indexing.at_places(
+        op, 1, "T,P,E->T", adds=op.kind != "TensorScatterUpdate"
     ),
-    "TensorScatterUpdate": lambda op: indexing.at_places(op, 1, "T,P,E->T"),
     "Tile": moving.tile,
     "Transpose": moving.transpose,
     "Unpack": lambda op: rules.combined(op, [op.attribute("axis")], removed=True),
