@@ -56,15 +56,15 @@ def print_line(text: object, program: str = "slurm_resolver") -> None:
 
 
 def exit_at_once(status: int = 1) -> NoReturn:
-    """Ends this process; its threads may be stuck, and hold its output's locks."""
-    import threading
+    """Ends this process, with status 1 if a stuck thread holds the locks of its output.
 
-    def flush() -> None:
+    A thread that flushes it could not be started while the interpreter ends, from Python 3.12 on.
+    """
+    import faulthandler
+
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(1.0, exit=True, file=nowhere)
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with contextlib.suppress(Exception):
                 stream.flush()
-
-    flushing = threading.Thread(target=flush, daemon=True)
-    flushing.start()
-    flushing.join(1.0)
-    os._exit(status)
+        os._exit(status)

@@ -35,6 +35,16 @@ NEED_TENSORFLOW = {
 }
 
 
+def test_a_process_ends_at_once_while_its_interpreter_ends() -> None:
+    """Python 3.12 and later start no thread then."""
+    code = (
+        "import atexit; from slurm_resolver.log import exit_at_once; "
+        "atexit.register(exit_at_once, 3); print('printed')"
+    )
+    done = captured([sys.executable, "-c", code], status=3)
+    assert (done.stdout, done.stderr) == ("printed\n", "")
+
+
 def test_without_tensorflow_what_needs_it_is_missing_and_says_how_to_get_it() -> None:
     done = captured(
         [sys.executable, "-c", WITHOUT_TENSORFLOW],
