@@ -104,6 +104,10 @@ class SimulatedReplicas:
             input_signature=signature,
         )
 
+    def write(self) -> None:
+        """Writes the graph of the replicas."""
+        self._run.get_concrete_function()
+
     def __call__(self, batch: Sequence[Any]) -> list[list[Any]]:
         """Takes a step, and returns each replica's outputs."""
         parts = []

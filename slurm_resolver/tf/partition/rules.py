@@ -28,6 +28,7 @@ from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
+    LOCAL,
     SAME,
     SUM,
     NotByPartError,
@@ -180,6 +181,25 @@ def sparse_product(op: Operation) -> Split:
     """SparseTensorDenseMatMul, of a matrix whose columns have rows."""
     matrix = "C_" if op.attribute("adjoint_b") else "_C"
     return by_equation(op, f",,,{matrix}->_C")
+
+
+def reversed_sequences(op: Operation) -> Split:
+    """ReverseSequence: a part of each row is reversed, which has a length of its own."""
+    axes = letters(op.rank(), [op.attribute("seq_dim")])
+    return by_equation(op, f"{axes},{axes[op.attribute('batch_dim')]}->{axes}")
+
+
+def recurrent_layer(op: Operation) -> Split:
+    """A recurrent layer of cuDNN, or its gradient, which needs what its own layer has reserved."""
+    if op.kind == "CudnnRNNBackpropV3" and LOCAL not in op.raw:
+        raise NotByPartError("the layer is computed whole")
+    state = "_N_" if op.attribute("time_major") else "N__"
+    terms = [state if one.shape.rank == 3 else "" for one in op.traced.inputs]
+    terms[4] = "N"  # the lengths
+    found = by_equation(op, f"{','.join(terms)}->{state}")
+    # Of states, the weights' gradient, what a GRU lacks, and what is reserved.
+    by_rank = {3: found.results[0], 1: SUM, 0: SAME, None: LOCAL}
+    return found._replace(results=tuple(by_rank[one.shape.rank] for one in op.traced.outputs))
 
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------

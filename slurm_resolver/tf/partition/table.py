@@ -110,6 +110,7 @@ RULES: dict[str, Rule] = {
     "Cumprod Cumsum CumulativeLogsumexp ReverseV2 Roll": lambda op: rules.combined(
         op, op.axes(len(op.values) - 1, op.rank())
     ),
+    "CudnnRNNBackpropV3 CudnnRNNV3": rules.recurrent_layer,
     "Einsum": lambda op: rules.by_equation(op, op.attribute("equation").decode(), adds=True),
     "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, op.rank() + 1)),
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
@@ -119,6 +120,7 @@ RULES: dict[str, Rule] = {
     "OneHot": lambda op: moving.inserted(op, op.attribute("axis")),
     "Pack": lambda op: moving.inserted(op, op.attribute("axis"), len(op.values)),
     "Reshape": moving.reshape,
+    "ReverseSequence": rules.reversed_sequences,
     "ScatterNd": lambda op: indexing.at_places(op, 0, "P,E,#->T", adds=True),
     "Shape ShapeN Size": rules.told_sizes,
     "Slice": slices.slice_by_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -11,11 +12,13 @@ import pytest
 import simulated_replicas
 import tensorflow as tf
 from keras_3 import keras
+from pytest_mock import MockerFixture
 from simulated_replicas import SimulatedReplicas
 from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.one_process import as_one_process, moments_of_own_rows
+from slurm_resolver.tf.partition.emission import Compute
 from slurm_resolver.tf.partition.step import plan_step
 
 
@@ -218,6 +221,18 @@ class InCondition(keras.layers.Wrapper):  # type: ignore[misc]
 @pytest.mark.usefixtures("own_rows")
 def test_where_a_replica_cannot_its_statistics_are_those_of_all_rows(program: Any) -> None:
     compare(program, 2)
+
+
+@pytest.mark.parametrize("name", ["lstm", "masked_gru_both_ways"])
+def test_recurrent_layers_of_gpus_are_computed_by_part(name: str, mocker: MockerFixture) -> None:
+    """With a GPU, Keras calls cuDNN. Without one, what a replica computes is only written."""
+    layers = sys.modules["keras.src.backend.tensorflow.rnn"]
+    mocker.patch.object(layers, "_is_gpu_available", return_value=True)
+    _, traced, plan, _ = planned(CASES[name].program)
+    reasons = {step.node.kind: step.reason for step in plan.steps if isinstance(step, Compute)}
+    assert reasons["CudnnRNNV3"] is reasons["CudnnRNNBackpropV3"] is None
+    assert len(plan.levels) == 1
+    SimulatedReplicas(traced, plan, 2).write()
 
 
 def test_an_error_names_the_lines_of_the_program() -> None:
