@@ -34,7 +34,7 @@ _LEAST = 3  # steps: what an optimizer keeps of the first step has an effect in 
 _RUNS = 4  # of the traced step; in all but the first, trainable variables are off
 _TIMES = 20.0  # as much as other rounding changes is allowed
 _EPSILON = 2.0**-21  # what rounding changes, relative to a number
-_EPSILON_OF_HALVES = 2.0**-10
+_EPSILON_OF_HALVES = 2.0**-10  # also of products in TF32, the default of GPUs
 
 
 # A result is compared as a variable that was 0 before the step.
@@ -78,7 +78,11 @@ class Verification:
         flat = tf.nest.flatten(results, expand_composites=True)
         runs = [_pairs(before, [*after, *_values(flat)])]
         graph = str(planned.function.graph.as_graph_def())
-        epsilon = _EPSILON_OF_HALVES if "HALF" in graph or "BFLOAT16" in graph else _EPSILON
+        has_tf32 = tf.config.experimental.tensor_float_32_execution_enabled
+        epsilon = _EPSILON
+        on_gpu = tf.config.list_logical_devices("GPU")
+        if "HALF" in graph or "BFLOAT16" in graph or (on_gpu and has_tf32()):
+            epsilon = _EPSILON_OF_HALVES
         for run in range(_RUNS):
             begin = [
                 _rounded(value, epsilon, seed=run) if run and variable.trainable else value
@@ -149,7 +153,8 @@ def _why_not(planned: PlannedStep, batch: Batch) -> str:
         return "it has random numbers of tf.random, a function of Python or tf.print"
     if not planned.is_repeatable:
         return "it changes more than variables, such as a table"
-    if planned.plan and LOCAL in planned.plan.values.values():
+    plan = planned.plan
+    if plan and LOCAL in map(plan.values.get, itertools.chain(*plan.levels)):
         return (
             "BatchNormalization takes the statistics of each replica's own rows. To compare the "
             "step, pass synchronized=True to these layers"

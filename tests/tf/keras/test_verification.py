@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from pytest_mock import MockerFixture
 
 from slurm_resolver import log
 from slurm_resolver.errors import FitError
@@ -26,13 +27,17 @@ BATCH = share(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
         (1.0, {}, ""),
         (1.0000001, {}, ""),
         (1.01, {}, ".*train step of 'own' differs from one process.*in the variable 'weight"),
+        (1.001, {}, ".*differs from one process"),
+        (1.001, {"gpus": ["TF32"]}, ""),
         (1.01, {"draws": True}, ""),  # it is not compared
         (1.01, {"is_repeatable": False}, ""),
     ],
 )
 def test_a_change_that_differs_by_more_than_rounding_is_an_error(
-    by: float, unlike: dict[str, Any], error: str
+    by: float, unlike: dict[str, Any], error: str, mocker: MockerFixture
 ) -> None:
+    gpus = unlike.pop("gpus", [])
+    mocker.patch.object(tf.config, "list_logical_devices", return_value=gpus)
     weight = tf.Variable([1.0, 2.0], name="weight")
 
     def train(batch: Any) -> list[Any]:
