@@ -73,7 +73,11 @@ class Comparison:
             tf.cond(same, lambda: True, lambda: tf.numpy_function(self._look, [table], tf.bool))
 
     def _look(self, table: npt.NDArray[np.float32]) -> bool:
-        """Notes which columns differ; raises FitError if one of them has to be the same."""
+        """Notes which columns differ; raises FitError if one of them has to be the same.
+
+        A worker that is gone ends NCCL's sums with any numbers.
+        """
+        self._workers.refuse_loss()
         columns = table[:: self._sharing.local_replicas].transpose(1, 2, 0)
         for place, (values, tells, origins) in enumerate(columns):
             near = 0.0 if place else _SAME_RATE * np.abs(values[0])  # the rate may be rounded
