@@ -23,7 +23,9 @@ _SHOWN = 200  # characters of a name or a text
 _ROUNDING = 1e-3  # how far numbers may differ by rounding alone, relative to their norm
 REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
-    "a callback, a learning rate or weights in `if task_id == 0:`."
+    "a callback, a learning rate or weights in `if task_id == 0:`. Workers that compute whole "
+    "batches on GPUs, which add up in any order, stay equal only after "
+    "tf.config.experimental.enable_op_determinism()."
 )
 REMEDY_OF_DATA = (
     "Expected the same global batches in the same order in every worker, of which each takes its "
@@ -95,8 +97,9 @@ def compare(
                 ]
             raise difference(workers, when, names[0], shown, remedy)
     tell_once(
-        "the workers' weights differ by rounding: their processors compute the same step "
-        "differently. Use nodes of one kind for equal weights"
+        "the workers' weights differ by rounding: their processors, or GPUs that add up in any "
+        "order, compute the same step differently. For equal weights, use nodes of one kind, and "
+        "on GPUs also tf.config.experimental.enable_op_determinism()"
     )
 
 
