@@ -23,9 +23,7 @@ _SHOWN = 200  # characters of a name or a text
 _ROUNDING = 1e-3  # how far numbers may differ by rounding alone, relative to their norm
 REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
-    "a callback, a learning rate or weights in `if task_id == 0:`. Workers that compute whole "
-    "batches on GPUs, which add up in any order, stay equal only after "
-    "tf.config.experimental.enable_op_determinism()."
+    "a callback, a learning rate or weights in `if task_id == 0:`."
 )
 REMEDY_OF_DATA = (
     "Expected the same global batches in the same order in every worker, of which each takes its "

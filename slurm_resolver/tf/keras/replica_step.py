@@ -106,12 +106,54 @@ def compute_step(
                     _of_enough_rows(sum_up, rows.total, sharing.replicas) for sum_up in sums
                 )
             results = write_step(plan, rows, inputs, *sums)
+        if planned.is_whole and adds_in_any_order():
+            results = _of_first_replica(
+                planned,
+                results,
+                replica,
+                sharing.first_replica,
+                add_all,
+            )
     except Exception as error:
         if planned.is_whole:
             raise
         raise NotWrittenError(reason_of_fault(error)) from error
     outputs = planned.function.structured_outputs
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
+
+
+def adds_in_any_order() -> bool:
+    """Whether equal steps on equal numbers may round differently, as on GPUs."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _of_first_replica(
+    planned: PlannedStep,
+    results: Sequence[tf.Tensor],
+    replica: int,
+    first_of_worker: int,
+    add_all: AddUp,
+) -> list[tf.Tensor]:
+    """Gives all replicas the variables, and the results, of the first one.
+
+    Each of them has computed the whole step. From step to step, they would drift apart.
+    """
+    function = planned.function
+    captured = zip(function.captured_inputs, function.graph.internal_captures)
+    variables = [
+        planned.copies[id(handle)][replica - first_of_worker]
+        for handle, inner in captured
+        if id(handle) in planned.copies
+        and any(reader.type != "ReadVariableOp" for reader in inner.consumers())
+    ]
+    values = [*map(tf.convert_to_tensor, variables), *results]
+    places = [place for place, value in enumerate(values) if value.dtype.is_floating]
+    sent = [tf.zeros_like(values[place]) if replica else values[place] for place in places]
+    for place, value in zip(places, add_all(sent)):
+        values[place] = value
+    for variable, value in zip(variables, values):
+        variable.assign(value)
+    return values[len(variables) :]
 
 
 def compare_step(
@@ -245,7 +287,7 @@ def _together(batch: Batch, replica: int, replicas: int, add: AddUp) -> Structur
             is_own = tf.reshape(is_own, [-1, *[1] * (value.shape.rank - 1)])
             of_replica[place] = tf.where(is_own, value, tf.zeros_like(value))
     for place, value in zip(of_replica, add(list(of_replica.values()))):
-        values[place] = tf.ensure_shape(value, values[place].shape)
+        values[place] = value
     return tf.nest.pack_sequence_as(tensors_of(batch), values)
 
 

@@ -233,10 +233,7 @@ class StepFunction:
                 "of fit, evaluate or predict."
             )
         reporter.whole_steps = True
-        warn_once(
-            f"{text} Every worker computes whole batches, as one process does. On GPUs, they stay "
-            "equal only after tf.config.experimental.enable_op_determinism()"
-        )
+        warn_once(f"{text} Every worker computes whole batches, as one process does.")
 
 
 def _as_share(batch: Structure) -> Batch:

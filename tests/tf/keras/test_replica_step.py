@@ -64,6 +64,34 @@ def test_a_step_takes_few_round_trips_between_the_workers() -> None:
     ]
 
 
+# The workers compute the whole step, and one of them rounds otherwise, as GPUs do.
+ROUNDING = """
+import keras, tensorflow as tf, slurm_resolver as sr
+from slurm_resolver.tf.keras import replica_step
+replica_step.adds_in_any_order = lambda: True
+strategy = sr.MultiWorkerMirroredStrategy()
+off = 1.0 + strategy.cluster_resolver.task_id
+class Own(keras.Model):
+    def train_step(self, batch):
+        self.optimizer.apply([off * tf.ones((1, 1))], self.trainable_variables)
+        return {"sum": off * tf.reduce_sum(batch.flat_values)}
+with strategy.scope():
+    inputs = keras.Input((1,))
+    model = Own(inputs, keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs))
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.5))
+rows = tf.ragged.constant([[1.0], [2.0, 3.0]] * 2)
+history = model.fit(tf.data.Dataset.from_tensor_slices(rows).ragged_batch(2), verbose=0).history
+momentum = [value.numpy().tolist() for value in model.optimizer.variables[2:]]
+print("told", history["sum"], model.get_weights()[0].tolist(), momentum)
+"""
+
+
+def test_workers_that_compute_whole_steps_on_gpus_take_what_the_first_one_has(
+    tmp_path: Path,
+) -> None:
+    assert told(ROUNDING, tmp_path) == ["told [6.0] [[-1.25]] [[[-0.75]]]"] * 2
+
+
 # Each worker has other rows, 6 and 5 of them. A step of SGD is linear in the gradient, so that the
 # weights of both are the mean of what each of them would have alone.
 NORMALIZING = """
