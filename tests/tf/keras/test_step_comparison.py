@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 import tensorflow as tf
 
-from slurm_resolver.errors import FitError
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.keras.sharing import Sharing, share
@@ -36,7 +35,7 @@ def test_what_has_to_be_the_same(case: str) -> None:
     rates, batches, origins, expected = (text.strip() for text in case.split("|"))
     model: Any = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.0))
     workers: Any = SimpleNamespace(names=("worker 0", "worker 1"))
-    workers.refuse_loss = lambda: None
+    workers.refuse_loss = Mock()
     workers.holders = lambda values: Workers.holders(workers, values)
     strategy: Any = SimpleNamespace(comparisons=set(), sharing=Sharing(0, 1, 2), workers=workers)
     comparison = Comparison(strategy, model)
@@ -54,12 +53,5 @@ def test_what_has_to_be_the_same(case: str) -> None:
         message = str(error)
     assert expected in message
     assert bool(expected) == bool(message)
-
-
-def test_sums_without_a_lost_worker_blame_no_other_one() -> None:
-    """NCCL ends them with any numbers."""
-    strategy: Any = SimpleNamespace(comparisons=set(), sharing=Sharing(0, 1, 2), workers=Mock())
-    strategy.workers.refuse_loss.side_effect = FitError("worker 1 is gone")
-    comparison = Comparison(strategy, SimpleNamespace())
-    with pytest.raises(FitError, match="worker 1 is gone"):
-        comparison.check(tf.constant([[[0.0, 0.0, 1.0]], [[9.0, 0.0, 1.0]]]))
+    # NCCL ends a sum without a lost worker with any numbers: no other one may be blamed for them.
+    assert workers.refuse_loss.called >= bool(expected)
