@@ -82,13 +82,18 @@ def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, 
     return ref_of(job), job
 
 
+def show_jobs(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
+    """Returns the fields by name of all that an id means: an array's tasks, or components."""
+    return _show("job", job, timeout=timeout)
+
+
 def show_job(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0.
 
     Of a job array, whose id Slurm shows all tasks for, it is the task whose own id it is, as for
     ``srun --jobid``.
     """
-    jobs = _show("job", job, timeout=timeout)
+    jobs = show_jobs(job, timeout)
     return next((shown for shown in jobs if shown.get("JobId") == job), jobs[0])
 
 
@@ -148,6 +153,11 @@ def cancel_steps(steps: Sequence[Fields]) -> None:
     # Without a step, scancel would end whatever the user's SCANCEL_… variables name.
     if steps:
         _run("scancel", *[step["StepId"] for step in steps])
+
+
+def forbid_requeue(job: JobRef, timeout: float) -> None:
+    """Forbids that Slurm or a command requeues a job."""
+    _run("scontrol", "update", f"JobId={job}", "Requeue=0", timeout=timeout)
 
 
 def show_preempt_mode(*what: str, timeout: float) -> str:

@@ -106,6 +106,7 @@ ASKS = "exit status 75 leaves job 42 to be requeued, by the batch file or with s
 BEYOND = (
     1,
     "has reached max_restarts",
+    ["update JobId=42 Requeue=0"],
 )
 OLD = "23.11.10 partition_prio REQUEUE REQUEUE"
 LOCAL = "exit status 75 asks to start the program again"
@@ -199,15 +200,21 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds"),
+    ("left", "seconds", "max_restarts", "status", "told"),
     [
-        (None, 20),
-        (40, 10),
-        (-5, 2),
+        (None, 20, 100, 75, "did not answer within"),
+        (40, 10, 100, 75, "did not answer within"),
+        (-5, 2, 100, 75, "did not answer within"),
+        (-5, 2, 2, 1, "has reached max_restarts=2"),
     ],
 )
 def test_all_commands_together_take_no_longer_than_they_may(
-    monkeypatch: Patch, left: int | None, seconds: int
+    monkeypatch: Patch,
+    left: int | None,
+    seconds: int,
+    max_restarts: int,
+    status: int,
+    told: str,
 ) -> None:
     now = [1000.0]
 
@@ -224,10 +231,10 @@ def test_all_commands_together_take_no_longer_than_they_may(
     plan = requeue_job(
         step(**{} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}),
         "scontrol",
-        100,
+        max_restarts,
     )
-    assert (plan.status, plan.wait) == (75, 0)
-    assert "did not answer within" in plan.message
+    assert (plan.status, plan.wait) == (status, 0)
+    assert told in plan.message
     assert now[0] - 1000 == pytest.approx(seconds, abs=0.5)
 
 
