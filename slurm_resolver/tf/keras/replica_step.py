@@ -31,6 +31,9 @@ from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.step import plan_whole, write_step
 
+# Those that add up in any order, so that equal steps on equal numbers round differently.
+unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
+
 
 def type_of_batch(batch: Batch) -> Structure:
     """Returns the types of the tensors of a whole batch, in its structure.
@@ -106,7 +109,7 @@ def compute_step(
                     _of_enough_rows(sum_up, rows.total, sharing.replicas) for sum_up in sums
                 )
             results = write_step(plan, rows, inputs, *sums)
-        if planned.is_whole and adds_in_any_order():
+        if planned.is_whole and sharing.replicas > 1 and unordered_devices():
             results = _of_first_replica(
                 planned,
                 results,
@@ -122,11 +125,6 @@ def compute_step(
     return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
 
-def adds_in_any_order() -> bool:
-    """Whether equal steps on equal numbers may round differently, as on GPUs."""
-    return bool(tf.config.list_logical_devices("GPU"))
-
-
 def _of_first_replica(
     planned: PlannedStep,
     results: Sequence[tf.Tensor],
@@ -139,16 +137,15 @@ def _of_first_replica(
     Each of them has computed the whole step. From step to step, they would drift apart.
     """
     function = planned.function
-    captured = zip(function.captured_inputs, function.graph.internal_captures)
     variables = [
         planned.copies[id(handle)][replica - first_of_worker]
-        for handle, inner in captured
+        for handle, inner in zip(function.captured_inputs, function.graph.internal_captures)
         if id(handle) in planned.copies
         and any(reader.type != "ReadVariableOp" for reader in inner.consumers())
     ]
     values = [*map(tf.convert_to_tensor, variables), *results]
     places = [place for place, value in enumerate(values) if value.dtype.is_floating]
-    sent = [tf.zeros_like(values[place]) if replica else values[place] for place in places]
+    sent = [-tf.zeros_like(values[place]) if replica else values[place] for place in places]
     for place, value in zip(places, add_all(sent)):
         values[place] = value
     for variable, value in zip(variables, values):

@@ -68,7 +68,7 @@ def test_a_step_takes_few_round_trips_between_the_workers() -> None:
 ROUNDING = """
 import keras, tensorflow as tf, slurm_resolver as sr
 from slurm_resolver.tf.keras import replica_step
-replica_step.adds_in_any_order = lambda: True
+replica_step.unordered_devices = lambda: True
 strategy = sr.MultiWorkerMirroredStrategy()
 off = 1.0 + strategy.cluster_resolver.task_id
 class Own(keras.Model):
