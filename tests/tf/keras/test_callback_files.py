@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from keras_3 import keras
 from keras_outcomes import outcomes
 from kinds import Fields, Strings
 from local_run import captured, in_step
+from pytest_mock import MockerFixture
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.tf.keras.files.callback_files import CallbackFiles
@@ -216,6 +218,27 @@ def test_a_path_is_written_once(
                 hooks[rank if len(hooks) > 1 else 0].on_epoch_end(epoch)
         found.append(contents(folder))
     assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_folder_may_be_made_while_a_hook_makes_it(
+    existed: bool, workers: Begin, tmp_path: Path, mocker: MockerFixture
+) -> None:
+    """By another worker, when all save a model there; it is an error if it existed before."""
+    folder = tmp_path / "folder"
+    make = os.mkdir
+
+    def make_late(path: Path, *mode: int) -> None:
+        if path == folder and not folder.exists():
+            make(path)
+        make(path, *mode)
+
+    if existed:
+        folder.mkdir()
+    mocker.patch("os.mkdir", functools.wraps(make)(make_late))
+    first, _ = workers(lambda path, epoch: os.mkdir(path), folder)
+    with pytest.raises(FileExistsError) if existed else contextlib.nullcontext():
+        first.on_epoch_end(0)
 
 
 def test_what_only_one_worker_writes_is_read_by_all(workers: Begin, tmp_path: Path) -> None:

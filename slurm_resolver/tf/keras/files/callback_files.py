@@ -71,6 +71,7 @@ class CallbackFiles:
     """The files that the callbacks of this worker write."""
 
     hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
+    creates = False  # whether the last path did not exist when this hook began to write it
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -125,6 +126,7 @@ class CallbackFiles:
         # Who writes a path: the rank, and the hook that creates the path; '' if it existed before.
         claim = self._workers.client.told.get(_TOPIC + full, {"rank": self._rank, "value": ""})
         rank, hook = claim["rank"], claim["value"]
+        self.creates = hook == self.hook
         own = self._folder.name + full
         is_own = os.path.lexists(own)
         # Another worker may still write what it creates in this hook.
@@ -192,7 +194,13 @@ def _redirect(original: Method, kinds: str) -> Method:
                     return None  # the worker that writes it changes it
             if kinds == "cw" and places != list(args):
                 return shutil.move(*places[:2])  # perhaps to another file system
-            return original(*places, **kwargs)
+            try:
+                return original(*places, **kwargs)
+            except FileExistsError:
+                # Another worker may have made the folder, when all began to save a model there.
+                if original.__name__ != "mkdir" or not files.creates:
+                    raise
+                return None
 
     return call
 
