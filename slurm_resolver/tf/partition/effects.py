@@ -55,7 +55,7 @@ def changes_more_than_variables(operation: tf.Operation) -> bool:
 def _is_unknown(operation: tf.Operation) -> bool:
     kind = operation.type
     is_alike = kind in _ALIKE or kind.startswith(_UPDATES)
-    if kind.startswith("CudnnRNN"):  # its dropout draws
+    if kind in ("CudnnRNNBackpropV3", "CudnnRNNV3"):  # their dropout draws
         is_alike = not operation.get_attr("dropout")
     return operation.op_def.is_stateful and not is_alike
 

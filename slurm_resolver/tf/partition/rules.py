@@ -194,12 +194,13 @@ def recurrent_layer(op: Operation) -> Split:
     if op.kind == "CudnnRNNBackpropV3" and LOCAL not in op.raw:
         raise NotByPartError("the layer is computed whole")
     state = "_N_" if op.attribute("time_major") else "N__"
-    terms = [state if one.shape.rank == 3 else "" for one in op.traced.inputs]
+    terms = [state if tensor.shape.rank == 3 else "" for tensor in op.traced.inputs]
     terms[4] = "N"  # the lengths
-    found = by_equation(op, f"{','.join(terms)}->{state}")
+    split = by_equation(op, f"{','.join(terms)}->{state}")
     # Of states, the weights' gradient, what a GRU lacks, and what is reserved.
-    by_rank = {3: found.results[0], 1: SUM, 0: SAME, None: LOCAL}
-    return found._replace(results=tuple(by_rank[one.shape.rank] for one in op.traced.outputs))
+    by_rank = {3: split.results[0], 1: SUM, 0: SAME, None: LOCAL}
+    ranks = [tensor.shape.rank for tensor in op.traced.outputs]
+    return split._replace(results=tuple(by_rank[rank] for rank in ranks))
 
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------
