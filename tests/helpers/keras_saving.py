@@ -67,7 +67,7 @@ def read(model: Any, name: str) -> str:
     if name.endswith((".h5", ".json")) and "weights" in name:
         model.load_weights(path)
         return "read"
-    if name.startswith("exported"):
+    if name == "exported":
         loaded = tf.saved_model.load(str(path))
         served = loaded.serve(X)
     else:
@@ -83,9 +83,7 @@ def all_ways(model: Any) -> dict[str, Strings]:
         "model.weights.h5": model.save_weights,
         "folder": lambda path: model.save(path, zipped=False),
         "parts.weights.json": lambda path: model.save_weights(path, max_shard_size=1e-5),
-        # Two folders: a worker that exports again would disturb one that still reads.
         "exported": lambda path: model.export(path, verbose=False),
-        "exported again": lambda path: model.export(path, verbose=False),
         "old.h5": model.save,  # last, because Keras omits the optimizer from later files
     }
     found: dict[str, Strings] = {}
@@ -95,7 +93,8 @@ def all_ways(model: Any) -> dict[str, Strings]:
             save(FOLDER / name)
             return read(model, name)
 
-        trials = 1 if name.startswith("exported") else TRIALS
+        # A worker that exports again would disturb one that still reads.
+        trials = 1 if name == "exported" else TRIALS
         found[name] = sorted({outcome(once) for _ in range(trials)})
     return found
 
@@ -130,13 +129,12 @@ def callbacks(model: Any, index: int) -> Fields:
 
 def late(model: Any, index: int) -> bool:
     """Exports in the second worker after the first; returns whether it leaves the files alone."""
-    path = FOLDER / "late"
-    file = path / "saved_model.pb"
+    file = FOLDER / "late" / "saved_model.pb"
     if index == 1:
         while not file.exists() or list(FOLDER.glob(".saving*")):
             time.sleep(0.01)
         before = file.stat()
-    model.export(path, verbose=False)
+    model.export(file.parent, verbose=False)
     return index == 0 or file.stat().st_ino == before.st_ino
 
 

@@ -88,7 +88,13 @@ def compute_step(
                 sharing.replicas,
                 add,
             )
-            rows = _all_rows(part, replica)
+            total = tf.convert_to_tensor(count_rows(part))
+            rows = OwnRows(
+                total,
+                tf.range(total),
+                total,
+                replica,
+            )
         elif isinstance(batch, Share):
             part, rows = _part_of_share(batch, replica, sharing)
         else:
@@ -286,14 +292,3 @@ def _together(batch: Batch, replica: int, replicas: int, add: AddUp) -> Structur
     for place, value in zip(of_replica, add(list(of_replica.values()))):
         values[place] = value
     return tf.nest.pack_sequence_as(tensors_of(batch), values)
-
-
-def _all_rows(whole: Structure, replica: int) -> OwnRows:
-    """Returns that a replica has all rows of a batch."""
-    total = tf.convert_to_tensor(count_rows(whole))
-    return OwnRows(
-        total,
-        tf.range(total),
-        total,
-        replica,
-    )

@@ -238,23 +238,23 @@ def with_unequal_rows(strategy: Any) -> Outcome:
     return fitted(model, tf.data.Dataset.zip((without, labelled)), evaluate=False)
 
 
-def _noisy(*columns: Any, batch: int) -> Any:
-    """Returns data that each worker augments for itself."""
-    dataset = tf.data.Dataset.from_tensor_slices(columns).batch(batch)
-    return dataset.map(lambda x, *rest: (x + tf.random.normal(tf.shape(x)), *rest))
+def _noisy(x: Any) -> Any:
+    """Returns rows as each worker augments them for itself."""
+    return x + tf.random.normal(tf.shape(x))
 
 
 @program("step", differs="augments at random in tf.data")
 def with_unequal_rows_drawn_by_each_worker(strategy: Any) -> Outcome:
     model = ready(strategy, lambda: perceptron(kind=TwoBatches))
     labelled = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(4)
-    without = _noisy(X[:32], batch=8).map(lambda x: x)
+    without = tf.data.Dataset.from_tensor_slices(X[:32]).batch(8).map(_noisy)
     return fitted(model, tf.data.Dataset.zip((without, labelled)), evaluate=False)
 
 
 @program("step", differs="augments at random in tf.data")
 def eagerly_on_rows_drawn_by_each_worker(strategy: Any) -> Outcome:
-    return fitted(build(strategy, run_eagerly=True), _noisy(X, Y, batch=8), evaluate=False)
+    noisy = data().map(lambda x, y: (_noisy(x), y))
+    return fitted(build(strategy, run_eagerly=True), noisy, evaluate=False)
 
 
 @program("step", differs=TRACED_TWICE)

@@ -130,3 +130,37 @@ print("told", max(far) < 1e-5, max(far))
 def test_batch_normalization_takes_the_statistics_of_each_workers_rows(tmp_path: Path) -> None:
     for line in told(NORMALIZING, tmp_path):
         assert line.startswith("told True"), line
+
+
+# The first batch has tensors with equal numbers of rows, and the next one has not.
+ALONE = """
+import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
+strategy = %s
+keras.utils.set_random_seed(3)
+class Own(keras.Model):
+    def train_step(self, batch):
+        noise = tf.random.normal([])
+        return {"noise": noise}
+with strategy.scope():
+    inputs = keras.Input((1,))
+    model = Own(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.5), jit_compile=False)
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+    def __getitem__(self, number):
+        return np.ones((4, 1)), np.ones((4 - number, 1))
+class Tell(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs):
+        print("told", batch, float(logs["noise"]))
+model.fit(Data(), verbose=0, shuffle=False, callbacks=[Tell()])
+"""
+
+
+def test_a_worker_alone_draws_what_keras_draws_for_batches_with_unequal_rows(
+    tmp_path: Path,
+) -> None:
+    """It begins no second graph, which would begin the random sequences again."""
+    alone = told(ALONE % "sr.MultiWorkerMirroredStrategy()", tmp_path, 1)
+    assert alone == told(ALONE % "tf.distribute.get_strategy()", tmp_path, 1)
+    assert len(alone) == 3
