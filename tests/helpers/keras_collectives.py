@@ -11,7 +11,7 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicF
 
 import slurm_resolver as sr
 
-COLLECTIVE = "CollectiveReduceV2"
+COLLECTIVES = ("CollectiveReduceV2", "CollectiveGatherV2")
 
 layers = keras.layers
 call = AtomicFunction.call_flat
@@ -25,7 +25,7 @@ def count_and_call(function: AtomicFunction, *values: object) -> object:
         graph.node,
         *(inner.node_def for inner in graph.library.function),
     ]
-    counts.append(sum(node.op == COLLECTIVE for nodes in bodies for node in nodes))
+    counts.append(sum(node.op in COLLECTIVES for nodes in bodies for node in nodes))
     return call(function, *values)
 
 

@@ -37,6 +37,7 @@ from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
+from slurm_resolver.tf.small_sums import gather_small_tensors
 from slurm_resolver.tf.strategy_start import choose_communication, starting_together
 
 # The coordination service notices a silent worker: see `coordination.silence`. TensorFlow's own
@@ -161,6 +162,7 @@ class MultiWorkerMirroredStrategy(
     def _prepare_several(self, resolver: Any) -> None:
         """Measures how long this worker waits, and makes variables and seeds those of all."""
         if "GPU" not in self.extended.worker_devices[0]:
+            gather_small_tensors(self.num_replicas_in_sync)
             with tf.device("/cpu:0"):
                 self.waited = tf.Variable(0.0, trainable=False, dtype=tf.float64)
             reporter.waited = functools.partial(_read_waited, self.waited)

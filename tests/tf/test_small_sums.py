@@ -1,0 +1,42 @@
+"""Small tensors are added up by a gather, large ones by TensorFlow's own sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from told_by_workers import told
+
+# Numbers of which every order of adding has another sum.
+SUMS = """
+import tensorflow as tf, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+own = [1e8, 1.0, -1e8][strategy.cluster_resolver.task_id]
+
+@tf.function
+def summed(count):
+    def of_replica():
+        values = own * tf.ones([count], tf.float32)
+        return tf.distribute.get_replica_context().all_reduce("sum", values)
+    return strategy.run(of_replica)
+
+for count in (1, 8192, 8193):
+    graph = summed.get_concrete_function(count).graph.as_graph_def()
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    names = [node.op for nodes in bodies for node in nodes if node.op.startswith("Collective")]
+    print("told", count, *names, sorted(set(summed(count).numpy().tolist())))
+"""
+
+
+def test_tensors_of_up_to_32_kib_are_gathered_and_added_in_the_order_of_the_workers(
+    tmp_path: Path,
+) -> None:
+    lines = told(SUMS, tmp_path, workers=3)
+    small = [line for line in lines if "8193" not in line]
+    assert small == sorted(
+        3
+        * [
+            "told 1 CollectiveGatherV2 [0.0]",
+            "told 8192 CollectiveGatherV2 [0.0]",
+        ]
+    )
+    assert sum("told 8193 CollectiveReduceV2" in line for line in lines) == 3
