@@ -50,7 +50,7 @@ def add_arguments(add: OptionAdder) -> None:
         "--restarts N",
         "restart the step on healthy nodes after a task or a node has failed, at most N times",
     )
-    add("--spare-nodes N", "ask for N more nodes, to replace failed ones")
+    add("--spare-nodes N", "ask for N more nodes, to replace failed ones", default=0)
     add(
         "--min-nodes N",
         "if no spare node is left, continue with at least N nodes and fewer tasks",

@@ -6,15 +6,11 @@ import shlex
 
 from slurm_resolver.sbatch.settings import (
     DEFAULT_SIGNAL,
-    SIGNAL_EARLY_SECONDS,
     BatchSettings,
     check_settings,
 )
 from slurm_resolver.signals import REQUEUE_STATUS
-from slurm_resolver.slurm.time_limit import parse_signal
 from slurm_resolver.version import __version__
-
-_MOST_RESTARTS = 3  # of the check, which may also fail for another reason
 
 
 def batch_file(settings: BatchSettings) -> str:
@@ -26,36 +22,25 @@ def batch_file(settings: BatchSettings) -> str:
     if settings.requeue and settings.signal is None:
         settings = settings._replace(signal=DEFAULT_SIGNAL)
     check_settings(settings)
-    # The batch file gets the signal and requeues the job, as parameter servers do not.
-    by_script = settings.requeue and settings.ps is not None
-    _, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
-    least_nodes = settings.min_nodes or settings.nodes
-    all_nodes = settings.nodes + (settings.spare_nodes or 0)
-    values = {
-        **settings._asdict(),
-        "version": __version__,
-        "environment": _ENVIRONMENT,
-        "secret": _SECRET,
-        "receiver": "this script" if by_script else "every task",
-        "to_script": "B:" if by_script else "",
-        "signal_name": (settings.signal or "").partition("@")[0],
-        "status": REQUEUE_STATUS,
-        "seconds": seconds,
-        # Slurm may send the signal early: no start that it would interrupt.
-        "least_time": seconds + SIGNAL_EARLY_SECONDS,
-        "spare": settings.spare_nodes or 0,
-        "all_nodes": all_nodes,
-        "least_nodes": least_nodes,
-        "failing": min(all_nodes - least_nodes, _MOST_RESTARTS),
-        "step": '"${step[@]}"',
-        "run": " ".join(map(shlex.quote, settings.command)),
-    }
     texts = [
         *_options(settings),
-        *_preparations(settings, by_script, values["failing"]),
-        *_training(settings, by_script),
+        *_preparations(settings),
+        *(_check(settings) if settings.check else ()),
+        "\n",
+        *_training(settings),
     ]
-    return "".join(str(text) for text in texts if text).format(**values)
+    return "".join(map(str, filter(None, texts))).format(
+        settings=settings,
+        version=__version__,
+        environment=_ENVIRONMENT,
+        secret=_SECRET,
+        receiver="this script" if settings.requeues_by_script else "every task",
+        to_script="B:" if settings.requeues_by_script else "",
+        signal_name=(settings.signal or "").partition("@")[0],
+        status=REQUEUE_STATUS,
+        step='"${step[@]}"',
+        run=" ".join(map(shlex.quote, settings.command)),
+    )
 
 
 def _options(settings: BatchSettings) -> list[object]:
@@ -76,36 +61,40 @@ def _options(settings: BatchSettings) -> list[object]:
         settings.signal
         and (
             "#SBATCH --open-mode=append\n"
-            "# Sent to {receiver} {seconds} s before the time limit, or earlier.\n"
-            "#SBATCH --signal={to_script}{signal}\n"
+            "# Sent to {receiver} {settings.signal_seconds} s before the time limit, or earlier.\n"
+            "#SBATCH --signal={to_script}{settings.signal}\n"
         ),
         settings.restarts
         and (
             "# A node that fails does not end the job: supervise, below, continues without it if "
-            "{least_nodes}\n"
-            "# or more nodes are healthy. The step needs {nodes}; {spare} to spare.\n"
+            "{settings.least_nodes}\n"
+            "# or more nodes are healthy. The step needs {settings.nodes}; "
+            "{settings.spare_nodes} to spare.\n"
             "#SBATCH --no-kill\n"
         ),
-        "#SBATCH --nodes={all_nodes}\n#SBATCH --ntasks-per-node={tasks_per_node}\n",
+        (
+            "#SBATCH --nodes={settings.all_nodes}\n"
+            "#SBATCH --ntasks-per-node={settings.tasks_per_node}\n"
+        ),
         settings.gpus_per_node
         and (
             "# All tasks of a node see all its GPUs; slurm_resolver gives each its share.\n"
-            "#SBATCH --gpus-per-node={gpus_per_node}\n"
+            "#SBATCH --gpus-per-node={settings.gpus_per_node}\n"
         ),
-        settings.cpus_per_task and "#SBATCH --cpus-per-task={cpus_per_task}\n",
+        settings.cpus_per_task and "#SBATCH --cpus-per-task={settings.cpus_per_task}\n",
         (
             "# Slurm ends the job after this time. The shorter the time, the sooner the job may "
             "start.\n"
-            "#SBATCH --time={time}\n"
+            "#SBATCH --time={settings.time}\n"
         ),
     ]
 
 
-def _preparations(settings: BatchSettings, by_script: bool, failing: int) -> list[object]:
-    """Returns what precedes the training: its environment, and the check."""
+def _preparations(settings: BatchSettings) -> list[object]:
+    """Returns what precedes the steps: their environment, their options and the trap."""
     several_nodes = settings.nodes > 1
     cpus = settings.cpus_per_task
-    texts = [
+    return [
         "\n{environment}\n\n",
         settings.nodes * settings.tasks_per_node > 1 and "{secret}\n\n",
         "# The options of all steps. --label: the rank before each line of output.\n",
@@ -118,9 +107,9 @@ def _preparations(settings: BatchSettings, by_script: bool, failing: int) -> lis
         and "# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.\n",
         "step=(srun --label",
         several_nodes and " --distribution=block",
-        cpus and " --cpus-per-task={cpus_per_task}",
+        cpus and " --cpus-per-task={settings.cpus_per_task}",
         ")\n",
-        by_script
+        settings.requeues_by_script
         and (
             "\n"
             "# At a signal to all tasks, workers and parameter servers end before the chief can "
@@ -135,34 +124,36 @@ def _preparations(settings: BatchSettings, by_script: bool, failing: int) -> lis
             "trap 'end_job {status}' {signal_name}\n"
         ),
     ]
-    if settings.check:
-        texts += [
-            (
-                "\n"
-                "# Takes a second, and finds what TensorFlow would silently wait for: a missing "
-                "task, a\n"
-                "# name that does not resolve, a port that is taken or cannot be reached.\n"
-            ),
-            failing
-            and (
-                "# supervise: continues without a node that is dead already.\n"
-                "slurm-resolver supervise --restarts {failing} --watch 0 \\\n"
-                "    --nodes {all_nodes} --min-nodes {least_nodes} "
-                "--ntasks-per-node {tasks_per_node} -- \\\n"
-                "    "
-            ),
-            "{step} --kill-on-bad-exit=1 \\\n    slurm-resolver check --timeout 120",
-            settings.ps and " --jobs chief=1,ps={ps},worker=-1",
-            by_script and ' || end_job "$?"',
-            "\n",
-        ]
-    return [*texts, "\n"]
 
 
-def _training(settings: BatchSettings, by_script: bool) -> list[object]:
+def _check(settings: BatchSettings) -> list[object]:
+    """Returns the step that checks."""
+    return [
+        (
+            "\n"
+            "# Takes a second, and finds what TensorFlow would silently wait for: a missing "
+            "task, a\n"
+            "# name that does not resolve, a port that is taken or cannot be reached.\n"
+        ),
+        settings.check_restarts
+        and (
+            "# supervise: continues without a node that is dead already.\n"
+            "slurm-resolver supervise --restarts {settings.check_restarts} --watch 0 \\\n"
+            "    --nodes {settings.all_nodes} --min-nodes {settings.least_nodes} "
+            "--ntasks-per-node {settings.tasks_per_node} -- \\\n"
+            "    "
+        ),
+        "{step} --kill-on-bad-exit=1 \\\n    slurm-resolver check --timeout 120",
+        settings.ps and " --jobs chief=1,ps={settings.ps},worker=-1",
+        settings.requeues_by_script and ' || end_job "$?"',
+        "\n",
+    ]
+
+
+def _training(settings: BatchSettings) -> list[object]:
     """Returns the step that trains, and the requeue."""
+    by_script = settings.requeues_by_script
     by_tasks = settings.requeue and not by_script
-    restarts = settings.restarts
     return [
         by_tasks
         and (
@@ -176,14 +167,14 @@ def _training(settings: BatchSettings, by_script: bool) -> list[object]:
             "# save, and the lines below requeue the job.\n"
             "# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the "
             "status into\n"
-            "# 143. --wait ends them {seconds} s after the first task has ended, whatever its "
-            "status is.\n"
+            "# 143. --wait ends them {settings.signal_seconds} s after the first task has ended, "
+            "whatever its status is.\n"
         ),
         not by_tasks
         and "# --kill-on-bad-exit: otherwise the other tasks wait for one that has failed.\n",
         by_script
         and "# In the background, because bash handles a signal at once only while it waits.\n",
-        restarts
+        settings.restarts
         and (
             "# supervise: starts the step again, on nodes that are healthy, when a task or a node\n"
             "# has failed, and says why. If a task has failed, it ends the others.\n"
@@ -191,16 +182,12 @@ def _training(settings: BatchSettings, by_script: bool) -> list[object]:
         settings.ps
         and (
             "# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:\n"
-            "#   SlurmClusterResolver({{'chief': 1, 'ps': {ps}, 'worker': -1}})\n"
+            "#   SlurmClusterResolver({{'chief': 1, 'ps': {settings.ps}, 'worker': -1}})\n"
         ),
         "quiet ",
-        restarts and "slurm-resolver supervise --restarts {restarts}",
-        restarts and settings.requeue and " --requeue --least-time {least_time}",
-        restarts and " \\\n    --nodes {nodes}",
-        restarts and settings.min_nodes and " --min-nodes {min_nodes}",
-        restarts and " --ntasks-per-node {tasks_per_node} -- \\\n    ",
+        *(_supervision(settings) if settings.restarts else ()),
         "{step} --kill-on-bad-exit=",
-        "0 --wait={seconds}" if by_tasks else "1",
+        "0 --wait={settings.signal_seconds}" if by_tasks else "1",
         ' \\\n    {run} "$@"',
         by_tasks
         and (
@@ -212,6 +199,17 @@ def _training(settings: BatchSettings, by_script: bool) -> list[object]:
         ),
         by_script and ' &\nstatus=0\nwait $! || status=$?\nend_job "$status"',
         "\n",
+    ]
+
+
+def _supervision(settings: BatchSettings) -> list[object]:
+    """Returns the command that starts the step again."""
+    return [
+        "slurm-resolver supervise --restarts {settings.restarts}",
+        settings.requeue and " --requeue --least-time {settings.least_time}",
+        " \\\n    --nodes {settings.nodes}",
+        settings.min_nodes and " --min-nodes {settings.min_nodes}",
+        " --ntasks-per-node {settings.tasks_per_node} -- \\\n    ",
     ]
 
 

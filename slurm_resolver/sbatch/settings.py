@@ -18,7 +18,8 @@ _MISREAD = re.compile(r"^:\Z|[\r\ud800-\udfff]")  # a word of a command
 
 # The signals that a batch file and a program can catch, and that have no other meaning.
 _CAUGHT = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
-SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
+_MOST_CHECK_RESTARTS = 3  # as the check may also fail for another reason
+_SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
 
 
 class BatchSettings(NamedTuple):
@@ -41,20 +42,66 @@ class BatchSettings(NamedTuple):
     ps: int | None = None
     time: str = DEFAULT_TIME
     restarts: int | None = None
-    spare_nodes: int | None = None
+    spare_nodes: int = 0
     min_nodes: int | None = None
     requeue: bool = False
     signal: str | None = None
     check: bool = True
 
+    @property
+    def least_nodes(self) -> int:
+        """With how many nodes the training can run."""
+        return self.min_nodes or self.nodes
+
+    @property
+    def all_nodes(self) -> int:
+        """The nodes of the job, with those to spare."""
+        return self.nodes + self.spare_nodes
+
+    @property
+    def check_restarts(self) -> int:
+        """How often the check is restarted: once for each node that is not needed."""
+        return min(self.all_nodes - self.least_nodes, _MOST_CHECK_RESTARTS)
+
+    @property
+    def requeues_by_script(self) -> bool:
+        """Whether the batch file gets the signal and requeues the job.
+
+        Parameter servers do not.
+        """
+        return self.requeue and self.ps is not None
+
+    @property
+    def signal_seconds(self) -> int:
+        """How long before the time limit the signal is wanted."""
+        _, seconds = parse_signal(self.signal or DEFAULT_SIGNAL)
+        return seconds
+
+    @property
+    def least_time(self) -> int:
+        """The seconds that a start needs, such that the signal does not interrupt it."""
+        return self.signal_seconds + _SIGNAL_EARLY_SECONDS
+
 
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid."""
+    _check_signal(settings)
+    _check_gpus(settings)
+    _check_time(settings)
+    _check_command(settings.command)
+    _check_nodes(settings)
+    _check_parameter_servers(settings)
+
+
+def _check_signal(settings: BatchSettings) -> None:
     if settings.signal and parse_signal(settings.signal)[0].name[3:] not in _CAUGHT:
         raise LaunchError(
             f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
             f"{', '.join(_CAUGHT)}, such as {DEFAULT_SIGNAL}."
         )
+
+
+def _check_gpus(settings: BatchSettings) -> None:
     each = settings.tasks_per_node
     gpus = read_whole_number((settings.gpus_per_node or "0").rpartition(":")[2])
     # Parameter servers use no GPUs. Tasks may share one.
@@ -64,31 +111,42 @@ def check_settings(settings: BatchSettings) -> None:
             f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "
             "number of GPUs in each worker."
         )
+
+
+def _check_time(settings: BatchSettings) -> None:
     limit = parse_time(settings.time)
-    _, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
-    earliest = seconds + SIGNAL_EARLY_SECONDS  # before the time limit
+    earliest = settings.least_time
     if settings.signal and limit is not None and limit <= earliest:
         raise LaunchError(
             f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
-            f"{SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
+            f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
             f"time of more than {earliest} s."
         )
-    command = settings.command
+
+
+def _check_command(command: Sequence[str]) -> None:
     if command[0][:1] in ("", "-") or any(map(_MISREAD.search, command)):
         raise LaunchError(
             f"the command {command!r}: srun reads a first word that is empty or begins with '-' as "
             "its own, and ':' as the start of another component; sbatch accepts neither carriage "
             "returns nor bytes that are not UTF-8. Put the command into a script."
         )
+
+
+def _check_nodes(settings: BatchSettings) -> None:
     if settings.restarts is None and (settings.spare_nodes or settings.min_nodes):
         raise LaunchError(
             "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
             "only a restart uses them."
         )
-    least = settings.min_nodes or settings.nodes
+    least = settings.least_nodes
     if least > settings.nodes:
         raise LaunchError(f"--min-nodes {least}: expected at most --nodes {settings.nodes}.")
-    tasks = least * each
+
+
+def _check_parameter_servers(settings: BatchSettings) -> None:
+    least = settings.least_nodes
+    tasks = least * settings.tasks_per_node
     if settings.ps and tasks < settings.ps + 2:
         raise LaunchError(
             f"--ps {settings.ps}: with the chief and a worker, these need {settings.ps + 2} tasks "
