@@ -40,29 +40,37 @@ def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
     """Returns the result for the tasks of all nodes."""
     return result_of(
         "cpus",
-        [_find_problem(node, tasks) for node, tasks in by_node.items()],
+        [
+            f"{counted(len(tasks), 'task')} on {node} may use {problem}"
+            for node, tasks in by_node.items()
+            if (problem := _too_few(tasks) or _too_few_for_gpus(tasks))
+        ],
         "the tasks may use those that they were granted",
         WARNING,
     )
 
 
-def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
-    """Returns what slows down the tasks of a node, and what to do about it; or ''."""
+def _too_few(tasks: Sequence[CpuFacts]) -> str:
+    """Returns how many CPUs a node's tasks may use of those granted, and what to do; or ''."""
     first = tasks[0]
     usable = {cpu for task in tasks for cpu in task.cpus}
     granted = max(first.granted, first.per_task * len(tasks))
-    who = f"{counted(len(tasks), 'task')} on {node}"
-    if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
-        return (
-            f"{who} may use {counted(len(usable), 'CPU')} of its {first.machine}, but "
-            f"SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises {granted}: srun --cpus-per-task="
-            f"{max(1, granted // len(tasks))}, or export SRUN_CPUS_PER_TASK before srun. If srun "
-            "has that option, another binding is in force: unset SLURM_CPU_BIND, which an outer "
-            "step leaves, and start without taskset"
-        )
-    if first.machine > 1 and any(task.uses_gpus and len(task.cpus) == 1 for task in tasks):
-        return (
-            f"{who} may use 1 CPU each of its {first.machine}, too few to feed a GPU: ask for "
-            "more, sbatch --cpus-per-task=N"
-        )
-    return ""
+    if len(usable) >= min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
+        return ""
+    return (
+        f"{counted(len(usable), 'CPU')} of its {first.machine}, but SLURM_CPUS_ON_NODE or "
+        f"SLURM_CPUS_PER_TASK promises {granted}: srun --cpus-per-task="
+        f"{max(1, granted // len(tasks))}, or export SRUN_CPUS_PER_TASK before srun. If srun "
+        "has that option, another binding is in force: unset SLURM_CPU_BIND, which an outer "
+        "step leaves, and start without taskset"
+    )
+
+
+def _too_few_for_gpus(tasks: Sequence[CpuFacts]) -> str:
+    machine = tasks[0].machine
+    if machine == 1 or not any(task.uses_gpus and len(task.cpus) == 1 for task in tasks):
+        return ""
+    return (
+        f"1 CPU each of its {machine}, too few to feed a GPU: ask for more, sbatch "
+        "--cpus-per-task=N"
+    )

@@ -45,17 +45,14 @@ def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, R
 
     Each task has made the same checks, in this order.
     """
-    merged = {}
-    for lists in zip(*by_rank.values()):
-        of_tasks = dict(zip(by_rank, map(Result._make, lists)))
-        worst = max(of_tasks.values(), key=lambda result: _FROM_GOOD_TO_BAD.index(result.status))
-        if worst.is_bad:
-            bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
-            worst = result_of(
-                worst.id,
-                named(bad, cluster.name_of),
-                "",
-                worst.status,
-            )
-        merged[worst.id] = worst
-    return merged
+    of_checks = [dict(zip(by_rank, map(Result._make, lists))) for lists in zip(*by_rank.values())]
+    merged = [_merge_one(of_tasks, cluster) for of_tasks in of_checks]
+    return {result.id: result for result in merged}
+
+
+def _merge_one(of_tasks: Mapping[int, Result], cluster: Cluster) -> Result:
+    worst = max(of_tasks.values(), key=lambda result: _FROM_GOOD_TO_BAD.index(result.status))
+    if not worst.is_bad:
+        return worst
+    bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
+    return result_of(worst.id, named(bad, cluster.name_of), "", worst.status)

@@ -20,7 +20,7 @@ from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
-from slurm_resolver.start.ready import agreement_facts, find_disagreement
+from slurm_resolver.start.ready import Note, agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.wording import counted
 
@@ -36,38 +36,20 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     Raises:
         RendezvousError: if the tasks do not meet.
     """
-    task = cluster.task
-    tasks = cluster.tasks
-    assert task
-    assert cluster.service
-    client = connect(cluster.service, cluster.name_of)
-    with listening(task) as port_taken:
+    service = cluster.service
+    assert service
+    client = connect(service, cluster.name_of)
+    with listening(cluster.tasks[service.rank]) as port_taken:
         client.gather("the checks", None, timeout)
-        gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
-        note = {
-            "facts": agreement_facts(cluster),
-            "results": _check_alone(cluster, cluster.service, port_taken),
-            "cpus": cpu_facts(cluster.step, gpus is not None),
-            "gpus": gpus,
-            # One task of each node is enough.
-            "imports": None if cluster.layout.local_rank_of[task.rank] else seconds_to_read(),
-        }
+        note = _make_note(cluster, service, port_taken)
         notes = client.gather("the exchange of results", note, _PROBING_SECONDS)
-    cpus = defaultdict(list)
-    imports = {}
-    for rank, note in notes.items():
-        node = tasks[rank].node
-        cpus[node].append(CpuFacts(*note["cpus"]))
-        if note["imports"] is not None:
-            imports[node] = note["imports"]
-    devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
     results = merge({rank: note["results"] for rank, note in notes.items()}, cluster)
     if not results["gpus"].is_bad:
-        results["gpus"] = check_gpus(devices, tasks)
+        devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
+        results["gpus"] = check_gpus(devices, cluster.tasks)
     return [
         *results.values(),
-        check_cpus(cpus),
-        check_imports(imports),
+        *_check_nodes(notes, cluster.tasks),
         result_of(
             "agreement",
             [find_disagreement(notes, cluster)],
@@ -76,37 +58,45 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     ]
 
 
+def _make_note(cluster: Cluster, service: ServiceAddress, port_taken: str) -> Note:
+    """Returns what this task sends to the others."""
+    return {
+        "facts": agreement_facts(cluster),
+        "results": _check_alone(cluster, service, port_taken),
+        "cpus": cpu_facts(cluster.step, bool(cluster.gpus)),
+        "gpus": task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None,
+        # One task of each node is enough.
+        "imports": None if cluster.layout.local_rank_of[service.rank] else seconds_to_read(),
+    }
+
+
+def _check_nodes(notes: Mapping[int, Note], tasks: Sequence[Task]) -> list[Result]:
+    """Returns the results of the checks that compare nodes."""
+    cpus = defaultdict(list)
+    imports = {}
+    for rank, note in notes.items():
+        node = tasks[rank].node
+        cpus[node].append(CpuFacts(*note["cpus"]))
+        if note["imports"] is not None:
+            imports[node] = note["imports"]
+    return [check_cpus(cpus), check_imports(imports)]
+
+
 def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> list[Result]:
     """Returns the results of the checks that this task makes alone."""
     layout = cluster.layout
-    tasks = cluster.tasks
-    asked = tasks_to_ask(service.rank, tasks)
-    unreached = [
-        f"cannot reach {cluster.name_of(rank)} at {tasks[rank].address}: {error}{service.remedy}"
-        for rank, error in find_unreached(asked).items()
-    ]
-    means = find_means()
-    secret = Result("secret", OK, f"the tasks recognize each other by {means}")
-    if means == NONE:  # which is no fault
-        secret = Result(
-            "secret",
-            SKIPPED,
-            "any user who can reach these nodes can connect in place of a task while the tasks "
-            "start; to prevent it: "
-            "export SLURM_RESOLVER_SECRET=$(openssl rand -hex 32) before srun",
-        )
     return [
         result_of(
             "presence",
             [advise_on_lonely_step(cluster.step)],
-            f"{counted(len(tasks), 'task')} present",
+            f"{counted(len(cluster.tasks), 'task')} present",
             WARNING,
         ),
         # What a task's variables say of its place has been compared with the layout.
         Result("layout", OK, f"{layout.distribution}, from {layout.source.value}"),
         result_of("ports", [port_taken], "all are free"),
-        result_of("reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"),
-        secret,
+        _check_reach(cluster, service),
+        _check_secret(),
         *check_versions(uses_gpus=bool(cluster.gpus)),
         result_of(
             "gpus",
@@ -115,6 +105,31 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
             WARNING,
         ),
     ]
+
+
+def _check_reach(cluster: Cluster, service: ServiceAddress) -> Result:
+    tasks = cluster.tasks
+    asked = tasks_to_ask(service.rank, tasks)
+    unreached = [
+        f"cannot reach {cluster.name_of(rank)} at {tasks[rank].address}: {error}{service.remedy}"
+        for rank, error in find_unreached(asked).items()
+    ]
+    return result_of(
+        "reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"
+    )
+
+
+def _check_secret() -> Result:
+    means = find_means()
+    if means == NONE:  # which is no fault
+        return Result(
+            "secret",
+            SKIPPED,
+            "any user who can reach these nodes can connect in place of a task while the tasks "
+            "start; to prevent it: "
+            "export SLURM_RESOLVER_SECRET=$(openssl rand -hex 32) before srun",
+        )
+    return Result("secret", OK, f"the tasks recognize each other by {means}")
 
 
 def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:

@@ -14,27 +14,32 @@ from slurm_resolver.start.transport import CUDA_REMEDY
 
 
 def check_versions(uses_gpus: bool = False) -> list[Result]:
-    """Returns the results of the checks `tensorflow` and `keras` for this task.
+    """Returns the results of the checks `tensorflow` and `keras` for this task."""
+    return [_check_tensorflow(uses_gpus), _check_keras()]
 
-    An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.
-    """
+
+def _check_tensorflow(uses_gpus: bool) -> Result:
     version = find_tensorflow_version()
-    tensorflow = Result("tensorflow", OK, version or "of another build")
     if not version and not util.find_spec("tensorflow"):
-        tensorflow = Result(
+        return Result(
             "tensorflow",
             FAILED,
             "not installed: load your site's module, or pip install 'tensorflow[and-cuda]>=2.15' "
             "for NVIDIA GPUs, or tensorflow-cpu",
         )
-    elif uses_gpus and installed_version("tensorflow-cpu") and not installed_version("tensorflow"):
-        tensorflow = Result(
+    if uses_gpus and installed_version("tensorflow-cpu") and not installed_version("tensorflow"):
+        return Result(
             "tensorflow",
             WARNING,
             f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}",
         )
+    return Result("tensorflow", OK, version or "of another build")
+
+
+def _check_keras() -> Result:
+    """An old Keras 3 beside tf_keras is no warning: the program may import tf_keras."""
     keras = installed_version("keras") or installed_version("keras-nightly")
     tf_keras = installed_version("tf_keras")
     problem = keras_problem(keras) if keras and not tf_keras else ""
     versions = f"Keras {keras or 'none'}, tf_keras {tf_keras or 'none'}"
-    return [tensorflow, result_of("keras", [problem], versions, WARNING)]
+    return result_of("keras", [problem], versions, WARNING)
