@@ -17,7 +17,7 @@ JobCounts = Mapping[str, int]  # the number of tasks of each job
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
 
-def job_counts(jobs: JobCounts | None, num_tasks: int) -> dict[str, int]:
+def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
     """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
 
     Args:
@@ -29,9 +29,20 @@ def job_counts(jobs: JobCounts | None, num_tasks: int) -> dict[str, int]:
     """
     if jobs is None:
         return {"worker": num_tasks}
-    option = f"jobs={jobs!r}"
+    counts = _give_rest(jobs, _read_counts(jobs), num_tasks)
+    for name in ("chief", "evaluator"):
+        if counts.get(name, 0) > 1:
+            raise JobsError(
+                f"jobs={jobs!r}: {counts[name]} tasks of job {name}; TensorFlow accepts at most "
+                "one. Make the others workers."
+            )
+    return {name: count for name, count in counts.items() if count}
+
+
+def _read_counts(jobs: JobCounts) -> JobCounts:
+    """Returns the counts, of which one may be -1."""
     expected = (
-        f"{option}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
+        f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
         "letters, digits and underscores that begin with a letter, and whole numbers, 0 or more, "
         "of which one may be -1, for the rest of the step"
     )
@@ -45,20 +56,18 @@ def job_counts(jobs: JobCounts | None, num_tasks: int) -> dict[str, int]:
         if not is_name or number is None or (number == -1 and -1 in counts.values()):
             raise JobsError(f"{expected}; not {name!r} with {count!r} tasks.")
         counts[name] = number
+    return counts
+
+
+def _give_rest(jobs: JobCounts, counts: JobCounts, num_tasks: int) -> JobCounts:
+    """Returns the counts, with -1 replaced by the number of tasks that the others leave."""
     rest = [name for name, count in counts.items() if count == -1]
     total = sum(counts.values()) + len(rest)  # without the -1
-    if rest:
-        counts[rest[0]] = num_tasks - total
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
         raise JobsError(
-            f"{option} need {needed}, but the job step (SLURM_STEP_NUM_TASKS) has {num_tasks}. "
-            "Change jobs or the number of tasks, or let one job take the rest with -1."
+            f"jobs={jobs!r} need {needed}, but the job step (SLURM_STEP_NUM_TASKS) has "
+            f"{num_tasks}. Change jobs or the number of tasks, or let one job take the rest with "
+            "-1."
         )
-    for name in ("chief", "evaluator"):
-        if counts.get(name, 0) > 1:
-            raise JobsError(
-                f"{option}: {counts[name]} tasks of job {name}; TensorFlow accepts at most one. "
-                "Make the others workers."
-            )
-    return {name: count for name, count in counts.items() if count}
+    return {**counts, **dict.fromkeys(rest, num_tasks - total)}
