@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.resolved_step import ResolvedStep
 from slurm_resolver.wording import aligned, counted
 
@@ -33,36 +34,44 @@ def describe_cluster(
     """
     if not cluster:
         return _NO_CLUSTER
-    layout = cluster.layout
-    rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
-    node = ""  # of the row before
-    for task in sorted(cluster.tasks, key=lambda task: layout.node_of[task.rank])[:most_tasks]:
-        rows.append(
-            [
-                task.node if task.node != node else "",
-                str(task.rank),
-                str(task.local_rank),
-                f"{task.job} {task.index}",
-                *gpus[task.rank : task.rank + 1],
-                task.address + ("  (this task)" if task == cluster.task else ""),
-            ]
-        )
-        node = task.node
-    title = (
-        f"job step {cluster.step.name}: {counted(cluster.num_tasks, 'task')} on "
-        f"{counted(len(layout.nodes), 'node')}, {layout.distribution} distribution "
-        f"(from {layout.source.value}), ports from {cluster.ports.source.value}"
-    )
+    node_of = cluster.layout.node_of
+    tasks = sorted(cluster.tasks, key=lambda task: node_of[task.rank])[:most_tasks]
     lines = [
-        title,
+        _describe_step(cluster),
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
-        *aligned(rows, numbers=(1, 2)),
+        *_table(tasks, cluster.task, gpus),
     ]
-    left_out = cluster.num_tasks + 1 - len(rows)
+    left_out = cluster.num_tasks - len(tasks)
     if left_out:
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
     lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
+
+
+def _describe_step(cluster: ResolvedStep) -> str:
+    layout = cluster.layout
+    return (
+        f"job step {cluster.step.name}: {counted(cluster.num_tasks, 'task')} on "
+        f"{counted(len(layout.nodes), 'node')}, {layout.distribution} distribution "
+        f"(from {layout.source.value}), ports from {cluster.ports.source.value}"
+    )
+
+
+def _table(tasks: Sequence[Task], own: Task | None, gpus: Sequence[str]) -> list[str]:
+    """Returns a line for each task; that of the first task of each node names the node."""
+    rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
+    rows += [
+        [
+            "" if task.local_rank else task.node,
+            str(task.rank),
+            str(task.local_rank),
+            f"{task.job} {task.index}",
+            *gpus[task.rank : task.rank + 1],
+            task.address + ("  (this task)" if task == own else ""),
+        ]
+        for task in tasks
+    ]
+    return aligned(rows, numbers=(1, 2))
 
 
 def describe_gpus(cluster: ResolvedStep) -> str:
