@@ -20,6 +20,7 @@ from slurm_resolver.cluster.layout import (
 )
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.errors import LayoutError, RendezvousError
@@ -43,34 +44,8 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     name = identity_of(step).replace(" ", "-")
     left_by, _, text = (step.settings.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
-        port = choose_ports(step, max(counts), options.port_base).service_port
-        hosts = find_hosts(step, nodes, sum(counts), options)
-        service = find_service(
-            step,
-            options,
-            hosts,
-            port=port,
-            num_tasks=sum(counts),
-            first_node=nodes[0],
-            place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
-        )
-        seconds = step.start_seconds
-        if options.until is not None:
-            seconds = options.until - time.monotonic()
-        try:
-            places = connect(service).gather(
-                "the exchange of the layout",
-                (step.node_name, step.node_id),
-                seconds,
-            )
-            text = json.dumps(_layout_from_places([*places.values()], nodes, counts))
-        except RefusedError:  # another layout would not help
-            raise
-        except RendezvousError as error:
-            raise LayoutError(
-                "the variables do not say where the ranks of this step run, and the tasks could "
-                f"not tell each other: {error}"
-            ) from error
+        places = _gather_places(step, options)
+        text = json.dumps(_nodes_of_ranks(places, nodes, counts))
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[Settings.exchanged_layout.name] = f"{name} {text}"
     names, node_of = json.loads(text)
@@ -81,7 +56,41 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     return layout._replace(source=LayoutSource.RENDEZVOUS)
 
 
-def _layout_from_places(
+def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:
+    """Returns by rank where each task is, as it says."""
+    seconds = step.start_seconds
+    if options.until is not None:
+        seconds = options.until - time.monotonic()
+    try:
+        places = connect(_find_service(step, options)).gather(
+            "the exchange of the layout",
+            (step.node_name, step.node_id),
+            seconds,
+        )
+    except RefusedError:  # another layout would not help
+        raise
+    except RendezvousError as error:
+        raise LayoutError(
+            "the variables do not say where the ranks of this step run, and the tasks could "
+            f"not tell each other: {error}"
+        ) from error
+    return [*places.values()]
+
+
+def _find_service(step: SlurmStep, options: ClusterOptions) -> ServiceAddress:
+    nodes, counts = nodes_and_counts(step)
+    return find_service(
+        step,
+        options,
+        hosts=find_hosts(step, nodes, sum(counts), options),
+        port=choose_ports(step, max(counts), options.port_base).service_port,
+        num_tasks=sum(counts),
+        first_node=nodes[0],
+        place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
+    )
+
+
+def _nodes_of_ranks(
     places: Sequence[Place], nodes: Sequence[str], counts: Sequence[int]
 ) -> tuple[list[str], list[int]]:
     """Returns the nodes in the order of SLURM_NODEID, and by rank the node id.
