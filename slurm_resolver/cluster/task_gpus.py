@@ -120,8 +120,9 @@ def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
     """
     gpu_jobs = options.gpu_jobs
     if gpu_jobs is None:
-        only_coordinate = "ps" in roles and not options.gives_gpu_counts
-        return set(roles) - ({"ps", "chief"} if only_coordinate else set())
+        if "ps" in roles and not options.gives_gpu_counts:
+            return set(roles) - {"ps", "chief"}
+        return set(roles)
     names = dict.fromkeys([*JOB_NAMES, *roles, *(options.jobs or ())])
     if not set(gpu_jobs) <= set(names) or isinstance(gpu_jobs, str):
         raise JobsError(
@@ -149,6 +150,10 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
             gpus = gpus._replace(
                 conflict=conflict, source=f"{visible.name}, which Slurm did not set this way"
             )
+    return _add_settings(gpus, visible, step)
+
+
+def _add_settings(gpus: TaskGpus, visible: VisibleDevices, step: SlurmStep) -> TaskGpus:
     if gpus.devices is None:
         return gpus
     devices = _usable(gpus.devices)
@@ -204,10 +209,7 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
             "others do not belong to this step. Unset the variable where it was exported, and let "
             "Slurm set it."
         )
-    # Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
-    # may run on nodes without. Then they show the devices of the batch script, on another node.
-    has_none = step.het_size is not None and not step.step_gpus and granted is None
-    if shown and visible.shown and has_none and step.job_gpus:
+    if visible.shown and shown and _has_batch_scripts_variables(step):
         return TaskGpus(
             (), f"{visible.name} is the batch script's, and this component was granted none"
         )
@@ -216,18 +218,41 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     if not shown:
         state = "shows none" if visible.shown else "is not set"
         return TaskGpus(shown, f"{visible.name} {state}")
-    # Whether Slurm shows these devices to this task only, not to all tasks of the node.
-    is_bound = granted is not None and len(shown) < granted
+    if not visible.shown:
+        return _divide(node, shown, "the driver's GPUs")
+    if not _is_bound(step, shown):
+        return _divide(node, shown, visible.name)
+    # With these, no variable shows which tasks see the same GPUs.
+    shared = len(node.users) > 1 and _kind_of_binding(step) in ("closest", "single")
+    return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=shared)
+
+
+def _has_batch_scripts_variables(step: SlurmStep) -> bool:
+    """Whether the variables show the devices of the batch script, on another node.
+
+    Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
+    may run on nodes without.
+    """
+    is_granted_none = not step.step_gpus and step.gpus_on_node is None
+    return step.het_size is not None and is_granted_none and bool(step.job_gpus)
+
+
+def _kind_of_binding(step: SlurmStep) -> str:
     bind = _BIND.search(step.tres_bind or "")
-    kind = bind[1] if bind else ""
-    if kind not in ("", "closest"):
-        is_bound = kind != "none"
+    return bind[1] if bind else ""
+
+
+def _is_bound(step: SlurmStep, shown: Devices) -> bool:
+    """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
+    kind = _kind_of_binding(step)
+    if kind in ("", "closest"):
+        return len(shown) < (step.gpus_on_node or 0)
+    return kind != "none"
+
+
+def _divide(node: NodeGpus, shown: Devices, source: str) -> TaskGpus:
+    """Returns the task's share of the devices that all tasks of the node see."""
     tasks = len(node.users)
-    if is_bound and visible.shown:
-        # With these, no variable shows which tasks see the same GPUs.
-        shared = tasks > 1 and kind in ("closest", "single")
-        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=shared)
-    source = visible.name if visible.shown else "the driver's GPUs"
     if tasks == 1:
         return TaskGpus(shown, f"{source}, the only task on the node that uses GPUs")
     number = len(shown)
@@ -243,26 +268,16 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
 
 
 def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> str:
-    """Returns how the variables contradict what Slurm shows this task; "" if they do not.
-
-    SLURM_STEP_GPUS has what Slurm shows (live, 22.05 to 26.05). Where the site confines tasks to
-    their GPUs, it numbers them differently from the variables, whose numbers then begin at 0.
-    """
+    """Returns how the variables contradict what Slurm shows this task; "" if they do not."""
     text = node.step.step_gpus or ""
     granted = node.step.gpus_on_node
-    shown = visible.devices or ()
-    if granted and not shown and not gpus.devices and not node.options.gives_gpu_counts:
+    if granted and not (visible.devices or gpus.devices or node.options.gives_gpu_counts):
         return (
             f"SLURM_GPUS_ON_NODE={granted} and SLURM_STEP_GPUS={text}, but {gpus.source}: this "
             "task does not know which GPUs are its own. Keep what srun sets, and start with srun "
             "--gpus-per-node, without --gpu-bind=none"
         )
-    # UUIDs cannot be compared with numbers.
-    if not text or not visible.shown or not "".join(shown).isdigit():
-        return ""
-    slurms = tuple(text.split(","))
-    part = node.share_of(len(slurms))  # which a script may have chosen
-    if shown in (slurms, slurms[part], numbered(slurms), numbered(slurms)[part]):
+    if not text or not visible.shown or _fits_slurms_gpus(node, visible.devices or ()):
         return ""
     return (
         f"{visible.text}, but Slurm shows this task SLURM_STEP_GPUS={text}: something sets "
@@ -271,37 +286,56 @@ def _find_conflict(node: NodeGpus, visible: VisibleDevices, gpus: TaskGpus) -> s
     )
 
 
+def _fits_slurms_gpus(node: NodeGpus, shown: Devices) -> bool:
+    """Whether these devices may be those that Slurm shows this task.
+
+    SLURM_STEP_GPUS has what Slurm shows (live, 22.05 to 26.05). Where the site confines tasks to
+    their GPUs, it numbers them differently from the variables, whose numbers then begin at 0.
+    """
+    # UUIDs cannot be compared with numbers.
+    if not "".join(shown).isdigit():
+        return True
+    slurms = tuple((node.step.step_gpus or "").split(","))
+    part = node.share_of(len(slurms))  # which a script may have chosen
+    return shown in (slurms, slurms[part], numbered(slurms), numbered(slurms)[part])
+
+
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    options = (node.options.gpus_per_node, node.options.gpus_per_task)
-    per_node, per_task = map(whole_number, options)
-    are_counts = (per_node, per_task) == options
-    users = len(node.users)
     shown = visible.devices or ()
-    granted = node.step.gpus_on_node
-    if per_node is None:
-        per_node = max(len(shown), granted or 0)
-    if per_task is None:
-        per_task = per_node // users
-    is_bound = 0 < len(shown) < per_node
-    if (
-        not are_counts
-        or (granted is not None and per_node > granted)
-        or per_task * users > per_node
-        or (is_bound and len(shown) != per_task)
-    ):
-        raise GpuError(
-            f"gpus_per_node={options[0]!r} and gpus_per_task={options[1]!r} "
-            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and "
-            f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
-            "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "
-            "granted."
-        )
-    if is_bound:
+    per_node, per_task = _read_given_counts(node, visible.name, len(shown))
+    if 0 < len(shown) < per_node:
         return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names = shown or tuple(map(str, range(per_node)))
     first = node.users.index(node.local_rank) * per_task
     return TaskGpus(names[first : first + per_task], "gpus_per_node and gpus_per_task")
+
+
+def _read_given_counts(node: NodeGpus, variable: str, num_shown: int) -> tuple[int, int]:
+    """Returns the GPUs of each node and of each task, of which the caller gave one or both."""
+    options = (node.options.gpus_per_node, node.options.gpus_per_task)
+    per_node, per_task = map(whole_number, options)
+    are_counts = (per_node, per_task) == options
+    users = len(node.users)
+    granted = node.step.gpus_on_node
+    if per_node is None:
+        per_node = max(num_shown, granted or 0)
+    if per_task is None:
+        per_task = per_node // users
+    if (
+        not are_counts
+        or (granted is not None and per_node > granted)
+        or per_task * users > per_node
+        or (0 < num_shown < per_node and num_shown != per_task)
+    ):
+        raise GpuError(
+            f"gpus_per_node={options[0]!r} and gpus_per_task={options[1]!r} "
+            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {variable} shows {num_shown}, and "
+            f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
+            "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "
+            "granted."
+        )
+    return per_node, per_task
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
