@@ -158,26 +158,24 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         ("SLURM_GTIDS", step.node_ranks, ",".join(map(str, layout.ranks_on(node)))),
     )
     for name, value, computed in facts:
-        if value in (None, computed):
-            continue
-        if layout.components:
-            hint = (
-                "A component may have got its own --distribution from srun, which no variable "
-                "shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave "
-                "it out."
+        if value not in (None, computed):
+            raise UnknownLayoutError(
+                f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
+                f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} gives it "
+                f"{computed!s:.100}: where the ranks run cannot be known. {_advise_on(layout)}"
             )
-        elif layout.source is not LayoutSource.ENVIRONMENT:
-            hint = (
-                f"The layout was given by {layout.source.value}: correct that, or leave it to "
-                "Slurm."
-            )
-        else:
-            hint = f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
-        raise UnknownLayoutError(
-            f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
-            f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} gives it "
-            f"{computed!s:.100}: where the ranks run cannot be known. {hint}"
+
+
+def _advise_on(layout: Layout) -> str:
+    """Returns what may have made the layout differ from Slurm's, and what to do."""
+    if layout.components:
+        return (
+            "A component may have got its own --distribution from srun, which no variable shows: "
+            "give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
         )
+    if layout.source is LayoutSource.ENVIRONMENT:
+        return f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
+    return f"The layout was given by {layout.source.value}: correct that, or leave it to Slurm."
 
 
 def nodes_and_counts(step: SlurmStep) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -244,31 +242,7 @@ def _distribute(
 
     `counts` are the tasks on its nodes, of which the first one has the index `first`.
     """
-    distribution = component.distribution or "block"
-    if len(counts) == 1:
-        distribution = "block"
-    elif distribution == "arbitrary":
-        raise UnknownLayoutError(
-            f"the layout of job step {step.name} cannot be known: SLURM_DISTRIBUTION=arbitrary, "
-            "and Slurm does not pass the list of hosts to the tasks. Start with another "
-            "distribution, such as `srun --distribution=plane=N`."
-        )
-    elif distribution == "block" and step.sluid:
-        # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
-        # partition may have another topology, or topology/flat the option alpha_step_rank.
-        raise UnknownLayoutError(
-            f"the layout of job step {step.name} cannot be known: this is Slurm 26.05 or later "
-            "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
-            "in a way that no variable shows. Start with `srun -m plane=N`, which is block in a "
-            "known order of the nodes if N tasks run on each, or with `srun -m cyclic`."
-        )
-    sizes = {"block": max(counts), "cyclic": 1}
-    plane_size = sizes.get(distribution, component.plane_size)
-    if plane_size is None:
-        raise LayoutError(
-            "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
-            f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."
-        )
+    plane_size = _find_plane_size(step, counts, component)
     # Each node in turn gets as many ranks as a plane has, until it has all of its ranks.
     node_of: list[int] = []
     left = list(enumerate(counts, first))
@@ -277,3 +251,39 @@ def _distribute(
             node_of += [node] * min(count, plane_size)
         left = [(node, count - plane_size) for node, count in left if count > plane_size]
     return node_of
+
+
+def _find_plane_size(step: SlurmStep, counts: Sequence[int], component: Component) -> int:
+    """Returns how many ranks each node gets in its turn."""
+    distribution = component.distribution or "block"
+    if len(counts) > 1:
+        _refuse_unknown_order(step, distribution)
+    if len(counts) == 1 or distribution == "block":
+        return max(counts)
+    if distribution == "cyclic":
+        return 1
+    if component.plane_size is None:
+        raise LayoutError(
+            "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
+            f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."
+        )
+    return component.plane_size
+
+
+def _refuse_unknown_order(step: SlurmStep, distribution: str) -> None:
+    """Raises UnknownLayoutError where no variable shows the order of several nodes."""
+    if distribution == "arbitrary":
+        raise UnknownLayoutError(
+            f"the layout of job step {step.name} cannot be known: SLURM_DISTRIBUTION=arbitrary, "
+            "and Slurm does not pass the list of hosts to the tasks. Start with another "
+            "distribution, such as `srun --distribution=plane=N`."
+        )
+    if distribution == "block" and step.sluid:
+        # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
+        # partition may have another topology, or topology/flat the option alpha_step_rank.
+        raise UnknownLayoutError(
+            f"the layout of job step {step.name} cannot be known: this is Slurm 26.05 or later "
+            "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
+            "in a way that no variable shows. Start with `srun -m plane=N`, which is block in a "
+            "known order of the nodes if N tasks run on each, or with `srun -m cyclic`."
+        )
