@@ -62,16 +62,11 @@ def choose_ports(
     """
     if port_base is not None:
         return _ports_from(port_base, max_tasks_per_node)
-    service_port = derive_service_port(step)
     reserved: Sequence[int] = ()
     if not is_heterogeneous and not step.is_component:
         reserved = tuple(dict.fromkeys(step.reserved_ports or ()))
     if len(reserved) >= max_tasks_per_node:
-        # By default Slurm reserves one port more than there are tasks on a node; in a heterogeneous
-        # job perhaps on the nodes of another component only.
-        if len(reserved) > max_tasks_per_node and not step.components:
-            service_port = reserved[max_tasks_per_node]
-        return Ports(reserved[:max_tasks_per_node], PortSource.RESERVED, service_port)
+        return _reserved_ports(step, reserved, max_tasks_per_node)
     if reserved:
         warn(
             "SLURM_STEP_RESV_PORTS has fewer ports (%d) than a node has tasks (up to %d), and is "
@@ -83,14 +78,30 @@ def choose_ports(
     if step.job_id is None:
         # as in TensorFlow's own resolver
         return _ports_from(8888, max_tasks_per_node, PortSource.DEFAULT)
-    # Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
-    # Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get blocks that
-    # are the golden section of the range apart.
+    return _derived_ports(step, max_tasks_per_node)
+
+
+def _reserved_ports(step: SlurmStep, reserved: Sequence[int], count: int) -> Ports:
+    service_port = derive_service_port(step)
+    # By default Slurm reserves one port more than there are tasks on a node; in a heterogeneous
+    # job perhaps on the nodes of another component only.
+    if len(reserved) > count and not step.components:
+        service_port = reserved[count]
+    return Ports(reserved[:count], PortSource.RESERVED, service_port)
+
+
+def _derived_ports(step: SlurmStep, count: int) -> Ports:
+    """Returns a block of ports for a step.
+
+    Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
+    Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get blocks that
+    are the golden section of the range apart.
+    """
     # Most steps have the smallest blocks. Two such blocks are the same or do not overlap.
-    block = max(8, 1 << (max_tasks_per_node - 1).bit_length())
+    block = max(8, 1 << (count - 1).bit_length())
     blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
     first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
-    return Ports(range(first, first + max_tasks_per_node), PortSource.DERIVED, service_port)
+    return Ports(range(first, first + count), PortSource.DERIVED, derive_service_port(step))
 
 
 def _ports_from(port_base: int, count: int, source: PortSource = PortSource.PORT_BASE) -> Ports:
