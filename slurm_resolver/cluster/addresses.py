@@ -59,21 +59,27 @@ def find_hosts(
             node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
     if node_address is not None:
         return {node: _host_for(node, node_address) for node in nodes}
-    hosts = dict(zip(nodes, nodes))
-    if options.layout == "environment" or not step.is_live or num_tasks == 1:
-        return hosts
-    # A node may resolve its own name only.
-    asked = next((node for node in nodes if node != step.node_name), nodes[0])
-    try:
-        socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        if len(nodes) == 1:
+    if options.layout != "environment" and step.is_live and num_tasks > 1:
+        # A node may resolve its own name only.
+        asked = next((node for node in nodes if node != step.node_name), nodes[0])
+        error = _find_fault_of_name(asked)
+        if error and len(nodes) == 1:
             return {asked: "127.0.0.1"}
-        raise AddressError(
-            f"the name of node {asked} does not resolve here ({error}). To use Slurm's addresses, "
-            f"set {_SLURMS}; or give a function or suffix for the name of another interface."
-        ) from error
-    return hosts
+        if error:
+            raise AddressError(
+                f"the name of node {asked} does not resolve here ({error}). To use Slurm's "
+                f"addresses, set {_SLURMS}; or give a function or suffix for the name of another "
+                "interface."
+            ) from error
+    return dict(zip(nodes, nodes))
+
+
+def _find_fault_of_name(host: str) -> socket.gaierror | None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return error
+    return None
 
 
 def _host_for(node: str, node_address: NodeAddress) -> str:
@@ -112,13 +118,7 @@ def make_addresses(
             the same address.
     """
     host_of = list(map(hosts.__getitem__, layout.nodes))
-    if len(set(host_of)) < len(host_of):
-        host = max(host_of, key=host_of.count)
-        nodes = [node for node in layout.nodes if hosts[node] == host]
-        raise AddressError(
-            f"node_address gives the nodes {short_hostlist(nodes)} the same host, {host}; expected "
-            "a different host for every node."
-        )
+    _check_hosts_differ(layout.nodes, host_of)
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of
@@ -126,6 +126,16 @@ def make_addresses(
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()
     }
+
+
+def _check_hosts_differ(nodes: Sequence[str], host_of: Sequence[str]) -> None:
+    if len(set(host_of)) < len(host_of):
+        host = max(host_of, key=host_of.count)
+        same = [node for node, other in zip(nodes, host_of) if other == host]
+        raise AddressError(
+            f"node_address gives the nodes {short_hostlist(same)} the same host, {host}; expected "
+            "a different host for every node."
+        )
 
 
 def find_service(
