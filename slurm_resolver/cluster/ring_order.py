@@ -16,10 +16,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+Ranks = Sequence[int]
 
-def order_by_ring(
-    workers: Sequence[int], node_of: Sequence[int], chief: Sequence[int] = ()
-) -> Sequence[int]:
+
+def order_by_ring(workers: Ranks, node_of: Sequence[int], chief: Ranks = ()) -> Ranks:
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
     The ranks stay in ascending order where that is enough. Elsewhere the ring starts at the chief's
@@ -36,11 +36,7 @@ def order_by_ring(
     ring = itertools.chain(chief, map(workers.__getitem__, _in_text_order(len(workers))))
     if _leaves_each_node_once(map(node_of.__getitem__, ring)):
         return workers
-    nodes = list(dict.fromkeys(node_of))  # by their lowest ranks
-    places = node_of
-    if nodes != sorted(nodes):  # a topology has ordered them
-        place_of = {node: place for place, node in enumerate(nodes)}
-        places = [place_of[node] for node in node_of]
+    places = _number_by_lowest_ranks(node_of)
     by_node = sorted(workers, key=places.__getitem__)  # stable: the ranks of a node ascend
     first = places[(chief or workers)[0]]
     start = next((place for place, rank in enumerate(by_node) if places[rank] >= first), 0)
@@ -48,6 +44,18 @@ def order_by_ring(
     for index, rank in zip(_in_text_order(len(workers)), by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
+
+
+def _number_by_lowest_ranks(node_of: Sequence[int]) -> Sequence[int]:
+    """Returns by rank a number of its node: 0 for that of rank 0, 1 for the next one, ….
+
+    Only a topology has ordered the nodes otherwise.
+    """
+    nodes = list(dict.fromkeys(node_of))
+    if nodes == sorted(nodes):
+        return node_of
+    place_of = {node: place for place, node in enumerate(nodes)}
+    return [place_of[node] for node in node_of]
 
 
 def _leaves_each_node_once(nodes: Iterator[int]) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ring_order import order_by_ring
+from slurm_resolver.cluster.ring_order import Ranks, order_by_ring
 from slurm_resolver.errors import JobsError
 
-Roles = Mapping[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
+Roles = Mapping[str, Ranks]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
 def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Roles:
@@ -32,34 +32,25 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     allowed = _allowed_ranks(layout, counts, options)
     spreads = options.placement == "spread" and "ps" in counts
     first = ("chief", "ps") if spreads else ()
-    roles: dict[str, Sequence[int]] = {}
-    free: Sequence[int] = range(layout.num_tasks)
+    roles: dict[str, Ranks] = {}
+    free: Ranks = range(layout.num_tasks)
     for job in sorted(counts, key=lambda job: (job not in allowed, job not in first, job)):
-        count = counts[job]
         candidates = free
         if job in allowed:
             candidates = [rank for rank in free if rank in allowed[job]]
         if spreads and job == "ps":
-            roles[job] = _spread_ranks(
-                layout,
-                candidates,
-                count,
-                roles.get("chief", ()),
-            )
-        else:
-            roles[job] = candidates[:count]
-        if roles[job] == free[:count]:
-            free = free[count:]
-        else:
-            taken = set(roles[job])
-            free = [rank for rank in free if rank not in taken]
+            candidates = _spread_ranks(layout, candidates, counts[job], roles.get("chief", ()))
+        roles[job] = candidates[: counts[job]]
+        free = _without(free, roles[job])
     if options.worker_order == "ring" and "worker" in roles:
-        roles["worker"] = order_by_ring(
-            roles["worker"],
-            layout.node_of,
-            roles.get("chief", ()),
-        )
+        roles["worker"] = order_by_ring(roles["worker"], layout.node_of, roles.get("chief", ()))
     return roles
+
+
+def _without(free: Ranks, taken: Ranks) -> Ranks:
+    if taken == free[: len(taken)]:
+        return free[len(taken) :]
+    return list(itertools.filterfalse(set(taken).__contains__, free))
 
 
 def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
@@ -91,9 +82,7 @@ def _allowed_ranks(
     return allowed
 
 
-def _spread_ranks(
-    layout: Layout, free: Sequence[int], count: int, chief: Sequence[int]
-) -> list[int]:
+def _spread_ranks(layout: Layout, free: Ranks, count: int, chief: Ranks) -> Ranks:
     """Returns `count` of the free ranks, spread over the nodes: the lowest ranks of each node.
 
     In every round each node gives one, as long as it has any; the chief's node comes last.
