@@ -57,7 +57,7 @@ def count_hostlist(hostlist: str) -> int:
     Raises:
         HostlistError: as `expand_hostlist`.
     """
-    return sum(_count_hosts(brackets) for _, brackets in _parse(hostlist))
+    return _count_hosts(_parse(hostlist))
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
@@ -86,16 +86,14 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
 
 def _parse(hostlist: str) -> list[_Name]:
     names = []
-    total = 0
     for text in _NAME.findall(hostlist):
         parts = _BRACKETS.split(text)  # every second part was in brackets
         brackets = [parse_ranges(part, hostlist, f"[{part}]") for part in parts[1::2]]
         names.append((parts[::2], brackets))
-        total += _count_hosts(brackets)
     left = _NAME.sub("", hostlist).strip(SEPARATORS)
     if left:
         raise HostlistError("a bracket that is not closed, or not opened", hostlist, left[0])
-    if total > MAX_HOSTS:
+    if _count_hosts(names) > MAX_HOSTS:
         raise HostlistError(
             f"stands for more than {MAX_HOSTS:,} hosts, the limit", hostlist, hostlist
         )
@@ -119,8 +117,11 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
     return ranges
 
 
-def _count_hosts(brackets: Sequence[Ranges]) -> int:
-    return math.prod([sum([len(numbers) for numbers, _ in ranges]) for ranges in brackets])
+def _count_hosts(names: Iterable[_Name]) -> int:
+    return sum(
+        math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
+        for _, brackets in names
+    )
 
 
 def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> list[str]:
