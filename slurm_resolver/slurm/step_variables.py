@@ -155,23 +155,27 @@ class SlurmStep(Variables):
         if step.het_job_id not in (None, step.job_id):
             step = step.replace(het_size=None)  # inherited from the job that submitted this one
         if step.het_size:
-            groups = range(step.het_size)
-            step = step.replace(components=tuple(_component(environ, group) for group in groups))
+            components = [_component(environ, group) for group in range(step.het_size)]
+            step = step.replace(components=tuple(components))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
-        several = (step.num_nodes or 1) > 1 and not step.het_size
-        origin = find_ancestors(step.task_pid)
+        return step._add_ancestors(environ)
+
+    def _add_ancestors(self, environ: Environ) -> SlurmStep:
+        """Returns a copy with what started this process, which is the task itself."""
+        several = (self.num_nodes or 1) > 1 and not self.het_size
+        origin = find_ancestors(self.task_pid)
         remains = set(filter(_SET_BY_SLURM.match, environ)) if origin.hidden else set()
-        step = step.replace(
+        step = self.replace(
             ancestors=origin,
-            is_component=several and is_component(step.node_name, step.name),
+            is_component=several and is_component(self.node_name, self.name),
             remains=() if remains >= _IN_EVERY_JOB else tuple(sorted(remains)),
         )
-        is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
-        if step.where == "step" and is_script:
+        is_script = origin.step_id in ("batch", "interactive") and origin.job_id == self.job_id
+        if self.where == "step" and is_script:
             # The batch file of a job that was submitted from inside a step inherits its variables.
-            step = step.replace(step_id=origin.step_id, num_tasks=None)
+            return step.replace(step_id=origin.step_id, num_tasks=None)
         return step
 
     def replace(self, **values: Any) -> SlurmStep:
