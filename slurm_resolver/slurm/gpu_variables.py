@@ -89,6 +89,10 @@ def read_visible_devices(variables: ForeignVariables) -> VisibleDevices:
     if _ROCR not in shown or (CUDA in shown and not _AMD_DRIVER.exists()):
         first = next(iter(shown))
         return VisibleDevices(name=first, devices=shown[first], shown=shown)
+    return _read_for_rocm(shown)
+
+
+def _read_for_rocm(shown: Mapping[str, Devices]) -> VisibleDevices:
     devices = shown[_ROCR]
     numbers = numbered(devices)
     for name, others in shown.items():
