@@ -143,8 +143,6 @@ def find_service(
     options: ClusterOptions,
     hosts: Hosts,
     port: int,
-    num_tasks: int,
-    first_node: str,
     place: tuple[str, int],
 ) -> ServiceAddress:
     """Returns the address of the step's coordination service.
@@ -156,6 +154,8 @@ def find_service(
     Raises:
         EnvironmentValueError: if SLURM_PROCID is missing.
     """
+    first_node = step.require(SlurmStep.nodes)[0]
+    counts = step.require(SlurmStep.tasks_per_node)
     remedy = ""
     if not step.simulated:
         # The addresses may be Slurm's already.
@@ -165,7 +165,7 @@ def find_service(
         port=port,
         node=first_node,
         identity=identity_of(step),
-        num_tasks=num_tasks,
+        num_tasks=sum(counts),
         rank=step.require(SlurmStep.rank),
         hosts_service=place == (first_node, 0),
         grace=step.settings.network_grace or Timeouts.grace,

@@ -44,16 +44,14 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     name = identity_of(step).replace(" ", "-")
     left_by, _, text = (step.settings.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
-        places = _gather_places(step, options)
-        text = json.dumps(_nodes_of_ranks(places, nodes, counts))
+        text = json.dumps(_nodes_of_ranks(_gather_places(step, options), nodes, counts))
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[Settings.exchanged_layout.name] = f"{name} {text}"
     names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
-    layout = make_layout(step, names, node_of, components)
-    return layout._replace(source=LayoutSource.RENDEZVOUS)
+    return make_layout(step, names, node_of, components)._replace(source=LayoutSource.RENDEZVOUS)
 
 
 def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:
@@ -84,8 +82,6 @@ def _find_service(step: SlurmStep, options: ClusterOptions) -> ServiceAddress:
         options,
         hosts=find_hosts(step, nodes, sum(counts), options),
         port=choose_ports(step, max(counts), options.port_base).service_port,
-        num_tasks=sum(counts),
-        first_node=nodes[0],
         place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
     )
 
@@ -110,5 +106,4 @@ def _nodes_of_ranks(
     position_of = {name: position for position, name in enumerate(nodes)}
     if set(node_id_of.values()) == set(range(len(nodes))):
         position_of = node_id_of
-    node_of = [position_of[name] for name, _ in places]
-    return sorted(nodes, key=position_of.__getitem__), node_of
+    return sorted(nodes, key=position_of.__getitem__), [position_of[name] for name, _ in places]

@@ -118,6 +118,10 @@ def resolve_step(
         step, layout = layout_of(step, options)
     else:
         layout = find_layout(step, options)
+    return _make_cluster(step, layout, options)
+
+
+def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
     roles = assign_roles(layout, job_counts(options.jobs, layout.num_tasks), options)
     ports = choose_ports(
         step,
@@ -127,25 +131,20 @@ def resolve_step(
     )
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
     rank = step.require(SlurmStep.rank)
-    # Slurm's list of nodes decides which task serves, unless other names replace it.
-    nodes = step.nodes if step.node_name else None
-    service = find_service(
-        step,
-        options,
-        hosts,
-        port=ports.service_port,
-        num_tasks=layout.num_tasks,
-        first_node=(nodes or layout.nodes)[0],
-        place=(layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]),
-    )
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
+        service=find_service(
+            step,
+            options,
+            hosts,
+            port=ports.service_port,
+            place=(layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]),
+        ),
         addresses=make_addresses(layout, roles, hosts, ports),
-        service=service,
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
     )
