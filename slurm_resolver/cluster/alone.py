@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.step_variables import RESTART_HINT, SlurmStep
@@ -39,26 +40,31 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
             )
         return alone
     if step.where == "allocation":
-        if options.jobs is not None or not step.is_for_one_task:
-            tasks = f" -n {step.job_num_tasks}" if step.job_num_tasks else ""
-            raise NotInStepError(
-                f"this process runs inside the allocation of job {step.job_id or '(unknown)'}, but "
-                "srun did not start it, and so it has no rank. In the batch script or in salloc's "
-                f"shell, start the program as a step: srun{tasks} python your_script.py. If the "
-                "job has ended, its variables are left over in a shell that it started, such as in "
-                'tmux: open another one, or unset them: unset "${!SLURM@}" (in bash). '
-                f"{_OFF_HINT}"
-            )
-        return (
-            f"no variable shows that job {step.job_id or '(unknown)'} has more than one task, and "
-            "srun did not start this process: it trains alone"
-        )
+        return _why_alone_in_allocation(step, options.jobs)
     if step.is_live and not step.simulated:
-        _check_origin(step)
+        _check_step_ids(step)
+        _check_node(step)
     return None
 
 
-def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
+def _why_alone_in_allocation(step: SlurmStep, jobs: JobCounts | None) -> str:
+    job = step.job_id or "(unknown)"
+    if jobs is None and step.is_for_one_task:
+        return (
+            f"no variable shows that job {job} has more than one task, and srun did not start "
+            "this process: it trains alone"
+        )
+    tasks = f" -n {step.job_num_tasks}" if step.job_num_tasks else ""
+    raise NotInStepError(
+        f"this process runs inside the allocation of job {job}, but srun did not start it, and so "
+        "it has no rank. In the batch script or in salloc's shell, start the program as a step: "
+        f"srun{tasks} python your_script.py. If the job has ended, its variables are left over in "
+        "a shell that it started, such as in tmux: open another one, or unset them: unset "
+        f'"${{!SLURM@}}" (in bash). {_OFF_HINT}'
+    )
+
+
+def _check_outside(step: SlurmStep, jobs: JobCounts | None) -> None:
     """Raises NotInStepError outside a step where the process may be one of several."""
     origin = step.ancestors
     removed = ""
@@ -86,8 +92,8 @@ def _check_outside(step: SlurmStep, jobs: Mapping[str, int] | None) -> None:
         )
 
 
-def _check_origin(step: SlurmStep) -> None:
-    """Raises EnvironmentValueError where the variables were copied from another task."""
+def _check_step_ids(step: SlurmStep) -> None:
+    """Raises EnvironmentValueError where the variables are those of another step."""
     origin = (step.ancestors.job_id, step.ancestors.step_id)
     variables = (step.job_id, step.step_id)
     # Each component of a heterogeneous job has a job id of its own.
@@ -96,6 +102,10 @@ def _check_origin(step: SlurmStep) -> None:
             f"SLURM_JOB_ID={step.job_id} and SLURM_STEP_ID={step.step_id}, but Slurm started this "
             f"process in step {'.'.join(map(str, origin))}. {RESTART_HINT} {_OFF_HINT}"
         )
+
+
+def _check_node(step: SlurmStep) -> None:
+    """Raises EnvironmentValueError where the variables are those of a task on another node."""
     node = step.node_name
     if node is not None and not is_this_machine(node, step.nodes or ()):
         raise EnvironmentValueError(
