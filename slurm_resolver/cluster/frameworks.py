@@ -52,22 +52,24 @@ def framework_variables(cluster: ResolvedStep, contract: Contract) -> dict[str, 
     """Returns the variables that describe the cluster to a framework: see `Cluster.variables`."""
     if contract not in CONTRACTS:
         raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")
-    task = cluster.task
-    if not task:
+    if not cluster.task:
         return {}
+    values = {**placeholders(cluster), **_values_for_programs(cluster, cluster.task)}
+    texts = {name: text.format(**values) for name, text in _TEMPLATES[contract].items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _values_for_programs(cluster: ResolvedStep, task: Task) -> dict[str, object]:
     node = cluster.layout.node_of[task.rank]
     # A program of PyTorch uses the GPU with this number. Slurm may show it fewer than the node has.
     shown = cluster.gpu_decision.visible_before or cluster.tasks
-    values = {
-        **placeholders(cluster),
+    return {
         "tf_config": json.dumps(cluster.tf_config()),
         "node_number": node,
         "tasks_on_node": len(cluster.layout.ranks_on(node)),
         "gpu": task.local_rank % len(shown),
         "gpus": ",".join(numbered(cluster.gpus or ())),
     }
-    texts = {name: text.format(**values) for name, text in _TEMPLATES[contract].items()}
-    return {name: text for name, text in texts.items() if text}
 
 
 def placeholders(cluster: ResolvedStep) -> dict[str, str]:
@@ -77,9 +79,11 @@ def placeholders(cluster: ResolvedStep) -> dict[str, str]:
     """
     addresses = [task.address for task in cluster.tasks]
     values = {name: str(getattr(cluster.task, name, "")) for name in Task.__annotations__}
-    values["hosts"] = ",".join(addresses)
-    values["num_tasks"] = str(len(addresses) or "")
-    values["main_address"] = "".join(addresses[:1])
+    values.update(
+        hosts=",".join(addresses),
+        num_tasks=str(len(addresses) or ""),
+        main_address="".join(addresses[:1]),
+    )
     for job, name in (("ps", "ps_hosts"), ("worker", "worker_hosts"), ("chief", "chief_host")):
         values[name] = ",".join(cluster.addresses.get(job, ()))
     for prefix in ("", "main_"):
