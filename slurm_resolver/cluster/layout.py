@@ -10,6 +10,7 @@ live clusters. A step may have 100,000 tasks: the loops over nodes do as little 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -116,18 +117,13 @@ def make_layout(
     components: Sequence[Component],
 ) -> Layout:
     """Returns the layout with these nodes, given by rank the index of its node."""
-    # The ranks on each node are numbered from 0.
-    placed_on = [0] * len(nodes)
-    local_rank_of = []
-    for node in node_of:
-        local_rank_of.append(placed_on[node])
-        placed_on[node] += 1
+    numbers_on = [itertools.count() for _ in nodes]  # the ranks on each node are numbered from 0
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
         nodes=tuple(nodes),
         node_of=node_of,
-        local_rank_of=local_rank_of,
+        local_rank_of=list(map(next, map(numbers_on.__getitem__, node_of))),
         distribution=distribution or step.distribution or "block",
         components={
             component.group: [rank for rank, node in enumerate(node_of) if nodes[node] in hosts]
@@ -145,19 +141,18 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         UnknownLayoutError: if another variable of this task contradicts the layout.
     """
     rank = step.require(SlurmStep.rank)
-    if not 0 <= rank < layout.num_tasks:
+    if rank >= layout.num_tasks:
         raise LayoutError(
             f"SLURM_PROCID={rank}; expected a rank from 0 to {layout.num_tasks - 1}, those of job "
             f"step {step.name}. {RESTART_HINT}"
         )
     node = layout.node_of[rank]
-    facts = (
+    for name, value, computed in (
         ("SLURMD_NODENAME", step.node_name, layout.nodes[node]),
         ("SLURM_NODEID", step.node_id, node),
         ("SLURM_LOCALID", step.local_rank, layout.local_rank_of[rank]),
         ("SLURM_GTIDS", step.node_ranks, ",".join(map(str, layout.ranks_on(node)))),
-    )
-    for name, value, computed in facts:
+    ):
         if value not in (None, computed):
             raise UnknownLayoutError(
                 f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
