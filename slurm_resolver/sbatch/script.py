@@ -93,7 +93,6 @@ def _options(settings: BatchSettings) -> list[object]:
 def _preparations(settings: BatchSettings) -> list[object]:
     """Returns what precedes the steps: their environment, their options and the trap."""
     several_nodes = settings.nodes > 1
-    cpus = settings.cpus_per_task
     return [
         "\n{environment}\n\n",
         settings.nodes * settings.tasks_per_node > 1 and "{secret}\n\n",
@@ -103,11 +102,11 @@ def _preparations(settings: BatchSettings) -> list[object]:
             "# --distribution: neighbouring ranks share a node, or a block of Slurm 26.05's "
             "topology.\n"
         ),
-        cpus
+        settings.cpus_per_task
         and "# --cpus-per-task: srun of Slurm 22.05 to 23.02 does not get it from the batch job.\n",
         "step=(srun --label",
         several_nodes and " --distribution=block",
-        cpus and " --cpus-per-task={settings.cpus_per_task}",
+        settings.cpus_per_task and " --cpus-per-task={settings.cpus_per_task}",
         ")\n",
         settings.requeues_by_script
         and (

@@ -115,12 +115,11 @@ def _check_gpus(settings: BatchSettings) -> None:
 
 def _check_time(settings: BatchSettings) -> None:
     limit = parse_time(settings.time)
-    earliest = settings.least_time
-    if settings.signal and limit is not None and limit <= earliest:
+    if settings.signal and limit is not None and limit <= settings.least_time:
         raise LaunchError(
             f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
             f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
-            f"time of more than {earliest} s."
+            f"time of more than {settings.least_time} s."
         )
 
 
@@ -139,9 +138,10 @@ def _check_nodes(settings: BatchSettings) -> None:
             "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
             "only a restart uses them."
         )
-    least = settings.least_nodes
-    if least > settings.nodes:
-        raise LaunchError(f"--min-nodes {least}: expected at most --nodes {settings.nodes}.")
+    if settings.least_nodes > settings.nodes:
+        raise LaunchError(
+            f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}."
+        )
 
 
 def _check_parameter_servers(settings: BatchSettings) -> None:
