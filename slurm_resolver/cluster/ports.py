@@ -62,9 +62,8 @@ def choose_ports(
     """
     if port_base is not None:
         return _ports_from(port_base, max_tasks_per_node)
-    reserved: Sequence[int] = ()
-    if not is_heterogeneous and not step.is_component:
-        reserved = tuple(dict.fromkeys(step.reserved_ports or ()))
+    usable = () if is_heterogeneous or step.is_component else step.reserved_ports
+    reserved = tuple(dict.fromkeys(usable or ()))
     if len(reserved) >= max_tasks_per_node:
         return _reserved_ports(step, reserved, max_tasks_per_node)
     if reserved:

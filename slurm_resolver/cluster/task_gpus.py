@@ -124,7 +124,7 @@ def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
             return set(roles) - {"ps", "chief"}
         return set(roles)
     names = dict.fromkeys([*JOB_NAMES, *roles, *(options.jobs or ())])
-    if not set(gpu_jobs) <= set(names) or isinstance(gpu_jobs, str):
+    if isinstance(gpu_jobs, str) or set(gpu_jobs) - names.keys():
         raise JobsError(
             f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(names)}."
         )
@@ -233,8 +233,8 @@ def _has_batch_scripts_variables(step: SlurmStep) -> bool:
     Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
     may run on nodes without.
     """
-    is_granted_none = not step.step_gpus and step.gpus_on_node is None
-    return step.het_size is not None and is_granted_none and bool(step.job_gpus)
+    has_none = step.gpus_on_node is None and not step.step_gpus
+    return has_none and step.het_size is not None and bool(step.job_gpus)
 
 
 def _kind_of_binding(step: SlurmStep) -> str:

@@ -45,9 +45,11 @@ def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, R
 
     Each task has made the same checks, in this order.
     """
-    of_checks = [dict(zip(by_rank, map(Result._make, lists))) for lists in zip(*by_rank.values())]
-    merged = [_merge_one(of_tasks, cluster) for of_tasks in of_checks]
-    return {result.id: result for result in merged}
+    merged = {}
+    for lists in zip(*by_rank.values()):
+        result = _merge_one(dict(zip(by_rank, map(Result._make, lists))), cluster)
+        merged[result.id] = result
+    return merged
 
 
 def _merge_one(of_tasks: Mapping[int, Result], cluster: Cluster) -> Result:

@@ -84,7 +84,6 @@ def _check_nodes(notes: Mapping[int, Note], tasks: Sequence[Task]) -> list[Resul
 
 def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> list[Result]:
     """Returns the results of the checks that this task makes alone."""
-    layout = cluster.layout
     return [
         result_of(
             "presence",
@@ -93,7 +92,7 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
             WARNING,
         ),
         # What a task's variables say of its place has been compared with the layout.
-        Result("layout", OK, f"{layout.distribution}, from {layout.source.value}"),
+        Result("layout", OK, f"{cluster.layout.distribution}, from {cluster.layout.source.value}"),
         result_of("ports", [port_taken], "all are free"),
         _check_reach(cluster, service),
         _check_secret(),
@@ -108,10 +107,10 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
 
 
 def _check_reach(cluster: Cluster, service: ServiceAddress) -> Result:
-    tasks = cluster.tasks
-    asked = tasks_to_ask(service.rank, tasks)
+    asked = tasks_to_ask(service.rank, cluster.tasks)
     unreached = [
-        f"cannot reach {cluster.name_of(rank)} at {tasks[rank].address}: {error}{service.remedy}"
+        f"cannot reach {cluster.name_of(rank)} at {cluster.tasks[rank].address}: "
+        f"{error}{service.remedy}"
         for rank, error in find_unreached(asked).items()
     ]
     return result_of(
