@@ -47,8 +47,8 @@ def find_hosts(
     With ``node_address="slurm"`` every task asks Slurm once for the addresses (NodeAddr).
 
     Raises:
-        AddressError: if Slurm does not answer, `node_address` gives no usable host, or the names do
-            not resolve and no `node_address` is given.
+        AddressError: if Slurm does not answer, `node_address` gives no usable host or two nodes the
+            same one, or the names do not resolve and no `node_address` is given.
     """
     node_address = options.node_address
     if node_address == "slurm":
@@ -58,28 +58,38 @@ def find_hosts(
             delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
             node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
     if node_address is not None:
-        return {node: _host_for(node, node_address) for node in nodes}
-    if options.layout != "environment" and step.is_live and num_tasks > 1:
-        # A node may resolve its own name only.
-        asked = next((node for node in nodes if node != step.node_name), nodes[0])
-        error = _find_fault_of_name(asked)
-        if error and len(nodes) == 1:
+        return _hosts_from(node_address, nodes)
+    if options.layout == "environment" or not step.is_live or num_tasks == 1:
+        return dict(zip(nodes, nodes))
+    return _names_that_resolve(step, nodes)
+
+
+def _names_that_resolve(step: SlurmStep, nodes: Sequence[str]) -> Hosts:
+    # A node may resolve its own name only.
+    asked = next((node for node in nodes if node != step.node_name), nodes[0])
+    try:
+        socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if len(nodes) == 1:
             return {asked: "127.0.0.1"}
-        if error:
-            raise AddressError(
-                f"the name of node {asked} does not resolve here ({error}). To use Slurm's "
-                f"addresses, set {_SLURMS}; or give a function or suffix for the name of another "
-                "interface."
-            ) from error
+        raise AddressError(
+            f"the name of node {asked} does not resolve here ({error}). To use Slurm's addresses, "
+            f"set {_SLURMS}; or give a function or suffix for the name of another interface."
+        ) from error
     return dict(zip(nodes, nodes))
 
 
-def _find_fault_of_name(host: str) -> socket.gaierror | None:
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        return error
-    return None
+def _hosts_from(node_address: NodeAddress, nodes: Sequence[str]) -> Hosts:
+    hosts = {node: _host_for(node, node_address) for node in nodes}
+    of_nodes = [*hosts.values()]
+    if len(set(of_nodes)) < len(of_nodes):
+        host = max(of_nodes, key=of_nodes.count)
+        same = [node for node in nodes if hosts[node] == host]
+        raise AddressError(
+            f"node_address gives the nodes {short_hostlist(same)} the same host, {host}; expected "
+            "a different host for every node."
+        )
+    return hosts
 
 
 def _host_for(node: str, node_address: NodeAddress) -> str:
@@ -111,14 +121,8 @@ def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
 def make_addresses(
     layout: Layout, roles: Roles, hosts: Hosts, ports: Ports
 ) -> dict[str, list[str]]:
-    """Returns the addresses of each job by index.
-
-    Raises:
-        AddressError: for two nodes with the same host, where the tasks with local rank 0 would have
-            the same address.
-    """
+    """Returns the addresses of each job by index."""
     host_of = list(map(hosts.__getitem__, layout.nodes))
-    _check_hosts_differ(layout.nodes, host_of)
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of
@@ -126,16 +130,6 @@ def make_addresses(
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()
     }
-
-
-def _check_hosts_differ(nodes: Sequence[str], host_of: Sequence[str]) -> None:
-    if len(set(host_of)) < len(host_of):
-        host = max(host_of, key=host_of.count)
-        same = [node for node, other in zip(nodes, host_of) if other == host]
-        raise AddressError(
-            f"node_address gives the nodes {short_hostlist(same)} the same host, {host}; expected "
-            "a different host for every node."
-        )
 
 
 def find_service(
