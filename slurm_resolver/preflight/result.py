@@ -47,14 +47,15 @@ def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, R
     """
     merged = {}
     for lists in zip(*by_rank.values()):
-        result = _merge_one(dict(zip(by_rank, map(Result._make, lists))), cluster)
-        merged[result.id] = result
+        of_tasks = dict(zip(by_rank, map(Result._make, lists)))
+        worst = max(of_tasks.values(), key=lambda result: _FROM_GOOD_TO_BAD.index(result.status))
+        if worst.is_bad:
+            bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
+            worst = result_of(
+                worst.id,
+                named(bad, cluster.name_of),
+                "",
+                worst.status,
+            )
+        merged[worst.id] = worst
     return merged
-
-
-def _merge_one(of_tasks: Mapping[int, Result], cluster: Cluster) -> Result:
-    worst = max(of_tasks.values(), key=lambda result: _FROM_GOOD_TO_BAD.index(result.status))
-    if not worst.is_bad:
-        return worst
-    bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
-    return result_of(worst.id, named(bad, cluster.name_of), "", worst.status)
