@@ -62,12 +62,10 @@ def _allowed_ranks(
     layout: Layout, counts: JobCounts, options: ClusterOptions
 ) -> Mapping[str, Collection[int]]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
-    if not options.het_groups:
-        return {}
     allowed = {}
     names = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
     needed: Counter[int] = Counter()
-    for name, group in options.het_groups.items():
+    for name, group in (options.het_groups or {}).items():
         needed[group] += counts.get(name, 0)
         ranks = {*layout.components.get(group, ())}
         if name not in names or not ranks or needed[group] > len(ranks):

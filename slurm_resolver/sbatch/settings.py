@@ -74,8 +74,7 @@ class BatchSettings(NamedTuple):
     @property
     def signal_seconds(self) -> int:
         """How long before the time limit the signal is wanted."""
-        _, seconds = parse_signal(self.signal or DEFAULT_SIGNAL)
-        return seconds
+        return parse_signal(self.signal or DEFAULT_SIGNAL)[1]
 
     @property
     def least_time(self) -> int:
