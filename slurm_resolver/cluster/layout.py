@@ -250,10 +250,11 @@ def _distribute(
 
 def _find_plane_size(step: SlurmStep, counts: Sequence[int], component: Component) -> int:
     """Returns how many ranks each node gets in its turn."""
+    if len(counts) == 1:
+        return counts[0]
     distribution = component.distribution or "block"
-    if len(counts) > 1:
-        _refuse_unknown_order(step, distribution)
-    if len(counts) == 1 or distribution == "block":
+    _refuse_unknown_order(step, distribution)
+    if distribution == "block":
         return max(counts)
     if distribution == "cyclic":
         return 1
