@@ -72,10 +72,6 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
 
     `tasks` are all that train together, by name, so that all compute the same result.
     """
-
-    def slow(why: str, remedy: str = "") -> Transport:
-        return Transport(False, f"gradients use gRPC (slow), because {why}", remedy)
-
     if not any(task.usable for task in tasks.values()):
         return Transport(False, "gradients use gRPC: no task computes on a GPU")
     hidden = ""
@@ -87,30 +83,35 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
         both = f"{first_name} and {name}"
         is_second = first_name != name
         if task.confined and first.confined and task.slurms != first.slurms:
-            return slow(
+            return _slow(
                 f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
                 "something sets CUDA_VISIBLE_DEVICES after srun",
                 "remove that line of the program or script",
             )
         if not task.usable:
-            return slow(f"TensorFlow finds no GPU in {name}")
+            return _slow(f"TensorFlow finds no GPU in {name}")
         sharing = ""
         if is_second and None in (task.gpus, first.gpus):
             sharing = f"{both} may share a GPU"
         for gpu in task.gpus or ():
             if gpu.startswith("MIG-"):
-                return slow(f"{name} has a MIG slice")
+                return _slow(f"{name} has a MIG slice")
             owner = owners.setdefault((task.node, gpu), name)
             if owner != name:
                 sharing = f"{owner} shares GPU {gpu} with {name}"
         if sharing:
-            return slow(
+            return _slow(
                 sharing,
                 "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
                 "--ntasks-per-gpu",
             )
         if is_second and task.confined and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
+    return _nccl(hidden)
+
+
+def _nccl(hidden: str) -> Transport:
+    """Returns NCCL; `hidden` is why it copies through the host's memory, or ''."""
     if hidden:
         return Transport(
             True,
@@ -119,6 +120,10 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
             "then takes its share",
         )
     return Transport(True, "gradients use NCCL")
+
+
+def _slow(why: str, remedy: str = "") -> Transport:
+    return Transport(False, f"gradients use gRPC (slow), because {why}", remedy)
 
 
 def why_no_gpu(cuda: bool, rocm: bool) -> str:
