@@ -24,28 +24,12 @@ _MAX_ASKED = 64
 def listening(task: Task) -> Iterator[str]:
     """Answers each `ask_rank` of other tasks, in threads; yields why it cannot, or ''."""
     port = int(task.address.rpartition(":")[2])
-
-    def tell_rank(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            connection.settimeout(_CONNECT_SECONDS)
-            connection.sendall(b"%d\n" % task.rank)
-            connection.sendall(_PADDING)
-            # The other side closes first: who does so cannot use the port again for a minute.
-            connection.recv(1)
-
     try:
         server = listen_at(port)
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)} (ss -ltnp shows by what)"
         return
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = server.accept()
-                Thread(target=tell_rank, args=[connection], daemon=True).start()
-
-    Thread(target=accept, daemon=True).start()
+    Thread(target=_accept, args=[server, task.rank], daemon=True).start()
     try:
         yield ""
     finally:
@@ -53,6 +37,22 @@ def listening(task: Task) -> Iterator[str]:
         with suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
         server.close()
+
+
+def _accept(server: socket.socket, rank: int) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            Thread(target=_tell_rank, args=[connection, rank], daemon=True).start()
+
+
+def _tell_rank(connection: socket.socket, rank: int) -> None:
+    with connection, suppress(OSError):
+        connection.settimeout(_CONNECT_SECONDS)
+        connection.sendall(b"%d\n" % rank)
+        connection.sendall(_PADDING)
+        # The other side closes first: who does so cannot use the port again for a minute.
+        connection.recv(1)
 
 
 def call(address: str) -> socket.socket:
@@ -92,8 +92,7 @@ def tasks_to_ask(rank: int, tasks: Sequence[Task]) -> list[Task]:
     place = [task.rank for task in tasks].index(rank)
     asked: Collection[int] = range(number)
     if number > _MAX_ASKED:
-        distances = [1 << bit for bit in range(number.bit_length())]
-        asked = {0, *((place + distance) % number for distance in distances)}
+        asked = {0, *((place + 2**bit) % number for bit in range(number.bit_length()))}
     return [tasks[position] for position in asked if position != place]
 
 
@@ -115,5 +114,5 @@ def find_unreached(asked: Sequence[Task], serving: Collection[int] = ()) -> dict
 
     # All at the same time: each question whose packets are dropped takes its full timeout.
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        problems = list(pool.map(problem, asked))
-    return {task.rank: text for task, text in zip(asked, problems) if text}
+        problems = pool.map(problem, asked)
+        return {task.rank: text for task, text in zip(asked, problems) if text}
