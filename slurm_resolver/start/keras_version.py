@@ -37,7 +37,7 @@ def keras_problem(version: str) -> str:
 
 def check_keras() -> None:
     """Raises KerasError if this process's Keras would train incorrectly."""
-    version = getattr(sys.modules.get("keras"), "__version__", None)
+    version = _loaded_version("keras")
     problem = keras_problem(version) if version else ""
     if problem:
         raise KerasError(problem)
@@ -49,8 +49,13 @@ def _minor(version: str) -> tuple[int, ...]:
 
 def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
-    loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    return str(loaded or next(filter(None, map(installed_version, _PACKAGES)), ""))
+    return _loaded_version("tensorflow") or next(
+        filter(None, map(installed_version, _PACKAGES)), ""
+    )
+
+
+def _loaded_version(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__version__", ""))
 
 
 def installed_version(package: str) -> str:

@@ -54,9 +54,11 @@ def wait_until_reached(
         unreached = find_unreached(asked, serving)
         asked = [tasks[rank] for rank in unreached]
         now = monotonic()
-        seconds = max(0.0, until - now) + _ROUND_SECONDS
-        note = (now > until, [*unreached.items()][:_MOST_NAMED])
-        notes = waiting.gather("the test of the ports", note, seconds)
+        notes = waiting.gather(
+            "the test of the ports",
+            (now > until, [*unreached.items()][:_MOST_NAMED]),
+            max(0.0, until - now) + _ROUND_SECONDS,
+        )
         problems = {
             silent: f"{cluster.name_of(silent)} does not answer {name} at "
             f"{tasks[silent].address}: {why}"

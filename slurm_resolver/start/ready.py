@@ -50,12 +50,11 @@ def wait_until_ready(
     if not group:
         return None
     assert cluster.task
-    client = group.client
     with listening(cluster.task) as problem:
         note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": True}
-        notes = client.gather("the start", note, timeout, group.ranks)
+        notes = group.client.gather("the start", note, timeout, group.ranks)
         _check(notes, cluster)
-        waiting = Group(client, [rank for rank, note in notes.items() if note["waits"]])
+        waiting = Group(group.client, [rank for rank, note in notes.items() if note["waits"]])
         wait_until_reached(cluster, waiting, notes.keys() - waiting.ranks, until)
     # What TensorFlow of another task sends to a port before it is closed here is never answered.
     waiting.gather("the start of TensorFlow", None, _CLOSE_SECONDS)
@@ -116,11 +115,10 @@ def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> str:
     # Tasks with another version of this package may tell other facts, or none.
     facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
     for what in max(facts.values(), key=len):
-        values = {
-            rank: json.dumps(facts_of_task.get(what), sort_keys=True)
-            for rank, facts_of_task in facts.items()
-        }
-        lines = named(values, cluster.name_of)
+        lines = named(
+            {rank: json.dumps(fact.get(what), sort_keys=True) for rank, fact in facts.items()},
+            cluster.name_of,
+        )
         if len(lines) > 1:
             return f"the tasks disagree on {what}: {'; '.join(lines[:4])}"
     return ""
