@@ -41,6 +41,8 @@ _FIRST_THAT_REQUEUES = "24.05"  # the version of slurmctld; years and months hav
 _MOST_SECONDS = 20.0
 _LEAST_SECONDS = 2.0
 
+Clock = Callable[[], float]  # returns the seconds that are left for commands
+
 
 class ExitPlan(NamedTuple):
     """How all tasks of the step exit.
@@ -73,7 +75,8 @@ _PLANS = {
     ),
     "left to the batch file": ExitPlan(
         REQUEUE_STATUS,
-        "exit status {status} leaves job {job} to be requeued, by the batch file or with scontrol",
+        "{problem}exit status {status} leaves job {job} to be requeued, by the batch file or with "
+        "scontrol",
     ),
     "requeued already": ExitPlan(
         REQUEUE_STATUS,
@@ -141,13 +144,7 @@ def requeue_job(
     """
     restarts = step.restart_count or 0
     others = 0 if announced else (step.num_tasks or 1) - saved
-    # All commands together may take a quarter of the time until the job's end.
-    quarter = ((step.job_end_time or math.inf) - time.time()) / 4
-    until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
-
-    def seconds_left() -> float:
-        return until - time.monotonic()
-
+    seconds_left = _start_clock(step)
     job = step.job_label
     problem = ""
     if requeue is None:
@@ -173,21 +170,28 @@ def requeue_job(
             state = "left to the batch file"
             problem = f"not requeued ({error}); "
     plan = _PLANS[state]
-    message = plan.message.format(
-        status=plan.status,
-        job=job,
-        restarts=restarts,
-        restart=restarts + 1,
-        max_restarts=max_restarts,
-        others=others,
-        tasks=step.num_tasks,
+    return plan._replace(
+        message=plan.message.format(
+            status=plan.status,
+            job=job,
+            problem=problem,
+            restarts=restarts,
+            restart=restarts + 1,
+            max_restarts=max_restarts,
+            others=others,
+            tasks=step.num_tasks,
+        )
     )
-    return plan._replace(message=problem + message)
 
 
-def _state_of(
-    slurm_job: scontrol.Fields, restarts: int, others: int, seconds_left: Callable[[], float]
-) -> str:
+def _start_clock(step: SlurmStep) -> Clock:
+    # All commands together may take a quarter of the time until the job's end.
+    quarter = ((step.job_end_time or math.inf) - time.time()) / 4
+    until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
+    return lambda: until - time.monotonic()
+
+
+def _state_of(slurm_job: scontrol.Fields, restarts: int, others: int, seconds_left: Clock) -> str:
     """Returns the state of a Slurm job (`show_job`) whose step has been restarted so often.
 
     `others` is how many tasks of a step that received SIGTERM alone did not save.
@@ -208,10 +212,10 @@ def _state_of(
     return "to requeue"
 
 
-def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
+def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Clock) -> bool:
     """Whether Slurm itself requeues this job (`show_job`), which it preempts."""
     config = scontrol.show_config(seconds_left())
-    may_be_requeued = (slurm_job.get("Requeue"), slurm_job.get("BatchFlag")) == ("1", "1")
+    may_be_requeued = slurm_job.get("Requeue") == slurm_job.get("BatchFlag") == "1"
     # the controller's version; the commands may be those of another one
     if not may_be_requeued or config.get("SLURM_VERSION", "") < _FIRST_THAT_REQUEUES:
         return False
