@@ -57,7 +57,6 @@ async def run_job(options: RunOptions) -> int:
             if not options.requeue:
                 print_line("not started again: --requeue is not given")
                 return step.status
-            reason = step.requeue_reason
             count = requeues
             most = MAX_REQUEUES
             started = time.time()
@@ -65,12 +64,12 @@ async def run_job(options: RunOptions) -> int:
             steps = 0
         # A task that asks for a requeue has not failed, even if --requeue is not given.
         elif step.failure and options.restarts and step.status != REQUEUE_STATUS:
-            reason = step.failure
             count = steps
             most = options.restarts
             steps += 1
         else:
             return step.status
+        reason = step.requeue_reason or step.failure
         if count == most:
             print_line(f"not started again after {counted(count, 'restart')}: {reason}")
             return step.status
@@ -129,16 +128,19 @@ class _Step:
         SIGCHLD says that a task has ended.
         """
         if number == signal.SIGCHLD:
-            for rank in sorted(self._running):
-                status = self._processes[rank].poll()
-                if status is not None:
-                    self._on_task_end(rank, signals.shell_status(status))
+            self._find_ended()
         elif number == signal.SIGUSR1:
             self._send(self._running, number)
         elif number == signal.SIGUSR2:
             self._preempt()
         else:
             self._end_all(number.name, number)
+
+    def _find_ended(self) -> None:
+        for rank in sorted(self._running):
+            status = self._processes[rank].poll()
+            if status is not None:
+                self._on_task_end(rank, signals.shell_status(status))
 
     def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
         environ = {
