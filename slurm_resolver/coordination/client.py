@@ -11,7 +11,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -48,6 +47,8 @@ _PAUSE = 0.2  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _MOST_VALUE_BYTES = MOST_BYTES - 4096
+
+Listener = Callable[[Message], None]
 
 
 class Client:
@@ -93,7 +94,7 @@ class Client:
         # what a task was the first to tell, by topic
         self.told: dict[str, Message] = {}
         # by a key of the messages that they take
-        self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
+        self._listeners: dict[str, list[Listener]] = defaultdict(list)
         if address.rank <= 1:
             self._notice_at = monotonic() + Timeouts.first_notice
         if address.hosts_service:
@@ -131,26 +132,28 @@ class Client:
                 until=monotonic() + seconds,
                 timeout=seconds,
             )
-
-            def has_ended() -> object:
-                return gather in self._answers or self.refusal or self._end
-
-            self.wait_for(has_ended, seconds)
-            if self._connection:  # the service will say that the time is up
-                self.wait_for(has_ended, _ANSWER_SECONDS)
-            del self._standing[gather]
-            answer = self._answers.pop(gather, None)
-        if answer is None and self.refusal:
-            raise RefusedError(self.refusal, unreached=True)
-        if answer is None:
-            why = f"did not answer within {brief(seconds)} s: {self.problem}"
-            if self._end:
-                why = f"is gone, and cannot take part in {purpose}: {self._end}"
-            raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
+            answer = self._await_answer(gather, seconds)
         if "error" in answer:
             raise RendezvousError(answer["error"])
         values = unpack(answer["values"])
         return {rank: values[rank] for rank in ranks}
+
+    def _await_answer(self, gather: Gather, seconds: float) -> Message:
+        def has_ended() -> object:
+            return gather in self._answers or self.refusal or self._end
+
+        self.wait_for(has_ended, seconds)
+        if self._connection:  # the service will say that the time is up
+            self.wait_for(has_ended, _ANSWER_SECONDS)
+        del self._standing[gather]
+        if gather in self._answers:
+            return self._answers.pop(gather)
+        if self.refusal:
+            raise RefusedError(self.refusal, unreached=True)
+        why = f"did not answer within {brief(seconds)} s: {self.problem}"
+        if self._end:
+            why = f"is gone, and cannot take part in {gather.purpose}: {self._end}"
+        raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
 
     def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
         """Gives this task's value for a gather, and returns the gather without waiting for it."""
@@ -178,7 +181,7 @@ class Client:
         with self._changed:
             return bool(self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX)))
 
-    def listen(self, key: str, listener: Callable[[Message], None]) -> None:
+    def listen(self, key: str, listener: Listener) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
         self._listeners[key].append(listener)
 
@@ -200,7 +203,7 @@ class Client:
         if connection:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with suppress(OSError):
-                connection.socket.shutdown(socket.SHUT_WR)
+                connection.finish()
             self._thread.join(_ANSWER_SECONDS)
         if self.service:
             self.service.close()
@@ -244,14 +247,16 @@ class Client:
                     self._attend(connection, answer)
             except OSError as error:
                 self._was_cut = type(error) is not ConnectionError
-            self._connection = None
-            if self._end is not None:  # there may never be another service, nor a need for one
-                self.wait_for(lambda: self._standing or self._closed)
-            else:
-                # If its node is silent, half of the grace is over.
-                self._gone_at = monotonic() + self.address.grace / 2
-        with self._changed:
-            self._changed.notify_all()
+            self._end_attendance()
+        self._notify()
+
+    def _end_attendance(self) -> None:
+        self._connection = None
+        if self._end is not None:  # there may never be another service, nor a need for one
+            self.wait_for(lambda: self._standing or self._closed)
+        else:
+            # If its node is silent, half of the grace is over.
+            self._gone_at = monotonic() + self.address.grace / 2
 
     def _attend(self, connection: Connection, answer: Message) -> None:
         """Passes on what the service says."""
@@ -284,7 +289,7 @@ class Client:
                 self._send({"pong": True})
             if "closing" in message:
                 self._end = self._end or ""
-                connection.socket.shutdown(socket.SHUT_WR)
+                connection.finish()
             self._dispatch(message)
 
     def _take_failure(self, error: Exception) -> None:
@@ -299,8 +304,7 @@ class Client:
         if isinstance(error, ConnectionRefusedError) and not self._was_cut:
             self._lose_service("its process has ended")
         elif monotonic() >= self._gone_at:
-            grace = self.address.grace
-            self._lose_service(f"it has not answered for {grace:g} s: {self.problem}")
+            self._lose_service(f"it has not answered for {self.address.grace:g} s: {self.problem}")
 
     def _lose_service(self, why: str) -> None:
         """Notes that the process of the service is lost."""
@@ -321,6 +325,9 @@ class Client:
         for key in message:
             for listener in self._listeners[key]:
                 listener(message)
+        self._notify()
+
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 

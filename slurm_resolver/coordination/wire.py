@@ -51,7 +51,7 @@ import secrets
 import select
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any, Callable, NamedTuple
 
@@ -124,7 +124,7 @@ def is_proof(proof: object, *proven: Any) -> bool:
     return hmac.compare_digest(str(proof).encode(errors="replace"), prove(*proven).encode())
 
 
-def pack(values: Sequence[str]) -> str:
+def pack(values: Iterable[str]) -> str:
     """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
     numbers: dict[str, int] = {}
     index = [numbers.setdefault(value, len(numbers)) for value in values]
@@ -151,6 +151,10 @@ class Connection:
     def send(self, message: Message) -> None:
         """Sends a message; raises OSError if the connection has failed."""
         self.socket.sendall(encode(message))
+
+    def finish(self) -> None:
+        """Says that no message follows; the other end can still send."""
+        self.socket.shutdown(socket.SHUT_WR)
 
     def receive(self, until: float = 0.0) -> Message:
         """Returns the next message; raises ConnectionError at the end of the connection.
