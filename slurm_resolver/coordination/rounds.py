@@ -78,8 +78,7 @@ class Rounds:
         if "seconds" in message:  # else it does not wait
             self._await_answer(current, rank, message)
         if current.waiting and len(current.values) == self._address.num_tasks:
-            by_rank = [text for _, text in sorted(current.values.items())]
-            self._end(current, values=pack(by_rank))
+            self._end(current, values=pack(text for _, text in sorted(current.values.items())))
             # All tasks are beyond the round before, which nobody will ask for again.
             self._rounds.pop(gather._replace(round=gather.round - 1), None)
 
@@ -98,25 +97,27 @@ class Rounds:
 
     def disconnected(self, process: Process) -> None:
         """Forgets the values of a process, which gives them again if it returns."""
-        for current in self._rounds.values():
-            if not current.answer and current.numbers.get(process.rank) == process.number:
+        for current in self._unanswered():
+            if current.numbers.get(process.rank) == process.number:
                 current.values.pop(process.rank, None)
 
     def ended(self, process: Process, failure: str) -> None:
         """Ends the rounds in which an ended process takes part."""
         rank = process.rank
         self._endings[rank] = failure or "it has ended"
-        for current in self._rounds.values():
-            if current.numbers.get(rank) == process.number and not current.answer:
+        for current in self._unanswered():
+            if current.numbers.get(rank) == process.number:
                 self._end_without(current, rank)
             elif failure:
                 current.next_notice = 0.0
 
     def end_without(self, rank: int) -> None:
         """Ends all rounds, as this task has ended and no other process will follow."""
-        for current in self._rounds.values():
-            if not current.answer:
-                self._end_without(current, rank)
+        for current in self._unanswered():
+            self._end_without(current, rank)
+
+    def _unanswered(self) -> list[Round]:
+        return [current for current in self._rounds.values() if not current.answer]
 
     def tick(self, now: float) -> None:
         """Ends rounds whose time is up, and reports which tasks are missing.
@@ -124,9 +125,9 @@ class Rounds:
         A patient round ends if a missing task has ended; before, all tasks are told who waits: some
         may have left it out.
         """
-        for current in self._rounds.values():
+        for current in self._unanswered():
             waiting = current.waiting & current.values.keys()
-            if current.answer or not waiting:
+            if not waiting:
                 continue
             is_patient = current.timeout == math.inf
             gone = self._endings.keys() - current.values.keys()
@@ -143,12 +144,7 @@ class Rounds:
                     self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
                 else:
                     count, names = self._find_missing(current)
-                    warn(
-                        "has waited %.0f s for %s: %s",
-                        now - current.began,
-                        count,
-                        names,
-                    )
+                    warn("has waited %.0f s for %s: %s", now - current.began, count, names)
 
     def _find_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""
