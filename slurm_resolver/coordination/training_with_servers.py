@@ -55,11 +55,10 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
     if jobs[rank] not in TAKE_PART or not trainers or "ps" not in jobs:
         return None
-    leader = min(trainers, key=tasks.__getitem__)
     # The jobs of all tasks take some 100 bytes, however many tasks there are.
     return {
-        "training": wire.pack([json.dumps(job) for job in jobs]),
-        "leader": leader,
+        "training": wire.pack(map(json.dumps, jobs)),
+        "leader": min(trainers, key=tasks.__getitem__),
         "cluster": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16],
         "serves": jobs[rank] == "ps",
     }
@@ -111,12 +110,7 @@ class ServedTraining:
         if (is_over and is_next) or (self.is_leaving and not self._jobs):
             return
         if not self._jobs:
-            self._jobs = wire.unpack(message["training"])
-            self._leader = message["leader"]
-            self._cluster = message["cluster"]
-            # Beside a chief, workers may only serve: the training need not wait for them.
-            waits_for = self._jobs[self._leader]
-            self._ends = {rank: None for rank, job in enumerate(self._jobs) if job == waits_for}
+            self._begin(message)
         if "seconds" in message:
             asyncio.get_running_loop().call_later(
                 message["seconds"], self._end_wait, message["seconds"]
@@ -135,6 +129,17 @@ class ServedTraining:
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
+    def _begin(self, message: Message) -> None:
+        """Takes who trains from the first announcement."""
+        self._jobs = wire.unpack(message["training"])
+        self._leader = message["leader"]
+        self._cluster = message["cluster"]
+        # Beside a chief, workers may only serve: the training need not wait for them.
+        self._ends = dict.fromkeys(self._ranks_of(self._jobs[self._leader]))
+
+    def _ranks_of(self, wanted: str) -> set[int]:
+        return {rank for rank, job in enumerate(self._jobs) if job == wanted}
+
     def ended(self, process: Process, failure: str) -> None:
         """Takes the end of a process."""
         rank = process.rank
@@ -146,8 +151,9 @@ class ServedTraining:
         name = self._name_of(rank)
         call_later = asyncio.get_running_loop().call_later
         if rank not in self._ends:
-            why = failure or "its process ended before those that it serves"
-            self._take_end_of_server(rank, why)
+            self._take_end_of_server(
+                rank, failure or "its process ended before those that it serves"
+            )
             return
         self._ends[rank] = failure
         if rank == self._leader and failure:
@@ -161,21 +167,16 @@ class ServedTraining:
     def _take_end_of_server(self, rank: int, failure: str) -> None:
         """Ends the training if it cannot continue without this server; else says that it does."""
         name = self._name_of(rank)
-        workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
         ended = self._numbers.keys() - self._present
         # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-        if self._jobs[rank] == "ps" or workers <= ended:
+        if self._jobs[rank] == "ps" or self._ranks_of("worker") <= ended:
             self._end(f"{name} is lost, and the training needs it: {failure}")
         else:
             print_line(f"{name} is lost; the others continue: {failure}")
 
-    def _missing(self) -> list[int]:
+    def _missing(self) -> set[int]:
         """Returns the leader and the servers that have not come yet."""
-        return [
-            rank
-            for rank, job in enumerate(self._jobs)
-            if rank not in self._numbers and (job == "ps" or rank == self._leader)
-        ]
+        return {self._leader, *self._ranks_of("ps")}.difference(self._numbers)
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
