@@ -48,35 +48,40 @@ _keys: dict[str, bytes] = {}
 
 
 class Secret:
-    """The secret of a service; `key` is b"" without one."""
+    """The secret of a service.
+
+    Attributes:
+        key: the secret; b"" without one.
+        offer: the message from which a task of the same user obtains it.
+    """
+
+    _renew_at = math.inf
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        self._offer = {"means": find_means()}
-        self.key = os.environb.get(VARIABLE.encode(), b"")
-        self._renew_at = math.inf
-        if self._offer["means"] == MUNGE:
+        self.offer = {"means": find_means()}
+        self.key = _key_of_variable()
+        if self.offer["means"] == MUNGE:
             self.key = secrets.token_bytes(32)
-            self._offer["key"] = secrets.token_hex(16)
+            self.offer["key"] = secrets.token_hex(16)
             self._encrypt()
 
     @property
     def is_due(self) -> bool:
-        """Whether `offer` has to call munge, which may take long."""
+        """Whether `renew` has to call munge, which may take long."""
         return monotonic() > self._renew_at
 
-    def offer(self) -> dict[str, str]:
-        """Returns the message from which a task of the same user obtains the secret."""
+    def renew(self) -> None:
+        """Encrypts the key again, before the credential of the offer becomes too old."""
         if self.is_due:
             with suppress(RendezvousError):
                 self._encrypt()
-        return self._offer
 
     def _encrypt(self) -> None:
         self._renew_at = monotonic() + _RENEW_SECONDS
         # Sites can choose a default cipher that does not encrypt.
         options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-        self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
+        self.offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
 
 
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
@@ -91,18 +96,24 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
             f"there, and {means!r} here. {REMEDY}, and see that srun passes it on (--export)."
         )
     if means != MUNGE:
-        return os.environb.get(VARIABLE.encode(), b"")
+        return _key_of_variable()
     name_of_key = str(offer.get("key"))
-    if name_of_key in _keys:
-        return _keys[name_of_key]
+    if name_of_key not in _keys:
+        _keys[name_of_key] = _decrypt(offer, name)
+    return _keys[name_of_key]
+
+
+def _decrypt(offer: Mapping[str, object], name: str) -> bytes:
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
     if not match:
         raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
-    key = bytes.fromhex(match[1])
-    _keys[name_of_key] = key
-    return key
+    return bytes.fromhex(match[1])
+
+
+def _key_of_variable() -> bytes:
+    return os.environb.get(VARIABLE.encode(), b"")
 
 
 def find_means() -> str:

@@ -80,6 +80,11 @@ class _Link:
     loss: asyncio.TimerHandle | None = None
     reason: str = ""
 
+    def close(self) -> None:
+        if self.writer:
+            self.writer.close()
+        self.writer = None
+
 
 class Service:
     """The service. Other threads may call `close` only."""
@@ -88,6 +93,10 @@ class Service:
     _is_closing = False
     # when the next ping is due
     _pings_at = 0.0
+    # why it cannot serve: the secret cannot be obtained, or too few files may be open
+    _problem = ""
+    # until when it waits, at its end, for the tasks to learn that
+    _inform_until = math.inf
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread.
@@ -95,11 +104,8 @@ class Service:
         `name_of` returns how messages name a rank. Raises OSError if the port cannot be used.
         """
         self.address = address
-        # why it cannot serve: the secret cannot be obtained, or too few files may be open
-        self._problem = ""
-        # the ranks that know that, and until when it waits for the others
+        # the ranks that know why it cannot serve
         self._informed: set[object] = set()
-        self._inform_until = math.inf
         try:
             self._secret = Secret()
             _allow_connections(address)
@@ -112,12 +118,6 @@ class Service:
         self._silence = Silence(address)
         self._monitor = Monitor(self.send, name_of, self._silence)
         self._name_of = name_of
-        self._own = Process(
-            rank=address.rank,
-            role="service",
-            number="",
-            pid=os.getpid(),
-        )
         # by the first key of a message
         self._receivers = {
             "gather": self._rounds.message,
@@ -138,12 +138,24 @@ class Service:
         )
         self._thread.start()
 
+    @property
+    def _own_name(self) -> str:
+        return self._monitor.describe(
+            Process(
+                rank=self.address.rank,
+                role="service",
+                number="",
+                pid=os.getpid(),
+            )
+        )
+
     def send(self, ranks: Container[int] | None, message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
         # This task comes last: see _SEND_BYTES.
-        links = self._links.values()
-        for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
+        for link in sorted(
+            self._links.values(), key=lambda link: link.process.rank == self.address.rank
+        ):
             is_meant = ranks is None or link.process.rank in ranks
             if is_meant and link.writer and not link.writer.is_closing():
                 link.writer.write(line)
@@ -162,21 +174,28 @@ class Service:
         self._socket.listen(_BACKLOG)
         while not self._training.is_leaving or self._has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
-            now = monotonic()
-            if self._departed:  # one message, as large steps end at once
-                self.send(None, {"left": self._departed})
-                self._departed = []
-            self._rounds.tick(now)
-            self._find_silent()
-            if not self._silence.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
-                self._monitor.tick()
-        self._is_closing = True
-        self.send(None, {"closing": True})
-        begin = monotonic()
-        while self._links and monotonic() < begin + self.address.grace:
-            await asyncio.sleep(_TICK_SECONDS / 25)
+            self._tick()
+        await self._close_links()
         server.close()
         await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
+
+    def _tick(self) -> None:
+        if self._departed:  # one message, as large steps end at once
+            self.send(None, {"left": self._departed})
+            self._departed = []
+        self._rounds.tick(monotonic())
+        self._ping()
+        self._name_silent()
+        self._end_silent()
+        if not self._silence.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
+            self._monitor.tick()
+
+    async def _close_links(self) -> None:
+        self._is_closing = True
+        self.send(None, {"closing": True})
+        until = monotonic() + self.address.grace
+        while self._links and monotonic() < until:
+            await asyncio.sleep(_TICK_SECONDS / 25)
 
     def _has_to_tell(self) -> bool:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""
@@ -217,20 +236,19 @@ class Service:
         """
         if self._problem:
             await self._tell_problem(reader, writer)
-        challenge = secrets.token_hex(16)
-        key = self._secret.key
         if self._secret.is_due:  # munge may take long
-            await asyncio.get_running_loop().run_in_executor(None, self._secret.offer)
-        offer = self._secret.offer()
-        writer.write(encode({"protocol": PROTOCOL, "challenge": challenge, "offer": offer}))
-        hello = decode(await reader.readuntil())
+            await asyncio.get_running_loop().run_in_executor(None, self._secret.renew)
+        challenge = secrets.token_hex(16)
+        offer = self._secret.offer
+        _send(writer, {"protocol": PROTOCOL, "challenge": challenge, "offer": offer})
+        hello = await _receive(reader)
         proof = hello.pop("proof", None)
         if hello.get("identity") != self.address.identity:
             _refuse(writer, {"other": True})
         process = self._process_of(hello)
         if not is_proof(
             proof,
-            key,
+            self._secret.key,
             "task",
             challenge,
             hello,
@@ -239,73 +257,76 @@ class Service:
         self._refuse_rival(process, writer)
         answer = {
             "proof": prove(
-                key,
+                self._secret.key,
                 "service",
                 challenge,
                 hello,
             ),
             "grace": self.address.grace,
             "rank": self.address.rank,
-            "service": self._monitor.describe(self._own),
+            "service": self._own_name,
         }
         if process.role == "observer":
-            silent = self._silence.silent_for(self.address.grace / 2)
-            names = [*map(self._monitor.describe, silent)]
-            answer.update(self._monitor.status(), silent=names)
-        writer.write(encode(answer))
+            silent = map(self._monitor.describe, self._silence.silent_for(self.address.grace / 2))
+            answer.update(self._monitor.status(), silent=[*silent])
+        _send(writer, answer)
         return process
 
     async def _tell_problem(self, reader: StreamReader, writer: StreamWriter) -> NoReturn:
         """Tells the process that connects why this service cannot serve."""
-        identity = self.address.identity
-        problem = f"it cannot start: {self._problem.rstrip('.')}"
-        writer.write(encode({"protocol": PROTOCOL, "identity": identity, "refused": problem}))
-        hello = decode(await reader.readuntil())
+        _send(
+            writer,
+            {
+                "protocol": PROTOCOL,
+                "identity": self.address.identity,
+                "refused": f"it cannot start: {self._problem.rstrip('.')}",
+            },
+        )
+        hello = await _receive(reader)
         self._informed.add(str(hello.get("rank")))
         raise ConnectionRefusedError
 
     def _process_of(self, hello: Message) -> Process:
         """Returns the process that says hello; raises OSError if it cannot be one of this step."""
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
-        is_valid = (
+        if (
             process.role in ("program", "launcher", "observer")
             and {*map(type, hello.values())} <= {int, str}
             and type(process.rank) is int
             and 0 <= process.rank < self.address.num_tasks
-        )
-        if not is_valid:
-            raise ConnectionRefusedError
-        return process
+        ):
+            return process
+        raise ConnectionRefusedError
 
     def _refuse_rival(self, process: Process, writer: StreamWriter) -> None:
         """Raises OSError if a process cannot represent its task beside another one.
 
         It may also be a stranger, or need the next service.
         """
-        is_task = process.role != "observer"
-        link = self._links.get(process.rank) if is_task else None
+        link = None if process.role == "observer" else self._links.get(process.rank)
         if link and link.process.number == process.number:  # it returns
             return
         if link and link.writer:
-            why = (
-                f"rank {process.rank} is represented by process {link.process.pid}, which still "
-                f"runs; process {process.pid} is its child, or a second program in the task"
+            _refuse(
+                writer,
+                {
+                    "refused": f"rank {process.rank} is represented by process {link.process.pid}, "
+                    f"which still runs; process {process.pid} is its child, or a second program in "
+                    "the task"
+                },
             )
-            _refuse(writer, {"refused": why})
         if self._is_closing or (link and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         """Passes on what a process sends, and notes why its connection ends."""
         link = self._enter(process, writer)
-        seconds = self.address.grace / 2  # once to notice the silence, and once to return
-        reason = f"its node has not answered for {self.address.grace:g} s"
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-        detect_dead_peers(sock, seconds)
+        detect_dead_peers(sock, self.address.grace / 2)
         try:
             while True:
-                message = decode(await reader.readuntil())
+                message = await _receive(reader)
                 if "goodbye" in message:
                     self._end(link, message["goodbye"])
                     return
@@ -313,23 +334,29 @@ class Service:
                     self.send(None, {"silent": f"{self._name_of(process.rank)} answers again"})
                 if "pong" not in message:
                     self._receivers[next(iter(message))](process, message)
-        except (EOFError, ConnectionError) as error:
-            if self._is_closing and link.writer is writer:  # it has all messages
-                self._links.pop(process.rank, None)
-                link.writer = None
+        except BaseException as error:
+            if link.writer is writer:
+                self._lose(link, error)
+            raise
+
+    def _lose(self, link: _Link, error: BaseException) -> None:
+        """Notes that a connection has failed; the process is lost unless it returns in time."""
+        link.writer = None
+        seconds = self.address.grace / 2  # once to notice the silence, and once to return
+        link.reason = f"its node has not answered for {self.address.grace:g} s"
+        if isinstance(error, (EOFError, ConnectionError)):
+            if self._is_closing:  # it has all messages
+                self._links.pop(link.process.rank, None)
+                return
             # After an outage, a node resets the connections that it has given up before it returns;
             # a firewall may do so, too.
-            reason = f"its connection was reset, and it has not returned for {seconds:g} s"
+            link.reason = f"its connection was reset, and it has not returned for {seconds:g} s"
             if not isinstance(error, ConnectionResetError):
                 seconds = Timeouts.closed
-                reason = "its process has ended"
-        finally:
-            if link.writer is writer:
-                link.writer = None
-                self._silence.heard(process)
-                link.reason = reason
-                link.loss = asyncio.get_running_loop().call_later(seconds, self._end, link, reason)
-                self._rounds.disconnected(process)
+                link.reason = "its process has ended"
+        link.loss = asyncio.get_running_loop().call_later(seconds, self._end, link, link.reason)
+        self._silence.heard(link.process)
+        self._rounds.disconnected(link.process)
 
     def _tell(self, process: Process, message: Message) -> None:
         """Tells all tasks what a process tells them."""
@@ -339,36 +366,36 @@ class Service:
 
     def _enter(self, process: Process, writer: StreamWriter) -> _Link:
         """Lets a process represent its task by this connection, and tells it what others tell."""
-        link = self._links.get(process.rank)
-        if link and link.loss:
+        link = self._links.setdefault(process.rank, _Link(process))
+        if link.loss:
             link.loss.cancel()
-        if link is None or link.process.number != process.number:
-            if link:  # it has ended, and this process follows it
-                self._training.ended(link.process, link.reason)
-                self._monitor.ended(link.process)
+        if link.process.number != process.number:  # it has ended, and this process follows it
+            self._report_end(link.process, link.reason)
             link = self._links[process.rank] = _Link(process)
-        elif link.writer:
-            link.writer.close()
+        else:
+            link.close()
         link.writer = writer
         for message in self._told.values():
-            writer.write(encode(message))
+            _send(writer, message)
         if self._is_closing:
-            writer.write(encode({"closing": True}))
+            _send(writer, {"closing": True})
         return link
 
-    def _find_silent(self) -> None:
-        """Pings all processes, names those that are silent, and ends them after a longer time."""
+    def _ping(self) -> None:
         now = self._silence.now
         if now >= self._pings_at:
             self._pings_at = now + self.address.grace / _PINGS
-            self.send(None, {"ping": self._monitor.describe(self._own)})
+            self.send(None, {"ping": self._own_name})
             for link in self._links.values():
                 if link.writer:
                     self._silence.await_answer(link.process)
-        new = self._silence.find()
-        if new:
-            names = [*map(self._monitor.describe, new)]
+
+    def _name_silent(self) -> None:
+        names = [*map(self._monitor.describe, self._silence.find())]
+        if names:
             self.send(None, {"silent": describe(names, self.address)})
+
+    def _end_silent(self) -> None:
         for process in self._silence.silent_for(self.address.silence):
             self._end(self._links[process.rank], why_lost(self.address))
             self._rounds.end_without(process.rank)
@@ -378,22 +405,31 @@ class Service:
         process = link.process
         if failure:
             self.send(None, {"gone": process.rank, "why": failure})
+        elif process.role == "program":
+            self._departed.append(process.rank)
         self._links.pop(process.rank, None)
         self._silence.heard(process)
-        if link.writer:  # it may be stopped: it learns the reason once it continues
-            link.writer.close()
-        link.writer = None
+        link.close()  # it may be stopped: it learns the reason once it continues
         if failure or process.role == "program":  # else its program follows
             self._rounds.ended(process, failure)
+        self._report_end(process, failure)
+
+    def _report_end(self, process: Process, failure: str) -> None:
         self._training.ended(process, failure)
         self._monitor.ended(process)
-        if not failure and process.role == "program":
-            self._departed.append(process.rank)
+
+
+def _send(writer: StreamWriter, message: Message) -> None:
+    writer.write(encode(message))
+
+
+async def _receive(reader: StreamReader) -> Message:
+    return decode(await reader.readuntil())
 
 
 def _refuse(writer: StreamWriter, message: Message) -> NoReturn:
     """Tells a process why it is refused, and raises OSError."""
-    writer.write(encode(message))
+    _send(writer, message)
     raise ConnectionRefusedError
 
 
