@@ -98,32 +98,36 @@ def describe(workers: Workers, nodes: int = 0) -> str:
         nodes: on how many nodes they run; 0 if that is not known.
     """
     reports = workers.values()
-    shares = _mean_shares(workers)
     steps = max((report.steps for report in reports), default=0)
     if not steps:
         return ""
     epochs = max(report.epochs for report in reports)
-    parts = [
-        f"{cause} {share:.0%}"
-        for cause, share in sorted(shares.items(), key=itemgetter(1), reverse=True)
-        if share >= _SHOWN
-    ]
-    memory = max(report.gpu_memory for report in reports)
-    if memory:
-        parts.append(f"GPU memory at most {memory / 2**30:.1f} GiB")
-    busy = [report.gpu_busy for report in reports if report.gpu_busy is not None]
-    if busy:
-        parts.append(f"GPUs busy {statistics.mean(busy):.0%} of the time")
-    slow = slowest(workers)
-    if slow:
-        parts.append(f"slowest: {slow}")
     ms = statistics.median(report.ms for report in reports)
     pace = f", {ms:.1f} ms a step" if ms else ""  # of one step, it is not known
     place = f" on {counted(nodes, 'node')}" if nodes else ""
     return (
         f"{counted(epochs, 'epoch')}, {counted(steps, 'step')} in {brief(seconds_of(workers))} s "
-        f"with {counted(len(workers), 'worker')}{place}{pace}: {', '.join(parts)}"
+        f"with {counted(len(workers), 'worker')}{place}{pace}: {', '.join(_details(workers))}"
     )
+
+
+def _details(workers: Workers) -> list[str]:
+    """Returns the share of each cause, and what is known of the GPUs and of a slow worker."""
+    parts = [
+        f"{cause} {share:.0%}"
+        for cause, share in sorted(_mean_shares(workers).items(), key=itemgetter(1), reverse=True)
+        if share >= _SHOWN
+    ]
+    memory = max(report.gpu_memory for report in workers.values())
+    if memory:
+        parts.append(f"GPU memory at most {memory / 2**30:.1f} GiB")
+    busy = [report.gpu_busy for report in workers.values() if report.gpu_busy is not None]
+    if busy:
+        parts.append(f"GPUs busy {statistics.mean(busy):.0%} of the time")
+    slow = slowest(workers)
+    if slow:
+        parts.append(f"slowest: {slow}")
+    return parts
 
 
 def advise(workers: Workers) -> list[str]:
@@ -136,7 +140,7 @@ def advise(workers: Workers) -> list[str]:
     # Where it is not known how long the others wait, they wait for the slowest one.
     waits_unseen = slow and STEPS in workers[slow].seconds
     shares = _mean_shares({slow: workers[slow]} if waits_unseen else workers)
-    cause = max(_REMEDIES, key=lambda cause: shares[cause])
+    cause = max(_REMEDIES, key=shares.__getitem__)
     share = shares[cause]
     is_whole = any(report.whole_data for report in workers.values())
     if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
