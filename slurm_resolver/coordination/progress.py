@@ -63,10 +63,11 @@ class Report(NamedTuple):
     def where(self) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
         text = f"in step {self.step}" if self.step else "before step 1"
-        if self.stage != TRAINING:
-            text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
-        fits = self.stage in (TRAINING, VALIDATION)
-        return f"{text} of epoch {self.epoch}" if fits else text
+        if self.stage == TRAINING:
+            return f"{text} of epoch {self.epoch}"
+        if self.stage == VALIDATION:
+            return f"{text} of the validation of epoch {self.epoch}"
+        return f"{text} of {self.stage}"
 
     def does(self) -> str:
         """Returns what the worker does, such as "in step 811, saving"."""

@@ -28,10 +28,11 @@ _LONGEST_TICK = 1.0
 class Silence:
     """What a process knows of the answers of other processes, or of the ranks of these."""
 
+    # A clock that stands still while this process is stopped itself: it blames no other then.
+    now = 0.0
+
     def __init__(self, address: ServiceAddress) -> None:
         self._address = address
-        # A clock that stands still while this process is stopped itself: it blames no other then.
-        self.now = 0.0
         self._ticked_at = monotonic()
         # since when a message of them is due
         self._since: dict[Any, float] = {}
