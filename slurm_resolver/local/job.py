@@ -176,14 +176,10 @@ class _Step:
             self._call_later(
                 left, self._end_all, f"the time limit of {options.time_limit} s is reached"
             )
-            if options.limit_signal and left > options.limit_signal[1]:
+            if options.limit_signal:
                 number, seconds = options.limit_signal
-                self._call_later(
-                    left - seconds,
-                    self._send_limit_signal,
-                    number,
-                    seconds,
-                )
+                if left > seconds:
+                    self._call_later(left - seconds, self._send_limit_signal, number, seconds)
         if options.fail_after is not None:
             self._call_later(options.fail_after, self._fail_as_planned, options.num_tasks - 1)
         if options.preempt_after is not None:
@@ -277,5 +273,6 @@ class _Step:
 
 def _describe_end(rank: int, status: int) -> str:
     name = signals.signal_name(status - 128)
-    how = f"was ended by {name}" if name else f"ended with exit status {status}"
-    return f"task {rank} {how}"
+    if name:
+        return f"task {rank} was ended by {name}"
+    return f"task {rank} ended with exit status {status}"
