@@ -63,11 +63,6 @@ class Watch:
         """Starts the step on the last of these nodes, as it may be a spare one, unless it runs."""
         if not self._every or not nodes or (self._srun and self._srun.poll() is None):
             return
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("SLURM") or name in _KEPT_VARIABLES
-        }
         self._srun = subprocess.Popen(
             [
                 "srun",
@@ -81,7 +76,7 @@ class Watch:
                 job_ref,
                 *self._end.split(),
             ],
-            env=environ,
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,  # srun reports each end, also the one of `stop`
@@ -101,3 +96,11 @@ class Watch:
             words = srun.communicate(timeout=_END_SECONDS)[1].strip()
         srun.kill()
         return words if ended else ""
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM") or name in _KEPT_VARIABLES
+    }

@@ -155,28 +155,18 @@ class StepOutput(FailureReader):
         """Returns why the step has ended, if srun's status is not 0."""
         self.feed(b"\n")
         status = self.status
-        kind = "task"
         line = ""
-        reported = self.reported
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
             end = self.node
             status = 1
             kind = "node" if end.node else "refused"
-        elif reported and not reported.follows:
-            end = reported
-            if SAVED.match(reported.line):
-                kind = "saved"
-            else:
-                first = self.first() or reported
-                task_end = first
-                if not first.is_end:
-                    line = first.line
-                    task_end = self.ends.get(first.rank, reported)
-                if task_end.follows and not task_end.line.startswith("Exited"):  # srun has ended it
-                    task_end = reported
-                # The log may not say which task it was.
-                end = (first if first.rank else reported)._replace(line=task_end.line)
+        elif self.reported and not self.reported.follows:
+            end = self.reported
+            kind = "saved"
+            if not SAVED.match(end.line):
+                end, line = self._first_end(end)
+                kind = "task"
             status = _status_of(end.line)
         elif self.all_end:
             end = Failure(0, "cancelled", other="the step")
@@ -197,6 +187,22 @@ class StepOutput(FailureReader):
             node=end.node,
             progress=self._progress,
         )
+
+    def _first_end(self, reported: Failure) -> tuple[Failure, str]:
+        """Returns the end of the task that failed first, and its error in the output, or ''.
+
+        `reported` is the task whose end srun reports first.
+        """
+        first = self.first() or reported
+        task_end = first
+        line = ""
+        if not first.is_end:
+            line = first.line
+            task_end = self.ends.get(first.rank, reported)
+        if task_end.follows and not task_end.line.startswith("Exited"):  # srun has ended it
+            task_end = reported
+        # The log may not say which task it was.
+        return (first if first.rank else reported)._replace(line=task_end.line), line
 
 
 def _status_of(end: str) -> int:
@@ -242,10 +248,7 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
             return
         if output.leaves_tasks:
             process.terminate()
-        seconds = _KILL_SECONDS
-        with contextlib.suppress(OSError):
-            seconds = float(scontrol.show_config()["KillWait"].split()[0])
-        if not ended.wait(seconds + _REPORT_SECONDS):
+        if not ended.wait(_find_kill_wait() + _REPORT_SECONDS):
             process.kill()
 
     ending = threading.Thread(target=end_tasks, daemon=True)
@@ -259,3 +262,9 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
     ended.set()
     output.status = signals.shell_status(process.returncode)
     return output
+
+
+def _find_kill_wait() -> float:
+    with contextlib.suppress(OSError):
+        return float(scontrol.show_config()["KillWait"].split()[0])
+    return _KILL_SECONDS
