@@ -82,15 +82,17 @@ class SupervisorOptions(NamedTuple):
 class Supervisor:
     """Runs the step, and starts it again; `step` has the variables of the batch file."""
 
+    # srun's option for sharing a node, once a former step holds anything
+    _sharing: Sequence[str] = ()
+
     def __init__(self, options: SupervisorOptions, step: SlurmStep, relay: SignalRelay) -> None:
         self._options = options
         self._step = step
         self._relay = relay
         self._failures: list[StepFailure] = []  # one for each start
-        self._suspects: dict[str, str] = {}  # the reason, by node
         self._states: Fields = {}  # of all nodes that the job has had
+        self._suspects: dict[str, str] = {}  # the reason, by node
         self._holding: set[str] = set()  # nodes on which a former step has not ended
-        self._sharing: list[str] = []  # srun's option for it, once a former step holds anything
         self._watch = Watch(options.watch, options.requeue)
 
     def run(self) -> int:
@@ -136,20 +138,7 @@ class Supervisor:
         least = options.min_nodes or wanted or 1
         to_check = options.check
         while True:
-            healthy = healthy_nodes(self._states)
-            most = len(healthy) if to_check else wanted
-            chosen = choose(
-                healthy,
-                self._suspects,
-                most,
-                least,
-            )
-            if not chosen:
-                raise NoRestartError(
-                    f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
-                    f"expected {least} or more (see --min-nodes)",
-                    requeue=True,
-                )
+            chosen = self._choose(len(self._states) if to_check else wanted, least)
             if to_check:
                 output = self._run_on(chosen, [options.command[0], *_CHECK])
                 if output.status and not output.bad:
@@ -168,6 +157,23 @@ class Supervisor:
             self._suspects.update(output.bad)
             self._update_states(output.left_on(chosen))
 
+    def _choose(self, wanted: int, least: int) -> list[str]:
+        """Returns the nodes for the next start, or raises NoRestartError if too few are left."""
+        healthy = self._healthy
+        chosen = choose(
+            healthy,
+            self._suspects,
+            wanted,
+            least,
+        )
+        if not chosen:
+            raise NoRestartError(
+                f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
+                f"expected {least} or more (see --min-nodes)",
+                requeue=True,
+            )
+        return chosen
+
     def _announce(self, nodes: Sequence[str]) -> None:
         """Tells the user and the tasks that the next step is a restart, if it is one."""
         restarts = len(self._failures)
@@ -184,18 +190,20 @@ class Supervisor:
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
-        others = [name for name in healthy_nodes(self._states) if name != self._step.node_name]
+        others = [name for name in self._healthy if name != self._step.node_name]
         self._watch.start(self._job_ref, others)
-        full = [  # an option of the user's own comes later, and counts
-            command[0],
-            f"--nodes={len(nodes)}",
-            f"--ntasks={len(nodes) * each}",
-            f"--ntasks-per-node={each}",
-            f"--nodelist={compress_hostlist(nodes)}",
-            *self._sharing,
-            *command[1:],
-        ]
-        return run_step(full, self._relay)
+        return run_step(
+            [  # an option of the user's own comes later, and counts
+                command[0],
+                f"--nodes={len(nodes)}",
+                f"--ntasks={len(nodes) * each}",
+                f"--ntasks-per-node={each}",
+                f"--nodelist={compress_hostlist(nodes)}",
+                *self._sharing,
+                *command[1:],
+            ],
+            self._relay,
+        )
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
@@ -205,17 +213,18 @@ class Supervisor:
         why = _FINAL.get(failure.kind)
         if why:
             raise NoRestartError(why.format(failure.status))
-        node = failure.node
         if same_again(self._failures):
-            is_other = node != self._failures[-2].node
-            if node is None or node in self._suspects or is_other or not spare:
-                raise NoRestartError(
-                    "the last two failures were the same, without any progress in between"
-                )
-            # The node may be the cause: try once more without it.
-            self._suspects[node] = "the same failure twice"
+            self._suspect(failure.node if spare else None)
         if len(self._failures) > self._options.restarts:
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
+
+    def _suspect(self, node: str | None) -> None:
+        if node is None or node in self._suspects or node != self._failures[-2].node:
+            raise NoRestartError(
+                "the last two failures were the same, without any progress in between"
+            )
+        # The node may be the cause: try once more without it.
+        self._suspects[node] = "the same failure twice"
 
     def _update_states(self, unended: Collection[str] = ()) -> None:
         """Asks for the states of the job's nodes; raises NoRestartError if the job ends.
@@ -227,26 +236,7 @@ class Supervisor:
         while not relay.received:
             try:
                 self._end_former_step(unended)
-                self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
-                if self._failures:  # the batch file decides about the first start
-                    stop_if_job_ends(
-                        slurm_job,
-                        self._step.restart_count or 0,
-                        self._options.least_time,
-                        time.time(),
-                    )
-                states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
-                # of a controller that has just started
-                if any(state.startswith("UNKNOWN") for state in states.values()):
-                    raise OSError("nodes have not registered with the controller yet")
-                self._states = {
-                    **dict.fromkeys(self._states, LOST),
-                    **states,
-                    **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
-                }
-                host = self._step.node_name or ""
-                if self._states.get(host) == LOST:
-                    raise NoRestartError(f"the job has lost {host}, this node", requeue=True)
+                self._ask_for_states()
                 return
             except OSError as error:
                 if time.monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
@@ -257,6 +247,32 @@ class Supervisor:
             relay.wait(5.0)
         raise NoRestartError(f"received {relay.received.name}", requeue=True)
 
+    def _ask_for_states(self) -> None:
+        """Asks once; raises OSError if Slurm cannot say the states now."""
+        self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
+        if self._failures:  # the batch file decides about the first start
+            stop_if_job_ends(
+                slurm_job,
+                self._step.restart_count or 0,
+                self._options.least_time,
+                time.time(),
+            )
+        states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
+        # of a controller that has just started
+        if any(state.startswith("UNKNOWN") for state in states.values()):
+            raise OSError("nodes have not registered with the controller yet")
+        self._states = {
+            **dict.fromkeys(self._states, LOST),
+            **states,
+            **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
+        }
+        self._check_own_node()
+
+    def _check_own_node(self) -> None:
+        host = self._step.node_name or ""
+        if self._states.get(host) == LOST:
+            raise NoRestartError(f"the job has lost {host}, this node", requeue=True)
+
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
@@ -264,13 +280,16 @@ class Supervisor:
         while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
             if time.monotonic() > until:
                 self._holding.update(unended)
-                self._sharing = ["--overlap"]
+                self._sharing = ("--overlap",)
                 return
             relay.wait(_POLL_SECONDS)
 
+    @property
+    def _healthy(self) -> list[str]:
+        return healthy_nodes(self._states)
+
     def _without(self, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
-        healthy = healthy_nodes(self._states)
-        reasons = {**self._states, **{name: self._suspects.get(name, "") for name in healthy}}
+        reasons = {**self._states, **{name: self._suspects.get(name, "") for name in self._healthy}}
         out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
         return f", without {', '.join(out)}" if out else ""
