@@ -159,12 +159,15 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
     divided = blocks.flat_map(functools.partial(_own_rows, sharing, find_origins(source)))
     for mapping in maps:
         divided = _mapped(divided, mapping)
-    # The last batch may have another number of rows.
-    divided = divided.group_by_window(
-        key_func=_number_of_own,
-        reduce_func=_batch,
-        window_size_func=tf.identity,
-    )
+    own = int(tf.math.count_nonzero(_is_own(size, sharing)))
+    if not drops and _may_leave_few(source, size, own, sharing):
+        divided = divided.group_by_window(
+            key_func=_number_of_own,
+            reduce_func=_batch,
+            window_size_func=tf.identity,
+        )
+    else:
+        divided = divided.batch(own)
     for later in after:
         if is_one_of(later, _MAPS):
             _check_rows(later)
@@ -172,6 +175,16 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
         else:
             divided = type(later)(divided, private_names.COUNT.of(later))
     return divided.map(_as_share).with_options(dataset.options()), size
+
+
+def _may_leave_few(source: tf.data.Dataset, size: int, own: int, sharing: Sharing) -> bool:
+    """Whether the last batch may have too few rows for all replicas, but more than `own`.
+
+    All workers have all these rows, which `batch(own)` would make several batches.
+    """
+    elements = int(source.cardinality())
+    left = elements % size if elements >= 0 else sharing.replicas - 1
+    return elements != tf.data.INFINITE_CARDINALITY and own < left < sharing.replicas
 
 
 @without_conversion
@@ -194,10 +207,7 @@ def _batch(num_own: tf.Tensor, window: tf.data.Dataset) -> tf.data.Dataset:
 def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.data.Dataset:
     """Returns the elements of this worker's rows of a batch, each with what is known of it."""
     count = count_rows(block)
-    number = tf.range(count) - sharing.first_replica
-    is_own = number % sharing.replicas < sharing.local_replicas
-    is_own |= count < sharing.replicas  # too few for all replicas, which have all of them
-    places = tf.where(is_own)[:, 0]
+    places = tf.where(_is_own(count, sharing))[:, 0]
     about = _About(
         share(tf.nest.map_structure(_without_folder, block), origins).digest,
         count,
@@ -206,6 +216,13 @@ def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.d
     rows = tf.nest.map_structure(lambda value: tf.gather(value, places), block)
     abouts = tf.data.Dataset.from_tensors(about).repeat()
     return tf.data.Dataset.zip((abouts, tf.data.Dataset.from_tensor_slices(rows)))
+
+
+def _is_own(count: int | tf.Tensor, sharing: Sharing) -> tf.Tensor:
+    """Whether this worker has each of so many rows."""
+    number = tf.range(count) - sharing.first_replica
+    is_own = number % sharing.replicas < sharing.local_replicas
+    return is_own | (count < sharing.replicas)  # too few for all replicas, which have all of them
 
 
 def _without_folder(value: tf.Tensor) -> tf.Tensor:

@@ -32,6 +32,8 @@ DRAWN = tf.random.Generator.from_seed(1)
 # Each worker makes its own rows of these.
 DIVIDED = """
 ROWS.map(double).batch(4)
+ROWS.map(double).batch(8)
+ROWS.filter(lambda x: x > -1).map(double).batch(8)
 ROWS.filter(lambda x: x > 1).map(double).batch(2).prefetch(1)
 ROWS.map(double, num_parallel_calls=2, deterministic=False).batch(5, drop_remainder=True)
 ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
