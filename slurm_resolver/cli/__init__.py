@@ -11,7 +11,7 @@ import importlib
 import io
 import os
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -68,33 +68,31 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
             allow_abbrev=False,  # --ntasks is not --ntasks-per-node
         )
         if name in complete:
-            module = importlib.import_module(f"slurm_resolver.cli.{name}")
-            command.description = module.DESCRIPTION
-            command.epilog = module.EPILOG
-            command.set_defaults(
-                function=module.main,
-                refuse=command.error,
-                slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
-            )
-            module.add_arguments(OptionAdder(command))
+            _add_options(command, name)
     return parser
+
+
+def _add_options(command: ArgumentParser, name: str) -> None:
+    module = importlib.import_module(f"slurm_resolver.cli.{name}")
+    command.description = module.DESCRIPTION
+    command.epilog = module.EPILOG
+    command.set_defaults(
+        function=module.main,
+        refuse=command.error,
+        slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
+    )
+    module.add_arguments(OptionAdder(command))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, or the words of a caller, and returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
     if argv is None:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a terminal may only know ASCII
-                stream.reconfigure(errors="backslashreplace", line_buffering=True)
-    if not words:
+        argv = sys.argv[1:]
+        _print_any_text()
+    if not argv:
         build_parser(()).print_help()
         return 2  # a script should notice that nothing was done
-    # The parser's own options end the program, so the subcommand is the first other word.
-    parser = build_parser([word for word in words if not word.startswith("-")][:1])
-    args, unknown = parser.parse_known_args(words)
-    if unknown:
-        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
+    args = _parse(argv)
     try:
         return int(args.function(args))
     except SlurmResolverError as error:
@@ -105,3 +103,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):  # as in: slurm-resolver explain log | head
             print_line(f"cannot write the output: {error.strerror}", "slurm-resolver")
         return 2
+
+
+def _print_any_text() -> None:
+    """Lets a terminal that may only know ASCII show any text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+
+
+def _parse(words: Sequence[str]) -> Namespace:
+    """Returns the options and arguments of the subcommand; ends the program for a wrong one."""
+    # The parser's own options end the program, so the subcommand is the first other word.
+    parser = build_parser([word for word in words if not word.startswith("-")][:1])
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
+    return args

@@ -8,6 +8,8 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Sequence
+from typing import NoReturn
 
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
@@ -24,6 +26,7 @@ from slurm_resolver.errors import (
     SlurmResolverError,
     find_rendezvous_error,
 )
+from slurm_resolver.preflight.result import FAILED, Result
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.timeouts import Timeouts
 
@@ -59,18 +62,27 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
-    # Imported here: --help does not need them, and they take long.
-    from slurm_resolver.coordination.client import leave_all
-    from slurm_resolver.preflight.result import FAILED, Result
-    from slurm_resolver.preflight.step_checks import check_step
-
-    until = time.monotonic() + args.timeout
     step = SlurmStep.read()
     if args.collective and "ps" in (args.jobs or {}):
         raise JobsError(
             "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
             "not start in a cluster with parameter servers. Remove ps."
         )
+    results, is_printing = _check(step, args)
+    counts = Counter(result.status for result in results)
+    if is_printing:
+        _print(results, counts, args)
+    if args.collective and not counts[FAILED]:
+        _measure(args)
+    return int(counts[FAILED] > 0)
+
+
+def _check(step: SlurmStep, args: Namespace) -> tuple[list[Result], bool]:
+    """Returns the results, and whether this task prints them."""
+    # Imported here: --help does not need it, and it takes long.
+    from slurm_resolver.preflight.step_checks import check_step
+
+    until = time.monotonic() + args.timeout
     try:
         cluster = resolve_step(step, cluster_options(args)._replace(until=until))
         if not cluster.service:
@@ -79,35 +91,32 @@ def main(args: Namespace) -> int:
                 "of its tasks together; on this machine alone, with slurm-resolver run -n 2 -- "
                 "slurm-resolver check"
             )
-        printing = cluster.service.hosts_service
-        results = check_step(cluster, until - time.monotonic())
+        return check_step(cluster, until - time.monotonic()), cluster.service.hosts_service
     except SlurmResolverError as error:
         cause = find_rendezvous_error(error)
         if not cause:
             raise
-        results = [Result("presence", FAILED, str(error))]
-        printing = cause.unreached or step.rank == 0
-    counts = Counter(result.status for result in results)
-    status = 1 if counts[FAILED] else 0
-    if printing and args.json:
-        print(json.dumps({"ok": not status, "checks": [result._asdict() for result in results]}))
-    elif printing:
-        for result in results:
-            if args.verbose or result.is_bad:
-                print(checked(*result))
-        summary = ", ".join(f"{number} {name}" for name, number in counts.items())
-        print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
-    if args.collective and not status:
-        leave_all()
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        # This process becomes one that imports TensorFlow, which no command does.
-        os.execv(
-            sys.executable,
-            [
-                sys.executable,
-                "-m",
-                "slurm_resolver.tf.collective_check",
-                json.dumps({"resolver": values_of(args, ClusterOptions), "json": args.json}),
-            ],
-        )
-    return status
+        return [Result("presence", FAILED, str(error))], cause.unreached or step.rank == 0
+
+
+def _print(results: Sequence[Result], counts: Counter[str], args: Namespace) -> None:
+    if args.json:
+        checks = [result._asdict() for result in results]
+        print(json.dumps({"ok": not counts[FAILED], "checks": checks}))
+        return
+    for result in results:
+        if args.verbose or result.is_bad:
+            print(checked(*result))
+    summary = ", ".join(f"{number} {name}" for name, number in counts.items())
+    print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
+
+
+def _measure(args: Namespace) -> NoReturn:
+    """Replaces this process by one that imports TensorFlow, which no command does."""
+    from slurm_resolver.coordination.client import leave_all
+
+    leave_all()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    options = {"resolver": values_of(args, ClusterOptions), "json": args.json}
+    module = "slurm_resolver.tf.collective_check"
+    os.execv(sys.executable, [sys.executable, "-m", module, json.dumps(options)])
