@@ -63,21 +63,27 @@ def main(args: Namespace) -> int:
     for path in args.logs or ["-"]:
         name = printable(path)
         try:
-            with open(0 if path == "-" else path, "rb") as stream:
-                written = os.fstat(stream.fileno()).st_mtime
-                logs.append((written, read_last_start(stream, name)))
+            logs.append(_read(path, name))
         except OSError as error:
             print_line(f"{name}: {error.strerror or error}", "slurm-resolver explain")
             status = 2
     # The other tasks end after the one that failed first, and so do their logs.
     readers = [reader for _, reader in sorted(logs, key=itemgetter(0))]
     has_failed = any(reader.has_failed for reader in readers)
-    usage = [line for reader in readers for line in reader.usage]
-    for line in (*_explain(readers, has_failed), *usage):
+    lines = _explain(readers, has_failed)
+    for reader in readers:
+        lines += reader.usage
+    for line in lines:
         print(line)
     if not has_failed and not status:
         print_line(_NO_FAILURE, "slurm-resolver explain")
     return status or int(has_failed)
+
+
+def _read(path: str, name: str) -> tuple[float, FailureReader]:
+    """Returns when a log was last written, and the reader of its last start."""
+    with open(0 if path == "-" else path, "rb") as stream:
+        return os.fstat(stream.fileno()).st_mtime, read_last_start(stream, name)
 
 
 def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
@@ -95,23 +101,15 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     first = readers[0].first() if readers else None
     lines = []
     if first and not first.follows:
+        _move_to_front(first, readers[0].file, findings)
         lines.append(_describe_first(first, readers, findings))
     label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
     return lines + _describe_findings(findings, label)
 
 
-def _describe_first(
-    first: Failure, readers: Sequence[FailureReader], findings: list[Finding]
-) -> str:
-    """Returns the line that names what failed first, and moves its findings to the front.
-
-    Args:
-        first: the first failure in the log of the first reader.
-        readers: of all logs.
-        findings: in all logs.
-    """
+def _move_to_front(first: Failure, file: str, findings: list[Finding]) -> None:
+    """Sorts the findings, so that those of the first failure, which is in `file`, come first."""
     known, _ = search(first.line)
-    file = readers[0].file
     findings.sort(
         key=lambda finding: (
             finding.file != file,
@@ -119,15 +117,33 @@ def _describe_first(
             finding.line_number != first.line_number and finding.known is not known,
         )
     )
+
+
+def _describe_first(
+    first: Failure, readers: Sequence[FailureReader], findings: Sequence[Finding]
+) -> str:
+    """Returns the line that names what failed first.
+
+    Args:
+        first: the first failure in the log of the first reader.
+        readers: of all logs.
+        findings: in all logs, the first failure's first.
+    """
+    file = readers[0].file
     line = printable(first.line)
     cause = findings[0] if findings else None
     if first.is_end and cause and cause.file == file and cause.known.kind in CAUSES:
         line += f", after: {cause.line}"
     # The log of one task does not say which it is.
+    task = first.task or _find_ended_task(readers)
+    return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
+
+
+def _find_ended_task(readers: Sequence[FailureReader]) -> str:
+    """Returns the task whose end is the first failure of a log; "" if there are several."""
     firsts = [reader.first() for reader in readers]
     ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
-    task = first.task or (ends.pop() if len(ends) == 1 else "")
-    return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
+    return ends.pop() if len(ends) == 1 else ""
 
 
 def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
@@ -138,19 +154,24 @@ def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
         label: what remedies say about a log without the tasks' ranks.
     """
     lines = []
-    for id in dict.fromkeys(finding.known.id for finding in findings):
-        same = [finding for finding in findings if finding.known.id == id]
-        first = same[0]
-        addresses = list(dict.fromkeys(finding.address for finding in same if finding.address))
-        at = f" at {shorten(addresses)}" if addresses else ""
-        count = sum(finding.count for finding in same)
+    for known in dict.fromkeys(finding.known for finding in findings):
+        same = [finding for finding in findings if finding.known is known]
         lines += [
-            f"{first.file}:{first.line_number}: {id} (x{count}){at}",
-            _wrapped(first.line),
-            _wrapped(f"Cause: {first.known.cause}"),
-            _wrapped(f"Remedy: {first.known.remedy.replace('{label}', label)}"),
+            _describe_places(same),
+            _wrapped(same[0].line),
+            _wrapped(f"Cause: {known.cause}"),
+            _wrapped(f"Remedy: {known.remedy.replace('{label}', label)}"),
         ]
     return [*dict.fromkeys(lines)]
+
+
+def _describe_places(findings: Sequence[Finding]) -> str:
+    """Returns where a message is: its first line, how often it comes, and the tasks in it."""
+    first = findings[0]
+    count = sum(finding.count for finding in findings)
+    addresses = [*dict.fromkeys(finding.address for finding in findings if finding.address)]
+    at = f" at {shorten(addresses)}" if addresses else ""
+    return f"{first.file}:{first.line_number}: {first.known.id} (x{count}){at}"
 
 
 def _order(first: Failure | None) -> int:
