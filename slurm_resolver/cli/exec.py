@@ -9,6 +9,7 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import NoReturn
 
 from slurm_resolver import pythonpath, signals
 from slurm_resolver.cli.shared_options import (
@@ -91,7 +92,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 
 def main(args: Namespace) -> int:
-    """Replaces this process by the program."""
+    """Prepares what the program needs, and starts it."""
     command = command_of(args)
     check_startable(command)  # before the tasks meet: the others would wait for this one
     until = None if args.wait is None else time.monotonic() + args.wait
@@ -103,7 +104,11 @@ def main(args: Namespace) -> int:
 
         wait_until_ready(cluster, until - time.monotonic())
     environ = _environment(args, cluster)
-    command = fill_in(command, cluster)
+    _start(fill_in(command, cluster), environ)
+
+
+def _start(command: list[str], environ: dict[str, str]) -> NoReturn:
+    """Replaces this process by the program."""
     try:
         leave_all()  # the program represents the task
         signals.handle(signals.IGNORED_BY_PYTHON, signal.SIG_DFL)
@@ -128,16 +133,20 @@ def _environment(args: Namespace, cluster: Cluster) -> dict[str, str]:
     # A program of PyTorch uses the GPU with the number LOCAL_RANK of all that the task sees.
     if "torch" not in contracts or gpus.devices == gpus.visible_before:
         apply_gpus(gpus, cluster.step, environ)
+    _replace_classes(args, cluster, environ)
+    return environ
+
+
+def _replace_classes(args: Namespace, cluster: Cluster, environ: dict[str, str]) -> None:
+    """Sets what replaces TensorFlow's classes in the program: see `pythonpath`."""
     replaced = args.replace or []
     if "ps" in cluster.roles:
         replaced = [*replaced, "servers"]
         environ[pythonpath.OPTIONS] = json.dumps(values_of(args, ClusterOptions))
     if replaced:
-        environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [pythonpath.FOLDER, os.environ.get("PYTHONPATH")])
-        )
+        folders = filter(None, [pythonpath.FOLDER, environ.get("PYTHONPATH")])
+        environ["PYTHONPATH"] = os.pathsep.join(folders)
         environ[pythonpath.VARIABLE] = ",".join(replaced)
-    return environ
 
 
 def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:

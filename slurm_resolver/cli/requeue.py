@@ -9,7 +9,9 @@ from contextlib import suppress
 from slurm_resolver.cli.shared_options import OptionAdder, number_type
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.log import print_line
+from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 DESCRIPTION = """\
 For a batch file, after the training: requeues the job if the training's exit status is 75, or if it
@@ -37,20 +39,23 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
     from slurm_resolver.preemption.exit_plan import requeue_job
-    from slurm_resolver.signals import REQUEUE_STATUS
-    from slurm_resolver.slurm.step_variables import SlurmStep
 
     status: int = args.status
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
-    asks = status == REQUEUE_STATUS
-    if status and not asks:
-        with suppress(OSError):
-            asks = scontrol.is_preempted(scontrol.own_job(step)[1])
-    if not asks:
+    if not status or not _is_to_continue(status, step):
         return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
     print_line(plan.message, "slurm-resolver requeue")
     time.sleep(plan.wait)  # Slurm ends the batch file in this time
     return plan.status
+
+
+def _is_to_continue(status: int, step: SlurmStep) -> bool:
+    """Whether a training that ended with this status asks for a requeue, or is being preempted."""
+    if status == REQUEUE_STATUS:
+        return True
+    with suppress(OSError):
+        return scontrol.is_preempted(scontrol.own_job(step)[1])
+    return False

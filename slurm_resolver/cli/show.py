@@ -7,6 +7,7 @@ import time
 from argparse import Namespace
 
 from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, cluster_options
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.cluster_text import describe_cluster, describe_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
@@ -45,20 +46,25 @@ def main(args: Namespace) -> int:
     if args.json:
         print(json.dumps(cluster.to_dict()))
         return 0
-    gpus: list[str] = []
-    if cluster.service and cluster.step.is_live:  # only the tasks know their GPUs
-        client = connect(cluster.service, cluster.name_of)
-        try:
-            by_rank = client.gather(
-                "slurm-resolver show",
-                describe_gpus(cluster),
-                until - time.monotonic(),
-            )
-            gpus = [*by_rank.values()]
-        except RendezvousError as error:  # the cluster is known all the same
-            print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
-        if not {*gpus} - {"unknown", "none"}:
-            gpus = []
+    gpus = _gather_gpus(cluster, until)
     if cluster.task.rank == 0:
         print(describe_cluster(cluster, gpus=gpus))
     return 0
+
+
+def _gather_gpus(cluster: Cluster, until: float) -> list[str]:
+    """Returns the GPUs of each rank, which only the tasks know; none to show no GPUs."""
+    if not cluster.service or not cluster.step.is_live:
+        return []
+    client = connect(cluster.service, cluster.name_of)
+    try:
+        by_rank = client.gather(
+            "slurm-resolver show",
+            describe_gpus(cluster),
+            until - time.monotonic(),
+        )
+    except RendezvousError as error:  # the cluster is known all the same
+        print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
+        return []
+    gpus = [*by_rank.values()]
+    return gpus if {*gpus} - {"unknown", "none"} else []

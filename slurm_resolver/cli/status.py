@@ -87,15 +87,13 @@ def _print(answer: Message, as_json: bool) -> None:
         for worker in workers
     }
     silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
-    slow = None if silent else slowest(reports)
     if as_json:
-        ranks = [worker["rank"] for worker in workers if worker["name"] == slow]
-        shown = {"workers": workers, "slowest": ranks[0] if ranks else None, "silent": silent}
+        slow = None if silent else slowest(reports)
+        ranks = (worker["rank"] for worker in workers if worker["name"] == slow)
+        shown = {"workers": workers, "slowest": next(ranks, None), "silent": silent}
         print(json.dumps(shown))
         return
-    lines = [_NO_REPORT]
-    if workers:
-        lines = [table(reports), describe(reports), *advise(reports)]
+    lines = [table(reports), describe(reports), *advise(reports)] if workers else [_NO_REPORT]
     print("\n".join(filter(None, [*lines, *silent])))
 
 

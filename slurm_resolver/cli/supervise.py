@@ -71,12 +71,7 @@ def main(args: Namespace) -> int:
     command = command_of(args)
     if args.nodes and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
-    if os.path.basename(command[0]) != "srun" or len(command) < 2:
-        raise LaunchError(
-            f"{' '.join(command)!r}: expected srun with its options and a program, as in "
-            "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
-        )
-    check_startable(command)
+    _check_srun(command)
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError(
@@ -86,3 +81,12 @@ def main(args: Namespace) -> int:
     values = values_of(args, SupervisorOptions)
     values["command"] = command
     return Supervisor(SupervisorOptions(**values), step, SignalRelay()).run()
+
+
+def _check_srun(command: list[str]) -> None:
+    if os.path.basename(command[0]) != "srun" or len(command) < 2:
+        raise LaunchError(
+            f"{' '.join(command)!r}: expected srun with its options and a program, as in "
+            "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
+        )
+    check_startable(command)
