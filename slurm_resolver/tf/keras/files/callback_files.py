@@ -83,21 +83,15 @@ class CallbackFiles:
     @contextlib.contextmanager
     def sharing(self, callbacks: Sequence[object]) -> Iterator[None]:
         """Lets one worker write each path that hooks of these callbacks write in the block."""
-        import keras
-
-        base = keras.callbacks.Callback
-        names = [name for name in dir(base) if name.startswith(("on_", "set_"))]
         with contextlib.ExitStack() as undo:
             for place, kinds in _FUNCTIONS.items():
                 holder, _, name = place.rpartition(".")
                 owner = pkgutil.resolve_name(holder)
                 undo.enter_context(setting(owner, name, _redirect(getattr(owner, name), kinds)))
             for callback in callbacks:
-                for name in names:
-                    hook = getattr(callback, name)
-                    if getattr(hook, "__func__", None) is not getattr(base, name):
-                        label = f"{type(callback).__name__}.{name}"
-                        undo.enter_context(setting(callback, name, self._within(hook, label)))
+                for name, hook in _hooks_of(callback):
+                    label = f"{type(callback).__name__}.{name}"
+                    undo.enter_context(setting(callback, name, self._within(hook, label)))
             yield
 
     def _within(self, hook: Method, label: str) -> Method:
@@ -116,35 +110,74 @@ class CallbackFiles:
         if kind == "-" or not isinstance(path, (str, bytes, os.PathLike)):
             return path
         name = os.fsdecode(path)
-        full = os.path.abspath(name)
-        is_device = os.path.exists(full) and not (os.path.isfile(full) or os.path.isdir(full))
         # a database in memory, the URI of one, and what is redirected already
-        if is_device or not name or name.startswith((":", "file:", self._folder.name)):
+        if not name or name.startswith((":", "file:", self._folder.name)) or _is_device(name):
             return path
-        if kind != "r":
-            self._claim(full)
-        # Who writes a path: the rank, and the hook that creates the path; '' if it existed before.
-        claim = self._workers.client.told.get(_TOPIC + full, {"rank": self._rank, "value": ""})
-        rank, hook = claim["rank"], claim["value"]
+        full = os.path.abspath(name)
+        reads = kind == "r"
+        rank, hook = self._claim(full, reads)
         self.creates = hook == self.hook
         own = self._folder.name + full
         is_own = os.path.lexists(own)
         # Another worker may still write what it creates in this hook.
-        if rank == self._rank or (kind == "r" and not is_own and hook != self.hook):
+        if rank == self._rank or (reads and not is_own and not self.creates):
             return path
         os.makedirs(os.path.dirname(own), exist_ok=True)
-        if kind != "r" and not hook and not is_own:
+        if not (reads or hook or is_own):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 shutil.copy2(full, own)
         return own
 
-    def _claim(self, full: str) -> None:
-        """Waits until it is known who writes a path: the first worker that has claimed it."""
+    def _claim(self, full: str, reads: bool) -> tuple[int, str]:
+        """Returns who writes a path: the rank, and the hook that creates it.
+
+        The hook is '' if the path existed before. The first worker that claims a path writes it;
+        one that only reads it claims nothing.
+        """
         client = self._workers.client
         topic = _TOPIC + full
-        if topic not in client.told:
+        if not reads and topic not in client.told:
             client.tell(topic, "" if os.path.lexists(full) else self.hook)
             client.wait_for(lambda: topic in client.told or self._workers.loss or client.refusal)
+        claim = client.told.get(topic, {"rank": self._rank, "value": ""})
+        return claim["rank"], claim["value"]
+
+    def call(self, original: Method, kinds: str, /, *args: Any, **kwargs: Any) -> object:
+        """Calls a function with redirected paths; their `kinds` are those in `_FUNCTIONS`."""
+        places = list(args)
+        for number, kind in enumerate(kinds):
+            if kind == "m":
+                mode = [*args[number + 1 :], kwargs.get("mode", "r")][0]
+                kind = _kind_of_mode(mode)
+            places[number] = self.place(args[number], kind)
+            is_redirected = places[number] is not args[number]
+            if kind == "c" and is_redirected and not os.path.lexists(places[number]):
+                return None  # the worker that writes it changes it
+        if kinds == "cw" and places != list(args):
+            return shutil.move(*places[:2])  # perhaps to another file system
+        try:
+            return original(*places, **kwargs)
+        except FileExistsError:
+            # Another worker may have made the folder, when all began to save a model there.
+            if original.__name__ != "mkdir" or not self.creates:
+                raise
+            return None
+
+
+def _hooks_of(callback: object) -> Iterator[tuple[str, Method]]:
+    """Yields the hooks that a callback has of its own, with their names."""
+    import keras
+
+    base = keras.callbacks.Callback
+    for name in dir(base):
+        if name.startswith(("on_", "set_")):
+            hook = getattr(callback, name)
+            if getattr(hook, "__func__", None) is not getattr(base, name):
+                yield name, hook
+
+
+def _is_device(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @contextlib.contextmanager
@@ -183,30 +216,12 @@ def _redirect(original: Method, kinds: str) -> Method:
         if files is None or len(args) < len(kinds) or kwargs.get("dir_fd") is not None:
             return original(*args, **kwargs)
         with writing_together():
-            places = list(args)
-            for number, kind in enumerate(kinds):
-                if kind == "m":
-                    mode = [*args[number + 1 :], kwargs.get("mode", "r")][0]
-                    kind = "w" if _writes(mode) else "r"
-                places[number] = files.place(args[number], kind)
-                is_redirected = places[number] is not args[number]
-                if kind == "c" and is_redirected and not os.path.lexists(places[number]):
-                    return None  # the worker that writes it changes it
-            if kinds == "cw" and places != list(args):
-                return shutil.move(*places[:2])  # perhaps to another file system
-            try:
-                return original(*places, **kwargs)
-            except FileExistsError:
-                # Another worker may have made the folder, when all began to save a model there.
-                if original.__name__ != "mkdir" or not files.creates:
-                    raise
-                return None
+            return files.call(original, kinds, *args, **kwargs)
 
     return call
 
 
-def _writes(mode: str | int) -> bool:
-    """Whether one writes in a mode of `open`, or with flags of `os.open`."""
-    if isinstance(mode, int):
-        return bool(mode & _WRITING)
-    return not set(mode).isdisjoint("wax+")
+def _kind_of_mode(mode: str | int) -> str:
+    """Returns the kind of a path that is opened in a mode of `open`, or with flags of `os.open`."""
+    writes = mode & _WRITING if isinstance(mode, int) else set(mode) & set("wax+")
+    return "w" if writes else "r"
