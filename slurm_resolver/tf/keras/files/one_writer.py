@@ -57,35 +57,44 @@ def one_writer(callbacks: Sequence[object], workers: Workers) -> Iterator[None]:
     """
     import keras
 
-    writers = [
-        (callback, attribute, os.path.abspath(getattr(callback, attribute)))
-        for kind, attribute in _WRITERS.items()
-        for callback in callbacks
-        if isinstance(callback, getattr(keras.callbacks, kind, ()))
-    ]
+    shared = []
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
+        if isinstance(callback, keras.callbacks.BackupAndRestore):  # its workers save together
             # Several workers would make it at once, which is an error in all but one.
             tf.io.gfile.makedirs(callback.backup_dir)
+        elif not getattr(callback, "restores_all_workers", False):
+            shared.append(callback)
+    writers = [*_find_writers(callbacks)]
     paths = workers.exchange("begins to write files", [path for *_, path in writers])
     earlier = set(itertools.chain(*paths[: workers.index]))
     with contextlib.ExitStack() as undo:
         for callback, attribute, path in writers:
             if path in earlier:
-                scratch = undo.enter_context(tempfile.TemporaryDirectory())
-                place = os.path.join(scratch, os.path.basename(path))
-                undo.enter_context(setting(callback, attribute, place))
-                if hasattr(callback, "checkpointer"):
-                    undo.enter_context(setting(callback, "checkpointer", _Silent()))
+                undo.enter_context(_silencing(callback, attribute, path))
         if workers.client and len(workers.names) > 1:
-            restoring = keras.callbacks.BackupAndRestore  # its workers save together
-            shared = [
-                callback
-                for callback in callbacks
-                if not isinstance(callback, restoring)
-                and not getattr(callback, "restores_all_workers", False)
-            ]
             undo.enter_context(_files_of(workers).sharing(shared))
+        yield
+
+
+def _find_writers(callbacks: Sequence[object]) -> Iterator[tuple[object, str, str]]:
+    """Yields callbacks of `_WRITERS`, with the attribute that holds the path, and the path."""
+    import keras
+
+    for kind, attribute in _WRITERS.items():
+        for callback in callbacks:
+            if isinstance(callback, getattr(keras.callbacks, kind, ())):
+                yield callback, attribute, os.path.abspath(getattr(callback, attribute))
+
+
+@contextlib.contextmanager
+def _silencing(callback: object, attribute: str, path: str) -> Iterator[None]:
+    """Lets a callback write to a temporary folder in the block, instead of a path."""
+    with contextlib.ExitStack() as undo:
+        scratch = undo.enter_context(tempfile.TemporaryDirectory())
+        place = os.path.join(scratch, os.path.basename(path))
+        undo.enter_context(setting(callback, attribute, place))
+        if hasattr(callback, "checkpointer"):
+            undo.enter_context(setting(callback, "checkpointer", _Silent()))
         yield
 
 

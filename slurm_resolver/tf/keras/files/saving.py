@@ -107,11 +107,7 @@ def _take(scratch: str, path: str, workers: Workers | None) -> bool:
             return seen is not None
         if workers:
             workers.refuse_loss()
-        states = [
-            _state(os.path.join(parent, name))
-            for parent, _, files in os.walk(scratch)
-            for name in files
-        ]
+        states = _states_below(scratch)
         if states != seen:
             seen = states
             since = time.monotonic()
@@ -121,6 +117,12 @@ def _take(scratch: str, path: str, workers: Workers | None) -> bool:
                 f"{Timeouts.saving:.0f} s. Read its log; if it was killed, remove that folder."
             )
         time.sleep(0.02)
+
+
+def _states_below(folder: str) -> list[tuple[int, ...] | None]:
+    return [
+        _state(os.path.join(parent, name)) for parent, _, files in os.walk(folder) for name in files
+    ]
 
 
 def _state(path: str) -> tuple[int, ...] | None:
