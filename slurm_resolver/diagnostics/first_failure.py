@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from operator import attrgetter
 
@@ -107,9 +107,17 @@ class FailureReader(MessageReader):
         is_refusal = text.startswith("srun: error: ")
         self._refusal = Failure(number, text) if is_refusal else None
         if _LAUNCHER.match(text):
-            self._read_launcher(text, number)
+            self._read_node(text, number)
+            self._read_ends(text, number)
             return
         self.usage.extend(LINE.findall(text))
+        self._read_gone(text, number)
+        rank, text = _LABELLED.findall(text)[0]
+        self.is_labelled |= rank != ""
+        # A progress bar may end without a line's end.
+        self._tasks[rank].read(text.rpartition("\r")[2], number)
+
+    def _read_gone(self, text: str, number: int) -> None:
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
@@ -125,13 +133,9 @@ class FailureReader(MessageReader):
                     node,
                 ),
             )
-        rank, text = _LABELLED.findall(text)[0]
-        self.is_labelled |= rank != ""
-        # A progress bar may end without a line's end.
-        self._tasks[rank].read(text.rpartition("\r")[2], number)
 
-    def _read_launcher(self, text: str, number: int) -> None:
-        """Reads a line of srun, or of this package's own launchers."""
+    def _read_node(self, text: str, number: int) -> None:
+        """Reads which node failed, from a line of a launcher."""
         failed = _NODE.match(text)
         if failed and not self.node:
             node, why = failed.groups("node failure")
@@ -143,27 +147,31 @@ class FailureReader(MessageReader):
                 node="" if is_request else node,
                 other="srun" if is_request else f"node {node}",
             )
+
+    def _read_ends(self, text: str, number: int) -> None:
+        """Reads how tasks ended, from a line of a launcher."""
         end = _TASK_END.match(text)
-        if end:
-            nodes, node, ranks, how = end.groups()
-            follows = self.all_end
-            if _CRASHED.match(how):
-                self.has_crashed |= not follows
-                if self.reported:  # it may have taken long to dump its memory
-                    follows = self.reported.follows
-            with suppress(HostlistError):  # a task may print anything
-                for rank in expand_hostlist(f"[{ranks}]"):
-                    end_of_rank = Failure(
-                        number,
-                        how,
-                        follows,
-                        True,
-                        rank,
-                        node,
-                    )
-                    self.ends.setdefault(rank, end_of_rank)
-                    self.reported = self.reported or end_of_rank
-                self.ended_on.update(expand_hostlist(nodes or ""))
+        if not end:
+            return
+        nodes, node, ranks, how = end.groups()
+        follows = self.all_end
+        if _CRASHED.match(how):
+            self.has_crashed |= not follows
+            if self.reported:  # it may have taken long to dump its memory
+                follows = self.reported.follows
+        with suppress(HostlistError):  # a task may print anything
+            for rank in expand_hostlist(f"[{ranks}]"):
+                end_of_rank = Failure(
+                    number,
+                    how,
+                    follows,
+                    True,
+                    rank,
+                    node,
+                )
+                self.ends.setdefault(rank, end_of_rank)
+                self.reported = self.reported or end_of_rank
+            self.ended_on.update(expand_hostlist(nodes or ""))
 
     @property
     def has_failed(self) -> bool:
@@ -207,30 +215,32 @@ class FailureReader(MessageReader):
                 failures.append(report)
         return failures
 
+    def _errors(self) -> dict[str, Failure]:
+        """Returns the errors by rank; '' without a label: of any of the tasks."""
+        errors = {}
+        for rank, task in self._tasks.items():
+            error = task.error(has_failed=rank in self.ends or (not rank and bool(self.ends)))
+            if error:
+                errors[rank] = error
+        return errors
+
+    def _failed_checks(self) -> Iterator[Failure]:
+        for (id, address), finding in self.found.items():
+            if id == "check-failed":
+                what = f"{address}: {finding.line.partition('failed   ')[2]}"
+                yield Failure(finding.line_number, what, other="slurm-resolver check")
+
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
 
         None if no task failed, or if the tasks ended after the training was saved.
         """
         ends = {rank: end for rank, end in self.ends.items() if not end.follows}
-        errors = {}  # by rank; '' without a label: of any of them
-        for rank, task in self._tasks.items():
-            error = task.error(has_failed=rank in self.ends or (not rank and bool(self.ends)))
-            if error:
-                errors[rank] = error
-        if "" in errors:
-            # An error without a label is that of a task which no signal has ended.
-            raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
-            if len(raised) == 1:
-                errors.setdefault(raised[0], errors.pop(""))
-            for rank in raised:
-                del ends[rank]
+        errors = self._errors()
+        _attribute(errors, ends)
         failures = [self.node] if self.node else []
         failures += self._reported(ends, errors)
-        for finding in self.found.values():
-            if finding.known.id == "check-failed":
-                what = f"{finding.address}: {finding.line.partition('failed   ')[2]}"
-                failures.append(Failure(finding.line_number, what, other="slurm-resolver check"))
+        failures += self._failed_checks()
         for rank, error in errors.items():
             reported = self._gone.get(rank) or self.ends.get(rank) or error
             failures.append(error._replace(rank=rank, node=reported.node))
@@ -239,3 +249,17 @@ class FailureReader(MessageReader):
         if saved and (self.continues or not saved["terminated"]):
             return None
         return self._with_clue(first)
+
+
+def _attribute(errors: dict[str, Failure], ends: dict[str, Failure]) -> None:
+    """Gives an error without a label to the task that has raised it, if that is known.
+
+    The ends of tasks that may have raised it are removed.
+    """
+    if "" in errors:
+        # It is an error of a task which no signal has ended.
+        raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
+        if len(raised) == 1:
+            errors.setdefault(raised[0], errors.pop(""))
+        for rank in raised:
+            del ends[rank]
