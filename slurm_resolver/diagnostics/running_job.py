@@ -41,9 +41,7 @@ def ask_service(job_id: str, step_id: str, given_port: int | None) -> Message:
         addresses = [*_find_addresses(slurm_job, step_id, given_port)]
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
-    secret = _find_secret(slurm_job)
-    if secret:
-        os.environ.setdefault(VARIABLE, secret)
+    _take_secret(slurm_job)
     observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
     nodes: dict[str, str] = {}  # by the reason why no service answers there
     for address in addresses:
@@ -75,18 +73,18 @@ def explain_silence(slurm_job: Fields, nodes: Mapping[str, str]) -> str:
     )
 
 
-def _find_secret(slurm_job: Fields) -> str:
-    """Returns the secret of a job whose batch file made one, which its processes here have.
+def _take_secret(slurm_job: Fields) -> None:
+    """Sets the secret of a job whose batch file made one, which its processes here have.
 
-    It returns "" if this user can read none of the job's processes, or if they have no secret.
+    It sets none if this user can read none of the job's processes, or if they have no secret.
     """
     ids = {slurm_job["JobId"], slurm_job.get("HetJobId")}
     for process in filter(str.isdecimal, os.listdir("/proc")):
         lines = read_proc(f"/proc/{process}/environ").split("\0")
         values = dict(line.split("=", 1) for line in lines if "=" in line)
-        if values.get("SLURM_JOB_ID") in ids and VARIABLE in values:
-            return values[VARIABLE]
-    return ""
+        if values.get("SLURM_JOB_ID") in ids and values.get(VARIABLE):
+            os.environ.setdefault(VARIABLE, values[VARIABLE])
+            return
 
 
 def _find_addresses(
@@ -98,13 +96,8 @@ def _find_addresses(
         OSError: if Slurm does not answer.
     """
     cluster = scontrol.show_config().get("ClusterName")
-    steps = []
-    for fields in scontrol.show_steps(slurm_job):
-        name = fields.get("StepId", "").rpartition(".")[2]
-        if name.isdigit() and step_id in ("", name):
-            steps.append((int(name), fields))
     # The first node of a heterogeneous step is that of one of its components.
-    for number, fields in sorted(steps, key=itemgetter(0), reverse=True):
+    for number, fields in _find_steps(slurm_job, step_id):
         step = SlurmStep(
             cluster_name=cluster,
             job_id=slurm_job.get("HetJobId", slurm_job["JobId"]),
@@ -113,11 +106,7 @@ def _find_addresses(
         )
         node = expand_hostlist(fields["NodeList"])[0]
         host = scontrol.show_nodes("NodeAddr", node).get(node, node)
-        # By default the last reserved port is left over; the layout, which decides, is not known
-        # here. The first one is always a task's.
-        reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
-        ports = [*reversed(reserved[1:]), derive_service_port(step)]
-        for port in [given_port] if given_port else ports:
+        for port in [given_port] if given_port else _find_ports(step, fields):
             yield ServiceAddress(
                 host,
                 port,
@@ -127,3 +116,21 @@ def _find_addresses(
                 rank=0,
                 hosts_service=False,
             )
+
+
+def _find_steps(slurm_job: Fields, step_id: str) -> list[tuple[int, Fields]]:
+    """Returns the steps of a job that srun has started, newest first, or the one with this id."""
+    steps = []
+    for fields in scontrol.show_steps(slurm_job):
+        name = fields.get("StepId", "").rpartition(".")[2]
+        if name.isdigit() and step_id in ("", name):
+            steps.append((int(name), fields))
+    return sorted(steps, key=itemgetter(0), reverse=True)
+
+
+def _find_ports(step: SlurmStep, fields: Fields) -> list[int]:
+    """Returns the ports on which the service of a step (`show_steps`) may listen."""
+    # By default the last reserved port is left over; the layout, which decides, is not known here.
+    # The first one is always a task's.
+    reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
+    return [*reversed(reserved[1:]), derive_service_port(step)]
