@@ -71,26 +71,28 @@ class MessageReader:
         """Reads a line, or a piece of it; `number` is the line's."""
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
-            for id in [*self._waiting]:
-                if re.search(MESSAGES[id].settled, part):
-                    self._waiting.remove(id)
+            settled = {id for id in self._waiting if re.search(MESSAGES[id].settled, part)}
+            self._waiting -= settled
             known, match = search(part)
             if known and match:
-                address = _named_task(match)
-                first = Finding(
-                    self.file,
-                    known,
-                    number,
-                    _shorten(part, match.start()),
-                    address,
-                )
-                self.found.setdefault((known.id, address), first).count += 1
-                if known.kind in FAULTS:
-                    self.last_fault = number
-                if not _END_NOISE.search(part):
-                    self._significant.add(known.id)
-                if known.settled:
-                    self._waiting.add(known.id)
+                self._add(known, match, number)
+
+    def _add(self, known: KnownMessage, match: re.Match[str], number: int) -> None:
+        address = _named_task(match)
+        first = Finding(
+            self.file,
+            known,
+            number,
+            _shorten(match),
+            address,
+        )
+        self.found.setdefault((known.id, address), first).count += 1
+        if known.kind in FAULTS:
+            self.last_fault = number
+        if not _END_NOISE.search(match.string):
+            self._significant.add(known.id)
+        if known.settled:
+            self._waiting.add(known.id)
 
     @property
     def continues(self) -> bool:
@@ -132,10 +134,11 @@ def _named_task(match: re.Match[str]) -> str | None:
     return near[-1].replace("%5B", "[").replace("%5D", "]") if near else None
 
 
-def _shorten(text: str, start: int) -> str:
+def _shorten(match: re.Match[str]) -> str:
     """Returns the part of the line around the message, without control characters."""
+    start = match.start()
     first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-    return printable(text[first : first + _SHOWN_LENGTH])
+    return printable(match.string[first : first + _SHOWN_LENGTH])
 
 
 def printable(text: str) -> str:
