@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
 
@@ -67,6 +67,8 @@ _ENDS_ALL = re.compile(
 )
 SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
 
+Failures = dict[str, Failure]  # of tasks, by rank
+
 
 class FailureReader(MessageReader):
     """Reads the log of one start, line by line, and finds the first failure of its tasks.
@@ -92,11 +94,11 @@ class FailureReader(MessageReader):
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
-        self.ends: dict[str, Failure] = {}
+        self.ends: Failures = {}
         self.ended_on: set[str] = set()
         self.usage: list[str] = []
         self._tasks = defaultdict[str, TaskOutput](TaskOutput)  # by rank; '' without a label
-        self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
+        self._gone: Failures = {}  # by rank, as this package reports them
 
     def read(self, text: str, number: int) -> None:
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
@@ -194,9 +196,7 @@ class FailureReader(MessageReader):
             return None
         return clue or end or self._refusal
 
-    def _reported(
-        self, ends: Mapping[str, Failure], errors: Mapping[str, Failure]
-    ) -> list[Failure]:
+    def _reported(self, ends: Failures, errors: Failures) -> list[Failure]:
         """Returns the ends of tasks without an error of their own, as others report them."""
         failures = []
         for rank, report in {**ends, **self._gone}.items():
@@ -215,7 +215,7 @@ class FailureReader(MessageReader):
                 failures.append(report)
         return failures
 
-    def _errors(self) -> dict[str, Failure]:
+    def _errors(self) -> Failures:
         """Returns the errors by rank; '' without a label: of any of the tasks."""
         errors = {}
         for rank, task in self._tasks.items():
@@ -251,7 +251,7 @@ class FailureReader(MessageReader):
         return self._with_clue(first)
 
 
-def _attribute(errors: dict[str, Failure], ends: dict[str, Failure]) -> None:
+def _attribute(errors: Failures, ends: Failures) -> None:
     """Gives an error without a label to the task that has raised it, if that is known.
 
     The ends of tasks that may have raised it are removed.
