@@ -71,8 +71,7 @@ class MessageReader:
         """Reads a line, or a piece of it; `number` is the line's."""
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
-            settled = {id for id in self._waiting if re.search(MESSAGES[id].settled, part)}
-            self._waiting -= settled
+            self._waiting -= {id for id in self._waiting if re.search(MESSAGES[id].settled, part)}
             known, match = search(part)
             if known and match:
                 self._add(known, match, number)
