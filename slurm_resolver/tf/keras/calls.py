@@ -96,16 +96,20 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
         arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
         with workers.failing_together(name), one_writer(callbacks, workers):
             call = functools.partial(original, *bound.args, **bound.kwargs)
-            if name != "fit":
-                return call()
-            try:
-                result = call()
-            except SystemExit:  # in all workers, if the training has been saved
-                _tell_usage(strategy, reporter.of_all_workers(_EXIT_SECONDS))
-                raise
-            reports = itertools.starmap(Report, workers.exchange("ends fit", reporter.report()))
-            _tell_usage(strategy, dict(zip(workers.full_names, reports)))
-            return result
+            return _fit(call, strategy) if name == "fit" else call()
+
+
+def _fit(call: Method, strategy: tf.distribute.Strategy) -> object:
+    """Calls `fit`, at whose end the first worker says where its time went."""
+    workers = strategy.workers
+    try:
+        result = call()
+    except SystemExit:  # in all workers, if the training has been saved
+        _tell_usage(strategy, reporter.of_all_workers(_EXIT_SECONDS))
+        raise
+    reports = itertools.starmap(Report, workers.exchange("ends fit", reporter.report()))
+    _tell_usage(strategy, dict(zip(workers.full_names, reports)))
+    return result
 
 
 def _tell_usage(strategy: tf.distribute.Strategy, reports: Mapping[str, Report]) -> None:
