@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from numpy.linalg import norm
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
@@ -70,6 +71,9 @@ class Verification:
         if reason or not self._steps:
             return step()
         self._steps -= 1
+        return self._compare(planned, batch, step)
+
+    def _compare(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
         strategy = self._model.distribute_strategy
         variables = of_first_replica(strategy, planned.function.variables)
         before = _values(variables)
@@ -77,12 +81,7 @@ class Verification:
         after = _values(variables)
         flat = tf.nest.flatten(results, expand_composites=True)
         runs = [_pairs(before, [*after, *_values(flat)])]
-        graph = str(planned.function.graph.as_graph_def())
-        has_tf32 = tf.config.experimental.tensor_float_32_execution_enabled
-        epsilon = _EPSILON
-        on_gpu = tf.config.list_logical_devices("GPU")
-        if "HALF" in graph or "BFLOAT16" in graph or (on_gpu and has_tf32()):
-            epsilon = _EPSILON_OF_HALVES
+        epsilon = _epsilon_of(planned)
         for run in range(_RUNS):
             begin = [
                 _rounded(value, epsilon, seed=run) if run and variable.trainable else value
@@ -126,14 +125,14 @@ class Verification:
         # The gradient of a bias before a normalization cancels out, and leaves what was rounded
         # in numbers as large as the gradients of other variables.
         of_one = [row[2] for variable, row in zip(variables, rows) if variable.trainable]
-        largest = max((np.linalg.norm(_change(*pair)) for pair in of_one), default=0.0)
+        largest = max((norm(_change(*pair)) for pair in of_one), default=0.0)
         for name, *pairs in rows:
             of_workers, of_one_process, *others = itertools.starmap(_change, pairs)
-            size = np.linalg.norm(_change(0.0, pairs[0][0]))
-            change = np.linalg.norm(of_one_process)
-            rounding = _TIMES * max(np.linalg.norm(other - of_one_process) for other in others)
+            size = norm(_change(0.0, pairs[0][0]))
+            change = norm(of_one_process)
+            rounding = _TIMES * max(norm(other - of_one_process) for other in others)
             rounding += min(64 * epsilon, 0.05) * change + epsilon * (size + largest)
-            distance = np.linalg.norm(of_workers - of_one_process)
+            distance = norm(of_workers - of_one_process)
             if distance > rounding:
                 what = f"{self._name} differs from one process {reporter.where()}".rstrip()
                 raise FitError(
@@ -160,6 +159,15 @@ def _why_not(planned: PlannedStep, batch: Batch) -> str:
             "step, pass synchronized=True to these layers"
         )
     return ""
+
+
+def _epsilon_of(planned: PlannedStep) -> float:
+    """Returns what rounding changes in a step, relative to a number."""
+    graph = str(planned.function.graph.as_graph_def())
+    has_tf32 = tf.config.experimental.tensor_float_32_execution_enabled
+    on_gpu = tf.config.list_logical_devices("GPU")
+    has_halves = "HALF" in graph or "BFLOAT16" in graph or (on_gpu and has_tf32())
+    return _EPSILON_OF_HALVES if has_halves else _EPSILON
 
 
 def _values(tensors: Sequence[tf.Tensor]) -> list[Any]:
