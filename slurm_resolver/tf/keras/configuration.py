@@ -19,7 +19,7 @@ import inspect
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,27 @@ def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
 
     Their callbacks are a list.
     """
+    parts: Parts = {
+        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
+    }
+    parts["callbacks that restore a training"] = _describe_backups(arguments["callbacks"])
+    return _describe(name, parts)
+
+
+def _describe_backups(callbacks: Sequence[Any]) -> dict[str, str]:
+    """Returns what the callbacks that restore a training will restore, by their kind."""
     import keras
 
-    restoring = {}
-    for callback in arguments["callbacks"]:
+    restored = {}
+    for callback in callbacks:
         kind = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             state = Path(callback.backup_dir, "training_metadata.json")
             nothing = f"no backup in {callback.backup_dir}, a folder that all workers have to share"
-            restoring[kind] = state.read_text() if state.exists() else nothing
+            restored[kind] = state.read_text() if state.exists() else nothing
         elif getattr(callback, "restores_all_workers", False):
-            restoring[kind] = ""
-    parts = {
-        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
-    }
-    return _describe(name, {**parts, "callbacks that restore a training": restoring})
+            restored[kind] = ""
+    return restored
 
 
 def describe_model(model: Model) -> Iterator[Entry]:

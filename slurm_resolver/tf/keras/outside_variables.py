@@ -33,13 +33,8 @@ def copies_of(strategy: Strategy, function: tf.types.experimental.ConcreteFuncti
     # TensorFlow has a set of them: these are in the order in which the step uses them.
     places = {id(captured): place for place, captured in enumerate(function.captured_inputs)}
     variables = sorted(function.variables, key=lambda variable: places.get(id(variable.handle), 0))
-    outside = [
-        variable for variable in variables if not extended.variable_created_in_scope(variable)
-    ]
-    if strategy.of_several and outside:
-        entries = list(measures((variable.name, variable) for variable in outside))
-        when = "in variables from outside strategy.scope()"
-        compare(strategy.workers, when, entries, entries, _REMEDY)
+    if strategy.of_several:
+        _compare_outside(strategy, variables)
     copies = {}
     for variable in variables:
         values = list(strategy.experimental_local_results(extended.value_container(variable)))
@@ -48,6 +43,18 @@ def copies_of(strategy: Strategy, function: tf.types.experimental.ConcreteFuncti
                 values.append(tf.Variable(variable, trainable=variable.trainable))
         copies[id(variable.handle)] = values
     return copies
+
+
+def _compare_outside(strategy: Strategy, variables: Sequence[tf.Variable]) -> None:
+    outside = [
+        (variable.name, variable)
+        for variable in variables
+        if not strategy.extended.variable_created_in_scope(variable)
+    ]
+    if outside:
+        entries = list(measures(outside))
+        when = "in variables from outside strategy.scope()"
+        compare(strategy.workers, when, entries, entries, _REMEDY)
 
 
 def refresh_copies(strategy: Strategy, copies: Copies) -> None:
