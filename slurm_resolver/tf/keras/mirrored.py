@@ -129,14 +129,7 @@ class MultiWorkerMirroredStrategy(
         # handler, such as that of a PyDataset with `use_multiprocessing`.
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, group)
-        local = len(self.extended.worker_devices)
-        given_bytes = getattr(communication_options, "bytes_per_pack", 0)
-        self.sharing = Sharing(
-            first_replica=self.workers.index * local,
-            local_replicas=local,
-            replicas=self.num_replicas_in_sync,
-            bytes_per_bucket=given_bytes or BYTES_PER_BUCKET,
-        )
+        self.sharing = self._sharing(getattr(communication_options, "bytes_per_pack", 0))
         self.of_several = len(self.workers.names) > 1
         self.unread: WorkerData | None = None  # until a model's function is made that reads it
         # How many seconds this worker has waited in its steps; GPUs end what they do unnoticed.
@@ -147,6 +140,15 @@ class MultiWorkerMirroredStrategy(
         self._take_optimizers()
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
+
+    def _sharing(self, bytes_per_pack: int) -> Sharing:
+        local = len(self.extended.worker_devices)
+        return Sharing(
+            first_replica=self.workers.index * local,
+            local_replicas=local,
+            replicas=self.num_replicas_in_sync,
+            bytes_per_bucket=bytes_per_pack or BYTES_PER_BUCKET,
+        )
 
     def _take_optimizers(self) -> None:
         """Lets optimizers train models of the scope in steps that are traced as in one process."""

@@ -51,7 +51,7 @@ def _patch(keras: types.ModuleType) -> None:
         _patch_models()
 
 
-def _refuse_backend(original: Method, model: Model, *args: object, **kwargs: object) -> None:
+def _refuse_backend(*args: object, **kwargs: object) -> None:
     import keras
 
     backend = keras.backend.backend()
