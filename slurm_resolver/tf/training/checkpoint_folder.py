@@ -21,12 +21,14 @@ import os
 import re
 import socket
 import tempfile
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
+from slurm_resolver.tf.keras.files.callback_files import setting
 from slurm_resolver.tf.training.termination import SavingRanks
 from slurm_resolver.wording import shorten
 
@@ -64,31 +66,8 @@ class CheckpointFolder:
                 be read by all ranks, or if the newest is one of another program or of another
                 model.
         """
-        damages: list[str] = []
         numbers = self._find_numbers()
-        path = None
-        for number in numbers:
-            path = self._path(f"ckpt-{number}")
-            damage_of = self._ranks.compare("the restore", self._restore(path, complete))
-            damaged = {rank: damage for rank, damage in damage_of.items() if damage}
-            if not damaged:
-                break
-            seen_by = shorten([*damaged], _LISTED)
-            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
-        else:
-            if damages:
-                raise ResumeError(
-                    f"none of the checkpoints in {self.directory!r} can be read: "
-                    f"{'; '.join(damages)}. Expected at least one that all ranks can read: all "
-                    "nodes must share the folder. Restore one from a copy, or remove the folder to "
-                    "start from the beginning."
-                )
-        if damages and self._ranks.leads:
-            warn(
-                "a checkpoint cannot be read (%s); it is left as it is, and %s is used instead",
-                "; ".join(damages),
-                path,
-            )
+        path = self._restore_readable(numbers, complete)
         counter = self._checkpoint.save_counter  # which this creates, in all ranks
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
             counter.assign(numbers[0])
@@ -97,6 +76,32 @@ class CheckpointFolder:
                 file.write(self._owner)
             self._remove_unfinished()
         return path
+
+    def _restore_readable(self, numbers: Sequence[int], complete: bool) -> str | None:
+        """Restores the first of these checkpoints that all ranks can read, and returns its path."""
+        damages: list[str] = []
+        for number in numbers:
+            path = self._path(f"ckpt-{number}")
+            damage_of = self._ranks.compare("the restore", self._restore(path, complete))
+            damaged = {rank: damage for rank, damage in damage_of.items() if damage}
+            if not damaged:
+                if damages and self._ranks.leads:
+                    warn(
+                        "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
+                        "instead",
+                        "; ".join(damages),
+                        path,
+                    )
+                return path
+            seen_by = shorten([*damaged], _LISTED)
+            damages.append(f"{path}: {next(iter(damaged.values()))}, as seen by {seen_by}")
+        if damages:
+            raise ResumeError(
+                f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
+                "Expected at least one that all ranks can read: all nodes must share the folder. "
+                "Restore one from a copy, or remove the folder to start from the beginning."
+            )
+        return None
 
     def _find_numbers(self) -> list[int]:
         """Returns the numbers of the checkpoints, the newest first; raises ResumeError."""
@@ -171,10 +176,7 @@ class CheckpointFolder:
         if not self._ranks.leads:
             self._checkpoint.save_counter.assign_add(1)
             if self.is_read_together():
-                # All variables are read before the write can fail.
-                unwritten = contextlib.suppress(tf.errors.OpError, OSError)
-                with tempfile.TemporaryDirectory() as scratch, unwritten:
-                    self._checkpoint.write(os.path.join(scratch, "unused"))
+                self._read_variables()
             return ""
         owner = self._read_owner()
         if owner not in ("", self._owner):
@@ -185,16 +187,18 @@ class CheckpointFolder:
             )
         # In each save of several parameter servers' variables, TensorFlow traces a function, and
         # warns that this is slow.
-        logger = tf.get_logger()
-        before = logger.disabled
-        logger.disabled = True
-        try:
-            return str(self._manager.save())
-        except Exception:
-            self._remove_unfinished()
-            raise
-        finally:
-            logger.disabled = before
+        with setting(tf.get_logger(), "disabled", True):
+            try:
+                return str(self._manager.save())
+            except Exception:
+                self._remove_unfinished()
+                raise
+
+    def _read_variables(self) -> None:
+        """Takes part in the leader's save. All variables are read before the write can fail."""
+        unwritten = contextlib.suppress(tf.errors.OpError, OSError)
+        with tempfile.TemporaryDirectory() as scratch, unwritten:
+            self._checkpoint.write(os.path.join(scratch, "unused"))
 
     def is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
