@@ -93,6 +93,22 @@ class ResumableLoop(Backup):
                 batches of all epochs.
             steps: how many steps an epoch has; None: it ends with the data.
         """
+        iterator = self._skip_trained(data)
+        reporter.enter(STEP, TRAINING)
+        reporter.begin_epoch(self.epoch + 1)
+        phase = FIRST
+        try:
+            for batch in self._read(iterator, steps):
+                reporter.enter(phase)
+                yield batch
+                reporter.end_step()
+                phase = STEP
+                self.after_steps()
+        finally:
+            reporter.enter(IDLE, "")
+
+    def _skip_trained(self, data: Iterable[Batch]) -> Iterator[Batch]:
+        """Returns an iterator over the data, without the steps that were trained before."""
         iterator = iter(data)
         is_endless = iterator is data
         if not is_endless:
@@ -102,25 +118,19 @@ class ResumableLoop(Backup):
             for _ in range(self.drawn):
                 next(iterator, None)
         self._endless = iterator if is_endless else None
-        reporter.enter(STEP, TRAINING)
-        reporter.begin_epoch(self.epoch + 1)
-        phase = FIRST
-        try:
-            while steps is None or self.step < steps:
-                self.save_if_due()
-                reporter.step = self.step + 1
-                reporter.begin_step(phase=DATA)
-                try:
-                    batch = next(iterator)
-                except (StopIteration, tf.errors.OutOfRangeError):
-                    return
-                except Exception as error:
-                    self.save_after(error, is_between_steps=True)
-                    raise
-                reporter.enter(phase)
-                yield batch
-                reporter.end_step()
-                phase = STEP
-                self.after_steps()
-        finally:
-            reporter.enter(IDLE, "")
+        return iterator
+
+    def _read(self, iterator: Iterator[Batch], steps: int | None) -> Iterator[Batch]:
+        """Yields the batches of the epoch, and saves between them."""
+        while steps is None or self.step < steps:
+            self.save_if_due()
+            reporter.step = self.step + 1
+            reporter.begin_step(phase=DATA)
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                return
+            except Exception as error:
+                self.save_after(error, is_between_steps=True)
+                raise
+            yield batch
