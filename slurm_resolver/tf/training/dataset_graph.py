@@ -131,22 +131,29 @@ def _find_other(
         if _lacks_seed(nodes, node):
             return f"{node.op} has no seed: {SEED} first"
         for called in _called(functions, node.attr["f"].func.name):
-            if is_random(called) and not any(called.attr[seed].i for seed in _SEEDS):
-                return (
-                    f"a function of the data calls {called.op} without a seed: {SEED} first, and "
-                    "pass seed=n to it"
-                )
-            draws = is_random(called) or called.op.startswith("Rng")
-            if draws and node.op.startswith("Parallel"):
-                return (
-                    f"a map with num_parallel_calls calls {called.op}, from which several threads "
-                    "draw: leave out num_parallel_calls, or use tf.random.stateless_uniform and "
-                    "the like"
-                )
+            problem = _problem_of_draws(called, node)
+            if problem:
+                return problem
     if dataset.options().deterministic is False or any(
         node.attr["deterministic"].s == b"false" for node in nodes.values()
     ):
         return "deterministic=False lets elements overtake each other: leave it out"
+    return ""
+
+
+def _problem_of_draws(node: NodeDef, caller: NodeDef) -> str:
+    """Returns why a node in a function draws other numbers in each run; "" if it does not."""
+    if is_random(node) and not any(node.attr[seed].i for seed in _SEEDS):
+        return (
+            f"a function of the data calls {node.op} without a seed: {SEED} first, and pass seed=n "
+            "to it"
+        )
+    draws = is_random(node) or node.op.startswith("Rng")
+    if draws and caller.op.startswith("Parallel"):
+        return (
+            f"a map with num_parallel_calls calls {node.op}, from which several threads draw: "
+            "leave out num_parallel_calls, or use tf.random.stateless_uniform and the like"
+        )
     return ""
 
 

@@ -41,7 +41,7 @@ def findings_of(data: EpochIterator, fit: SimpleNamespace) -> Findings:
         return _findings_of_arrays(fit)
     dataset = private_names.DISTRIBUTED_DATASET.of(data)
     if isinstance(dataset, WorkerData):
-        return look_through(dataset.shares)
+        dataset = dataset.shares
     if isinstance(dataset, tf.data.Dataset):
         return look_through(dataset)
     whole = private_names.ORIGINAL_DATASET.of(dataset, None)
