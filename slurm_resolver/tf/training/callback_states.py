@@ -115,14 +115,7 @@ class CallbackStates:
 
     def __init__(self, callbacks: Iterable[object], saved: Iterable[object] = ()) -> None:
         """`saved` are variables, and what has them, that are saved elsewhere."""
-        self._callbacks: dict[str, object] = {}
-        counts = collections.Counter[str]()
-        for callback in callbacks:
-            kind = type(callback).__name__
-            counts[kind] += 1
-            # A progress bar belongs to its terminal.
-            if not isinstance(callback, keras.callbacks.ProgbarLogger):
-                self._callbacks[f"{kind} {counts[kind]}"] = callback
+        self._callbacks = _by_name(callbacks)
         self._saved = {id(item) for item in [*saved, *self._callbacks.values()]}
         self._before = {name: self._read(item) for name, item in self._callbacks.items()}
 
@@ -162,14 +155,11 @@ class CallbackStates:
                         "__init__ on"
                     )
                     break
-            for value in vars(callback).values():
-                mode = str(getattr(value, "mode", ""))
-                path = str(getattr(value, "name", ""))
-                if isinstance(value, io.IOBase) and mode[:1] in "wx" and os.path.isfile(path):
-                    yield (
-                        f"{kind} writes {path!r} from the beginning at each start: append to it, "
-                        "as CSVLogger(path, append=True) does"
-                    )
+            for path in _overwritten_files(callback):
+                yield (
+                    f"{kind} writes {path!r} from the beginning at each start: append to it, as "
+                    "CSVLogger(path, append=True) does"
+                )
 
     def _changes(self, name: str) -> State:
         """Returns what has changed in a callback; a digest of what cannot be restored."""
@@ -187,6 +177,28 @@ class CallbackStates:
             for name, value in vars(callback).items()
             if name not in _OF_KERAS and id(value) not in self._saved
         }
+
+
+def _by_name(callbacks: Iterable[object]) -> dict[str, object]:
+    """Returns the callbacks by their kind and number in it, such as "EarlyStopping 1"."""
+    named = {}
+    counts = collections.Counter[str]()
+    for callback in callbacks:
+        kind = type(callback).__name__
+        counts[kind] += 1
+        # A progress bar belongs to its terminal.
+        if not isinstance(callback, keras.callbacks.ProgbarLogger):
+            named[f"{kind} {counts[kind]}"] = callback
+    return named
+
+
+def _overwritten_files(callback: object) -> Iterator[str]:
+    """Yields the paths of the files that a callback has opened to write from the beginning."""
+    for value in vars(callback).values():
+        mode = str(getattr(value, "mode", ""))
+        path = str(getattr(value, "name", ""))
+        if isinstance(value, io.IOBase) and mode[:1] in "wx" and os.path.isfile(path):
+            yield path
 
 
 def _is_whole(part: Part) -> bool:
