@@ -188,8 +188,7 @@ class FailureReader(MessageReader):
         if end and (not end.is_end or not end.rank or _ENDED.match(end.line)):
             return end
         label = end.rank if end and end.rank in self._tasks else ""
-        task = self._tasks.get(label)
-        clue = task.clue(has_failed=bool(end)) if task else None
+        clue = self._tasks[label].clue(has_failed=bool(end))
         if end and clue and (label or len(self.ends) == 1):
             return end._replace(line_number=clue.line_number, line=clue.line, is_end=False)
         if not end and (self.ends or self.all_end):
