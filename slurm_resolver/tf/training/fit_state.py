@@ -33,7 +33,7 @@ def pack(value: Any) -> str:
 
 def unpack(packed: str | bytes) -> Any:
     """Returns the value that `pack` was given."""
-    return _decode(json.loads(packed))
+    return json.loads(packed, object_hook=_decode)
 
 
 def _encode(value: Any) -> Any:
@@ -50,11 +50,10 @@ def _encode(value: Any) -> Any:
     return {name: [_encode(item) for item in items]}
 
 
-def _decode(code: Any) -> Any:
-    if not isinstance(code, dict):
-        return code
+def _decode(code: dict[str, Any]) -> Any:
+    """Returns the value of an object, given those in it."""
     ((kind, held),) = code.items()
     if kind == "array":
         proto = private_names.TENSOR_PROTO.get().FromString(base64.b64decode(held))
         return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
-    return _COLLECTIONS[kind](map(_decode, held))
+    return _COLLECTIONS[kind](held)
