@@ -136,23 +136,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             KerasError: for a Keras 3 that is too old.
         """
         check_keras()
-        # Keras does not pass the other callbacks and the data to a callback. They are variables of
-        # `fit`, the caller.
-        code = inspect.unwrap(keras.Model.fit).__code__
-        for frame, _ in traceback.walk_stack(sys._getframe(1)):
-            if frame.f_code is code:
-                fit = types.SimpleNamespace(**frame.f_locals)
-                data = private_names.FIT_DATA.of(fit)
-                callbacks = private_names.FIT_CALLBACKS.of(fit)
-                lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
-                if lacking:
-                    raise private_names.error_of(*lacking)
-                self._begin(fit, callbacks, data)
-                return
-        raise ResumeError(
-            "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
-            "For a training loop of your own use ResumableLoop."
-        )
+        fit = _running_fit()
+        data = private_names.FIT_DATA.of(fit)
+        callbacks = private_names.FIT_CALLBACKS.of(fit)
+        lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
+        if lacking:
+            raise private_names.error_of(*lacking)
+        self._begin(fit, callbacks, data)
 
     def _begin(
         self,
@@ -172,12 +162,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
-        ours = (self, self._first)  # Keras' list may be that of an earlier fit
-        self._others = [other for other in callbacks.callbacks if other not in ours]
-        self._first = keras.callbacks.LambdaCallback(
-            on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
-        )
-        callbacks.callbacks = [self._first, *self._others, self]
+        self._come_last(callbacks)
         self._restore()
         findings = findings_of(data, fit)
         self._check_fit(findings.content)
@@ -189,6 +174,14 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         ):
             name.set(data, functools.partial(wrapper, name.of(data)))
 
+    def _come_last(self, callbacks: keras.callbacks.CallbackList) -> None:
+        ours = (self, self._first)  # Keras' list may be that of an earlier fit
+        self._others = [other for other in callbacks.callbacks if other not in ours]
+        self._first = keras.callbacks.LambdaCallback(
+            on_epoch_begin=self._before_epoch, on_epoch_end=self._add_logs
+        )
+        callbacks.callbacks = [self._first, *self._others, self]
+
     def _restore(self) -> None:
         """Builds the model, and restores the newest checkpoint of this fit."""
         model = self.model
@@ -196,18 +189,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._build()
         # A run without this callback builds later, or not at all; Keras' seed may be Python's.
         set_random_states({name: states[name] for name in states if name != "random"})
-        # A `tf.train.Checkpoint` of the model leaves out the states of its random generators, which
-        # draw the masks of dropout, and are no weights; and what it has in lists.
-        weights = set(map(id, model.weights))
-        left_out = [variable.value for variable in model.variables if id(variable) not in weights]
-        left_out += _listed_variables(model)
         folder = os.fspath(self.options["directory"])
         self._key = os.path.abspath(folder)
         if self._key in _finished:
             folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
         self._backup = Backup(
             model.distribute_strategy,
-            {"model": model, "left_out": left_out, **self.state},
+            {"model": model, "left_out": _left_out(model), **self.state},
             **{**self.options, "directory": folder},
             complete=not any(_unbuilt_optimizers(model)),
             collect=self._collect,
@@ -220,13 +208,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
-        adapter = private_names.DATA_ADAPTER.of(data)
-        if isinstance(adapter, private_names.ARRAYS.get()):
-            batch_size = int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
-        else:
-            batch_size = batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
         # With batches of another size, an epoch has another number of steps.
-        resized = backup.epoch < self.params["epochs"] and backup.begin_data(batch_size)
+        resized = backup.epoch < self.params["epochs"] and backup.begin_data(_batch_size(data))
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
         self._before: Any = None  # the states of global random generators before data was read
@@ -469,6 +452,40 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 )
             if model.optimizer and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
+
+
+def _running_fit() -> types.SimpleNamespace:
+    """Returns the variables of Keras' `fit`, which calls this.
+
+    Keras passes neither the other callbacks nor the data to a callback.
+    """
+    code = inspect.unwrap(keras.Model.fit).__code__
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        if frame.f_code is code:
+            return types.SimpleNamespace(**frame.f_locals)
+    raise ResumeError(
+        "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
+        "For a training loop of your own use ResumableLoop."
+    )
+
+
+def _batch_size(data: EpochIterator) -> int:
+    """Returns how many samples a global batch has; 0 if that is not known."""
+    adapter = private_names.DATA_ADAPTER.of(data)
+    if isinstance(adapter, private_names.ARRAYS.get()):
+        return int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
+    return batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
+
+
+def _left_out(model: keras.Model) -> list[tf.Variable]:
+    """Returns the variables that a `tf.train.Checkpoint` of a model leaves out.
+
+    These are the states of its random generators, which draw the masks of dropout, and are no
+    weights; and what it has in lists.
+    """
+    weights = set(map(id, model.weights))
+    states = [variable.value for variable in model.variables if id(variable) not in weights]
+    return states + _listed_variables(model)
 
 
 def _listed_variables(model: keras.Model) -> list[tf.Variable]:
