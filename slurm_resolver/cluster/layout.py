@@ -97,7 +97,7 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         plane_size=step.plane_size,
     )
     nodes: list[str] = []
-    node_of: list[int] = []
+    node_of = []
     unambiguous = True
     for component in components or [whole]:
         counts = [count_of[host] for host in component.nodes]
@@ -239,7 +239,7 @@ def _distribute(
     """
     plane_size = _find_plane_size(step, counts, component)
     # Each node in turn gets as many ranks as a plane has, until it has all of its ranks.
-    node_of: list[int] = []
+    node_of = []
     left = list(enumerate(counts, first))
     while left:
         for node, count in left:
