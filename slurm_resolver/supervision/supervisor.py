@@ -108,12 +108,15 @@ class Supervisor:
         except NoRestartError as stop:
             return self._give_up(stop)
         finally:
-            words = self._watch.stop()
-            if words and not self._relay.received:
-                say(f"the step that watches this node has ended: {words}")
+            self._stop_watch()
         if self._failures:
             say(f"ended with status 0, after {counted(len(self._failures), 'restart')}")
         return 0
+
+    def _stop_watch(self) -> None:
+        words = self._watch.stop()
+        if words and not self._relay.received:
+            say(f"the step that watches this node has ended: {words}")
 
     def _give_up(self, stop: NoRestartError) -> int:
         """Says why the step is not started, and returns the exit status."""
@@ -232,8 +235,7 @@ class Supervisor:
         On the `unended` nodes, tasks of the last step may not have ended.
         """
         until = time.monotonic() + Timeouts.controller
-        relay = self._relay
-        while not relay.received:
+        while not self._relay.received:
             try:
                 self._end_former_step(unended)
                 self._ask_for_states()
@@ -244,8 +246,8 @@ class Supervisor:
                         f"Slurm does not know job {self._step.job_label}, or does not answer "
                         f"({error})"
                     ) from None
-            relay.wait(5.0)
-        raise NoRestartError(f"received {relay.received.name}", requeue=True)
+            self._relay.wait(5.0)
+        raise NoRestartError(f"received {self._relay.received.name}", requeue=True)
 
     def _ask_for_states(self) -> None:
         """Asks once; raises OSError if Slurm cannot say the states now."""
