@@ -120,8 +120,7 @@ def find_means() -> str:
     """Returns VARIABLE, MUNGE or NONE; raises RefusedError if the variable is too short."""
     value = os.environ.get(VARIABLE)
     if value is None:
-        has_munge = shutil.which("unmunge") and Path(_munge_socket()).is_socket()
-        return MUNGE if has_munge else NONE
+        return MUNGE if shutil.which("unmunge") and Path(_munge_socket()).is_socket() else NONE
     if len(value) < _SHORTEST:
         raise RefusedError(
             f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "

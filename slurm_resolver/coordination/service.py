@@ -304,17 +304,16 @@ class Service:
         It may also be a stranger, or need the next service.
         """
         link = None if process.role == "observer" else self._links.get(process.rank)
-        if link and link.process.number == process.number:  # it returns
-            return
-        if link and link.writer:
-            _refuse(
-                writer,
-                {
-                    "refused": f"rank {process.rank} is represented by process {link.process.pid}, "
-                    f"which still runs; process {process.pid} is its child, or a second program in "
-                    "the task"
-                },
-            )
+        if link:
+            if link.process.number == process.number:  # it returns
+                return
+            if link.writer:
+                why = (
+                    f"rank {process.rank} is represented by process {link.process.pid}, which "
+                    f"still runs; process {process.pid} is its child, or a second program in the "
+                    "task"
+                )
+                _refuse(writer, {"refused": why})
         if self._is_closing or (link and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
 

@@ -231,10 +231,10 @@ def _shake(
             raise ConnectionError(
                 "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
             )
-        connection.socket.settimeout(None)
+        sock.settimeout(None)
         return connection, answer
     except BaseException:
-        connection.socket.close()
+        sock.close()
         raise
 
 
