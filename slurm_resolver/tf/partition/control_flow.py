@@ -17,7 +17,6 @@ loop that adds up losses of rows, for example::
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Callable
 
 import tensorflow as tf
@@ -34,8 +33,9 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     NotByPartError,
+    TensorNumbers,
     Tensors,
-    Value,
+    Values,
 )
 
 _ROUNDS = 12  # after which what is known of the variables of a loop no longer changes
@@ -135,7 +135,7 @@ def _plan_round(
     planner: Plan,
     op: Operation,
     body: Flat,
-    given: Sequence[Value],
+    given: Values,
 ) -> tuple[Plan, list[tuple[int, int]]]:
     """Returns the plan of a loop's round, whose outputs become what its inputs are.
 
@@ -185,7 +185,7 @@ def _needs_order(plan: Plan) -> bool:
     return bool(plan.levels) or not kinds.isdisjoint(RANDOM.union(CONTROL_FLOW))
 
 
-def _check_rows(planner: Plan, numbers: Sequence[int], wanted: Sequence[Value]) -> None:
+def _check_rows(planner: Plan, numbers: TensorNumbers, wanted: Values) -> None:
     """Raises NotByPartError if a tensor that has no rows should be divided."""
     for number, want in zip(numbers, wanted):
         is_divided = want.has_rows and planner.values[number] == SAME

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -25,7 +24,7 @@ def attributes_of(operation: tf.Operation) -> dict[str, tf.compat.v1.AttrValue]:
     return {name: value for name, value in attributes if not name.startswith("_")}
 
 
-def create(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Tensors:
+def create(operation: tf.Operation, inputs: Tensors) -> Tensors:
     """Creates an operation in the graph that is being built, and returns its outputs.
 
     Args:

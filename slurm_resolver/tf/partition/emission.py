@@ -5,7 +5,6 @@ Both are in this module, because a step of a plan may have its own function that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
 
 import numpy.typing as npt
@@ -26,15 +25,18 @@ from slurm_resolver.tf.partition.values import (
     SUM,
     Literal,
     Pair,
-    Shape,
+    Shapes,
     Sizes,
+    TensorNumbers,
     Tensors,
     Value,
+    Values,
     Want,
+    Wants,
     as_tuple,
 )
 
-AddUp = Callable[[Tensors], Tensors]
+AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 # Writes an operation, given the emission and its inputs; returns its outputs.
 Make = Callable[["Emission", Tensors], Tensors]
 
@@ -48,8 +50,8 @@ class Split(NamedTuple):
         make: writes it; None if the operation stays as it is.
     """
 
-    results: tuple[Value, ...]
-    wants: tuple[Want, ...]
+    results: Values
+    wants: Wants
     make: Make | None = None
 
 
@@ -68,7 +70,7 @@ class Compute(NamedTuple):
 class PutTogether(NamedTuple):
     """A step of a plan: what the replicas have of some tensors is put together, at once."""
 
-    numbers: tuple[int, ...]
+    numbers: TensorNumbers
 
 
 Step = Union[Compute, PutTogether]
@@ -90,14 +92,14 @@ class Plan:
 
     flat: Flat
     sizes: SizesOf
-    inputs: Sequence[Value]
+    inputs: Values
     steps: list[Step]
     values: dict[int, Value]
     outputs: list[Value]
-    wanted: Sequence[Want]
+    wanted: Wants
     inner: Callable[..., Plan]
 
-    def known_sizes(self, number: int) -> tuple[Pair[Shape] | None, Pair[npt.ArrayLike] | None]:
+    def known_sizes(self, number: int) -> tuple[Shapes | None, Pair[npt.ArrayLike] | None]:
         """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
         tensor = self.flat.tensors[number]
         is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
@@ -106,7 +108,7 @@ class Plan:
         return as_tuple(self.sizes.shape(number)), as_tuple(numbers)
 
     @property
-    def levels(self) -> list[tuple[int, ...]]:
+    def levels(self) -> list[TensorNumbers]:
         """The tensors that are put together, for each collective."""
         return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
@@ -125,7 +127,7 @@ class Emission:
         self,
         plan: Plan,
         rows: OwnRows,
-        inputs: Sequence[tf.Tensor],
+        inputs: Tensors,
         add_up: AddUp | None = None,
     ) -> None:
         self._plan = plan
@@ -135,7 +137,7 @@ class Emission:
         # Tensors as they were computed, and as they have been converted.
         self._forms: dict[tuple[int, Want], tf.Tensor] = dict(zip(self._values.items(), inputs))
 
-    def all(self, add_up: AddUp | None) -> Tensors:
+    def all(self, add_up: AddUp | None) -> list[tf.Tensor]:
         """Writes the graph, and returns its outputs.
 
         Args:
@@ -149,7 +151,7 @@ class Emission:
                 self._put_together(step.numbers, add_up)
         return list(map(self.get, self._plan.flat.outputs, self._plan.wanted))
 
-    def inside(self, plan: Plan, inputs: Sequence[tf.Tensor]) -> Tensors:
+    def inside(self, plan: Plan, inputs: Tensors) -> Tensors:
         """Writes a function that an operation calls, and returns its outputs."""
         return Emission(
             plan,
@@ -179,11 +181,11 @@ class Emission:
         self._forms[number, value] = tensor
         return tensor
 
-    def create(self, node: Node, inputs: Sequence[tf.Tensor]) -> Tensors:
+    def create(self, node: Node, inputs: Tensors) -> Tensors:
         """Creates an operation as it was traced, with other inputs."""
         return create(node.operation, inputs)
 
-    def as_traced(self, flat: Flat, inputs: Sequence[tf.Tensor]) -> Tensors:
+    def as_traced(self, flat: Flat, inputs: Tensors) -> Tensors:
         """Writes a function as it was traced, and returns its outputs."""
         tensors = dict(zip(flat.inputs, inputs))
         for node in flat.nodes:
@@ -247,7 +249,7 @@ class Emission:
 
     # --- Collectives -----------------------------------------------------------------------------
 
-    def _put_together(self, numbers: Sequence[int], add_up: AddUp) -> None:
+    def _put_together(self, numbers: TensorNumbers, add_up: AddUp) -> None:
         """Puts tensors together, at once."""
         sent = []
         for number in numbers:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.values import COUNTS, Numbers, Pair, names
+from slurm_resolver.tf.partition.values import COUNTS, Samples, names
 
 # These compute a polynomial, or move entries, or have a given shape.
 _EXACT = names("""
@@ -28,7 +28,7 @@ _TELLING = names("Shape ShapeN Size")
 TAKING = names("GatherV2 Slice StridedSlice")
 
 
-def is_exact(operation: tf.Operation, numbers: Iterable[Pair[Numbers] | None]) -> bool:
+def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool:
     """Whether the integers that an operation computes for both N are so for any N.
 
     Args:
@@ -53,7 +53,7 @@ def is_exact(operation: tf.Operation, numbers: Iterable[Pair[Numbers] | None]) -
     return kind in _EXACT
 
 
-def _is_exact_division(dividends: Pair[Numbers] | None, divisors: Pair[Numbers] | None) -> bool:
+def _is_exact_division(dividends: Samples | None, divisors: Samples | None) -> bool:
     """Whether nothing remains for any N: the quotient is a number, or a multiple of N."""
     if dividends is None or divisors is None:
         return False

@@ -144,12 +144,13 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
         adds=adds,
     )
     if SUM in found.results and equation.startswith("T"):
-        return found._replace(wants=(SUM, *found.wants[1:]))
+        return found._replace(wants=[SUM, *found.wants[1:]])
 
     def make(emission: Emission, inputs: Tensors) -> Tensors:
-        given = inputs[indices]
+        tensors = list(inputs)
+        given = tensors[indices]
         own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
-        inputs[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
-        return emission.create(op.node, inputs)
+        tensors[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
+        return emission.create(op.node, tensors)
 
     return found._replace(make=make) if is_own and rows() in found.results else found

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.partition.scratch import Scratch
-from slurm_resolver.tf.partition.values import PlanError
+from slurm_resolver.tf.partition.values import PlanError, TensorNumbers, Tensors
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # The name of what `step.of_own_rows` makes, and a part of the name of its gradient.
@@ -34,8 +34,8 @@ class Node:
     """
 
     operation: tf.Operation
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: TensorNumbers
+    outputs: TensorNumbers
     after: tuple[Node, ...]
     functions: dict[str, Flat] = dataclasses.field(default_factory=dict)
 
@@ -80,11 +80,11 @@ class Flat:
         self.outputs = tuple(numbers[tensor.ref()] for tensor in graph.outputs)
         self.nodes = self._needed()
 
-    def _add_tensors(self, tensors: Sequence[tf.Tensor]) -> tuple[int, ...]:
+    def _add_tensors(self, tensors: Tensors) -> TensorNumbers:
         """Returns the numbers of new tensors."""
         first = len(self.tensors)
         self.tensors += tensors
-        return tuple(range(first, len(self.tensors)))
+        return range(first, len(self.tensors))
 
     def _add(
         self,
@@ -132,9 +132,9 @@ class Flat:
     def _place(
         self,
         operation: tf.Operation,
-        given: tuple[int, ...],
+        given: TensorNumbers,
         after: list[Node],
-    ) -> tuple[list[Node], tuple[int, ...]]:
+    ) -> tuple[list[Node], TensorNumbers]:
         """Adds an operation, or those of the function that it calls.
 
         Args:
@@ -186,7 +186,7 @@ class Flat:
         return list(reversed(nodes))
 
 
-def _by_tensor(tensors: Sequence[tf.Tensor], numbers: Sequence[int]) -> dict[Hashable, int]:
+def _by_tensor(tensors: Tensors, numbers: TensorNumbers) -> dict[Hashable, int]:
     """Returns the numbers of tensors."""
     return {tensor.ref(): number for tensor, number in zip(tensors, numbers)}
 

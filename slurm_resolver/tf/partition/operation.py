@@ -6,7 +6,6 @@ A LOCAL statistic is seen as SAME as well, since no axis of it has rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -21,10 +20,12 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Numbers,
     Pair,
-    Shape,
+    Samples,
+    Shapes,
     Sizes,
     T,
     Value,
+    Values,
     Want,
 )
 
@@ -47,14 +48,14 @@ class Operation:
     def __init__(
         self,
         node: Node,
-        raw: Sequence[Value],
+        raw: Values,
         sizes: SizesOf,
     ) -> None:
         self.node = node
         self.traced = node.operation
         self.kind = node.kind
-        self.raw = tuple(raw)
-        self.values = tuple(SAME if one.kind in (Kind.SUM, Kind.LOCAL) else one for one in raw)
+        self.raw = raw
+        self.values = [SAME if one.kind in (Kind.SUM, Kind.LOCAL) else one for one in raw]
         self.sizes = sizes
 
     def attribute(self, name: str) -> Any:
@@ -79,7 +80,7 @@ class Operation:
             raise NotByPartError("an unknown rank")
         return int(rank)
 
-    def shape(self, place: int = 0) -> Pair[Shape]:
+    def shape(self, place: int = 0) -> Shapes:
         """Returns the shape for two sizes of the batch."""
         return self._known(self.sizes.shape(self._number(place)))
 
@@ -87,7 +88,7 @@ class Operation:
         """Returns the size along an axis for two sizes of the batch."""
         return self._known(self.sizes.size(self._number(place), axis))
 
-    def numbers(self, place: int) -> Pair[Numbers]:
+    def numbers(self, place: int) -> Samples:
         """Returns an input's numbers for two sizes of the batch."""
         return self._known(self.sizes.numbers(self._number(place)))
 
@@ -144,7 +145,7 @@ class Operation:
 
     def split(
         self,
-        results: Value | Sequence[Value],
+        results: Value | Values,
         *wants: Want,
         make: Make | None = None,
     ) -> Split:
@@ -157,8 +158,8 @@ class Operation:
         found = [results] * len(self.node.outputs) if isinstance(results, Value) else results
         others = len(self.node.inputs) - len(wants)
         return Split(
-            tuple(found),
-            (*wants, *[SAME] * others),
+            found,
+            [*wants, *[SAME] * others],
             make,
         )
 

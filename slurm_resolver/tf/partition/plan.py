@@ -20,7 +20,7 @@ lists, conditions and loops are computed whole from the beginning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
@@ -40,8 +40,9 @@ from slurm_resolver.tf.partition.values import (
     SUM,
     NotByPartError,
     PlanError,
-    Value,
+    Values,
     Want,
+    Wants,
     list_of,
 )
 
@@ -62,7 +63,7 @@ class Planner(Plan):
     def __init__(
         self,
         flat: Flat,
-        values: Sequence[Value],
+        values: Values,
         whole: bool,
         sends_inside: bool,
         inside: bool = False,
@@ -83,9 +84,9 @@ class Planner(Plan):
     def inner(
         self,
         flat: Flat,
-        values: Sequence[Value],
+        values: Values,
         alike: Iterable[tuple[int, int]],
-        wanted: Sequence[Want] | None = None,
+        wanted: Wants | None = None,
         inside: bool = True,
     ) -> Plan:
         """Returns the plan of a function that an operation calls.
@@ -107,7 +108,7 @@ class Planner(Plan):
             inner.sizes.bind(number, *self.known_sizes(here))
         return inner.run(wanted)
 
-    def run(self, wanted: Sequence[Want] | None = None) -> Plan:
+    def run(self, wanted: Wants | None = None) -> Plan:
         """Returns the plan.
 
         Args:
@@ -216,7 +217,7 @@ class Planner(Plan):
             LOCAL if value == LOCAL and want == SAME and found.results else want
             for value, want in zip(op.raw, found.wants)
         ]
-        return found._replace(wants=tuple(wants))
+        return found._replace(wants=wants)
 
     def _same(self, op: Operation) -> Split:
         """Returns how an operation is computed whose inputs are all whole, or own statistics."""
@@ -271,7 +272,7 @@ class Planner(Plan):
             if self.values[number] == SUM:
                 self.values[number] = SAME
         self._known_whole.update(sent)
-        self.steps.append(PutTogether(tuple(sent)))
+        self.steps.append(PutTogether(sent))
         for node in [*self._linear]:
             if all(self.values[one] == SAME for one in node.inputs):
                 self.values.update(dict.fromkeys(node.outputs, SAME))

@@ -214,7 +214,7 @@ class RowLoop:
         """
         own = emission.rows.own
         counter = self._counters[0]
-        results: Tensors = tf.while_loop(
+        results: list[tf.Tensor] = tf.while_loop(
             lambda *state: state[counter] < tf.cast(own, state[counter].dtype),
             lambda *state: emission.as_traced(self._body, state),
             inputs,

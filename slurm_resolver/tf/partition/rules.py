@@ -199,8 +199,7 @@ def recurrent_layer(op: Operation) -> Split:
     split = by_equation(op, f"{','.join(terms)}->{state}")
     # Of states, the weights' gradient, what a GRU lacks, and what is reserved.
     by_rank = {3: split.results[0], 1: SUM, 0: SAME, None: LOCAL}
-    ranks = [tensor.shape.rank for tensor in op.traced.outputs]
-    return split._replace(results=tuple(by_rank[rank] for rank in ranks))
+    return split._replace(results=[by_rank[tensor.shape.rank] for tensor in op.traced.outputs])
 
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------

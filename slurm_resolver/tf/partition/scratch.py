@@ -6,7 +6,7 @@ one of them costs, and what does not depend on the number of rows is the same te
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Callable
 
 import numpy as np
@@ -44,7 +44,7 @@ class Scratch:
         key = dtype, tf.TensorShape(shape)
         return self._once(key, lambda: [tf.compat.v1.placeholder(dtype, shape)])[0]
 
-    def copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> Tensors:
+    def copy(self, operation: tf.Operation, inputs: Tensors) -> Tensors:
         """Returns the results of an operation that was traced.
 
         Raises:

@@ -27,7 +27,18 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.exactness import TAKING, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.slice_limits import axes_of_slice, certain_limits, is_whole
-from slurm_resolver.tf.partition.values import COUNTS, SAME, Numbers, Pair, Shape, Value, names
+from slurm_resolver.tf.partition.values import (
+    COUNTS,
+    SAME,
+    Pair,
+    Samples,
+    Shape,
+    Shapes,
+    Value,
+    names,
+)
+
+TensorPair = Pair[tf.Tensor]
 
 _OPAQUE = (tf.resource, tf.variant)
 _CALLS = names("Case If StatelessCase StatelessIf StatelessWhile While")
@@ -64,13 +75,13 @@ class SizesOf:
     def __init__(self, flat: Flat, values: Mapping[int, Value]) -> None:
         self.flat = flat
         self._values = values
-        self._scratch: dict[int, Pair[tf.Tensor]] = {}  # tensors, by number
-        self._shapes: dict[int, Pair[Shape]] = {}  # that are known from elsewhere
+        self._scratch: dict[int, TensorPair] = {}  # tensors, by number
+        self._shapes: dict[int, Shapes] = {}  # that are known from elsewhere
 
     def bind(
         self,
         number: int,
-        shapes: Pair[Shape] | None,
+        shapes: Shapes | None,
         numbers: Pair[npt.ArrayLike] | None = None,
     ) -> None:
         """Notes what is known of a tensor from elsewhere."""
@@ -82,7 +93,7 @@ class SizesOf:
             constant = self.flat.scratch.constant
             self._scratch[number] = constant(first, dtype), constant(second, dtype)
 
-    def shape(self, number: int) -> Pair[Shape] | None:
+    def shape(self, number: int) -> Shapes | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
         known = self._known_shape(number)
         return known or _lists([one.shape for one in self._scratched(number)])
@@ -95,12 +106,12 @@ class SizesOf:
         first, second = (shape[axis] for shape in shapes)
         return None if first is None or second is None else (first, second)
 
-    def numbers(self, number: int) -> Pair[Numbers] | None:
+    def numbers(self, number: int) -> Samples | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
         first, second = map(self.flat.scratch.numbers, self._scratched(number))
         return None if first is None or second is None else (first, second)
 
-    def _known_shape(self, number: int) -> Pair[Shape] | None:
+    def _known_shape(self, number: int) -> Shapes | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
         shape = self.flat.tensors[number].shape
         if number in self._shapes or shape.rank is None:
@@ -111,7 +122,7 @@ class SizesOf:
             first[value.axis], second[value.axis] = sizes_of(value.outer, value.inner)
         return None if None in first else (first, second)
 
-    def _scratched(self, number: int) -> Pair[tf.Tensor]:
+    def _scratched(self, number: int) -> TensorPair:
         """Returns the tensor for both N in the scratch graph."""
         waiting = [number]
         while waiting:
@@ -140,7 +151,7 @@ class SizesOf:
             return False
         return self._known_shape(number) is not None
 
-    def _place(self, number: int, shapes: Pair[Shape] | None) -> None:
+    def _place(self, number: int, shapes: Shapes | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self.flat.tensors[number]
         first, second = shapes or (traced.shape, traced.shape)
@@ -217,13 +228,13 @@ class SizesOf:
         ]
 
 
-def _lists(shapes: Sequence[tf.TensorShape]) -> Pair[Shape] | None:
+def _lists(shapes: Sequence[tf.TensorShape]) -> Shapes | None:
     """Returns two shapes as lists; None if one has an unknown rank."""
     first, second = shapes
     return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
 
 
-def _certain(traced: tf.TensorShape, shapes: Pair[Shape], parts: Collection[int]) -> Pair[Shape]:
+def _certain(traced: tf.TensorShape, shapes: Shapes, parts: Collection[int]) -> Shapes:
     """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
 
     A size of N / 2 is rounded if N is odd, which the samples do not show.

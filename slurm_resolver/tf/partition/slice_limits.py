@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.values import COUNTS, Numbers, Pair
+from slurm_resolver.tf.partition.values import COUNTS, Pair, Samples
 
 KEPT = 32  # the place of an axis that a specification does not mention
 _FEWEST = 1  # row
@@ -63,7 +63,7 @@ def is_whole(operation: tf.Operation, place: int) -> bool:
 def certain_limits(
     operation: tf.Operation,
     place: int,
-    numbers: Sequence[Pair[Numbers]],
+    numbers: Sequence[Samples],
     sizes: Pair[Any],
 ) -> list[Sequence[int]] | None:
     """Returns where a slice begins and ends along an axis for both N.

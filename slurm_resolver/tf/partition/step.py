@@ -7,7 +7,6 @@ outputs = write_step(plan, rows, inputs, add_up)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -21,8 +20,8 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     PlanError,
     Tensors,
-    Value,
-    Want,
+    Values,
+    Wants,
     rows,
 )
 from slurm_resolver.tf.private_names import Method
@@ -78,8 +77,8 @@ def of_own_rows(function: Method) -> tf.types.experimental.PolymorphicFunction:
 
 def plan_graph(
     graph: tf.Graph,
-    values: Sequence[Value],
-    wanted: Sequence[Want] | None = None,
+    values: Values,
+    wanted: Wants | None = None,
     sends_inside: bool = False,
 ) -> Plan:
     """Returns the plan of a graph whose inputs are known; see `plan_step`.
@@ -102,10 +101,10 @@ def plan_graph(
 def write_step(
     plan: Plan,
     own: OwnRows,
-    inputs: Sequence[tf.Tensor],
+    inputs: Tensors,
     add_up: AddUp,
     add_up_inside: AddUp | None = None,
-) -> Tensors:
+) -> list[tf.Tensor]:
     """Writes a step for a replica, and returns its outputs.
 
     Args:

@@ -36,8 +36,11 @@ COUNTS = (27_720, 32_760)
 T = TypeVar("T")
 Pair = tuple[T, T]  # for each of these N
 Shape = Sequence[Optional[int]]  # with None for an unknown size
+Shapes = Pair[Shape]
 Numbers = npt.NDArray[Any]  # of a tensor, of its type
-Tensors = list[tf.Tensor]
+Samples = Pair[Numbers]
+Tensors = Sequence[tf.Tensor]
+TensorNumbers = Sequence[int]  # of tensors in a graph; see `inlining.Flat`
 
 
 class Kind(enum.Enum):
@@ -87,6 +90,8 @@ class Value(NamedTuple):
         return self._replace(axis=axis)
 
 
+Values = Sequence[Value]  # one for each tensor
+
 SAME = Value(Kind.SAME)
 SUM = Value(Kind.SUM)
 LOCAL = Value(Kind.LOCAL)
@@ -131,6 +136,7 @@ class Literal(NamedTuple):
 # value: SAME rows are sliced, and a SAME addend counts in the first replica. All else is put
 # together first.
 Want = Union[Value, Sizes, Literal]
+Wants = Sequence[Want]
 
 
 class NotByPartError(Exception):
@@ -141,7 +147,7 @@ class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
 
 
-def as_tuple(array: npt.ArrayLike | Pair[Shape] | None) -> Any:
+def as_tuple(array: npt.ArrayLike | Shapes | None) -> Any:
     """Returns the numbers of an array as nested tuples, which can be compared."""
     found = np.asarray(array).tolist()
     return tuple(found) if isinstance(found, list) else found
