@@ -5,6 +5,7 @@ Tensors have numbers, since a function may be called several times.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Hashable, Sequence
@@ -36,14 +37,13 @@ class Node:
     operation: tf.Operation
     inputs: TensorNumbers
     outputs: TensorNumbers
-    after: tuple[Node, ...]
+    after: Sequence[Node]
     functions: dict[str, Flat] = dataclasses.field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         """The type of the operation, such as "MatMul"."""
-        kind: str = self.operation.type
-        return kind
+        return str(self.operation.type)
 
     def function(self, attribute: Any) -> Flat:
         """Returns a function that an attribute names, such as the body of a loop."""
@@ -51,6 +51,11 @@ class Node:
         if name not in self.functions:
             self.functions[name] = Flat(function_graph(self.operation, name))
         return self.functions[name]
+
+
+# What has to be computed before an operation that waits for one that was added, or for those of a
+# graph; and the numbers of its outputs.
+Added = tuple[list[Node], TensorNumbers]
 
 
 class Flat:
@@ -71,13 +76,11 @@ class Flat:
         self.scratch = Scratch()
         self._nodes: list[Node] = []  # each after those of its inputs
         self.inputs = self._add_tensors(graph.inputs)
-        numbers = _by_tensor(graph.inputs, self.inputs)
-        self._add(
+        _, self.outputs = self._add(
             graph,
-            numbers,
+            self.inputs,
             (),
         )
-        self.outputs = tuple(numbers[tensor.ref()] for tensor in graph.outputs)
         self.nodes = self._needed()
 
     def _add_tensors(self, tensors: Tensors) -> TensorNumbers:
@@ -89,18 +92,16 @@ class Flat:
     def _add(
         self,
         graph: tf.Graph,
-        numbers: dict[Hashable, int],
+        inputs: TensorNumbers,
         before: Sequence[Node],
-    ) -> list[Node]:
+    ) -> Added:
         """Adds the operations of a graph.
 
         Args:
-            numbers: of the graph's inputs; those of its other tensors are added.
+            inputs: the numbers of its inputs.
             before: what has to be computed before.
-
-        Returns:
-            What it has added.
         """
+        numbers = _by_tensor(graph.inputs, inputs)
         operations = graph.get_operations()
         places = {operation: place for place, operation in enumerate(operations)}
         made: dict[tf.Operation, list[Node]] = {tensor.op: [] for tensor in graph.inputs}
@@ -117,52 +118,45 @@ class Flat:
                 if places[one] < places[operation]:
                     add(one)
                     after += made[one]
-            given = tuple(numbers[tensor.ref()] for tensor in operation.inputs)
             made[operation], results = self._place(
                 operation,
-                given,
+                [numbers[tensor.ref()] for tensor in operation.inputs],
                 after,
             )
             numbers.update(_by_tensor(operation.outputs, results))
 
         for operation in operations:
             add(operation)
-        return list(dict.fromkeys(itertools.chain(*made.values())))
+        nodes = list(dict.fromkeys(itertools.chain(*made.values())))
+        return nodes, [numbers[tensor.ref()] for tensor in graph.outputs]
 
     def _place(
         self,
         operation: tf.Operation,
         given: TensorNumbers,
         after: list[Node],
-    ) -> tuple[list[Node], TensorNumbers]:
+    ) -> Added:
         """Adds an operation, or those of the function that it calls.
 
         Args:
             given: the numbers of its inputs.
             after: what has to be computed before, besides its inputs.
-
-        Returns:
-            What has to be computed before an operation that waits for this one; and the numbers of
-            its outputs.
         """
         if operation.type == "IdentityN":
             return after + [self.makers[one] for one in given if one in self.makers], given
         name = _called_function(operation)
         if name:
-            function = function_graph(operation, name)
-            inner = _by_tensor(function.inputs, given)
-            nodes = self._add(
-                function,
-                inner,
+            return self._add(
+                function_graph(operation, name),
+                given,
                 after,
             )
-            return nodes, tuple(inner[tensor.ref()] for tensor in function.outputs)
         results = self._add_tensors(operation.outputs)
         node = Node(
             operation,
             given,
             results,
-            tuple(after),
+            after,
         )
         self._nodes.append(node)
         self.makers.update(dict.fromkeys(results, node))
@@ -174,20 +168,19 @@ class Flat:
 
     def _needed(self) -> list[Node]:
         """Returns the nodes on which an output or a side effect depends, in their order."""
-        nodes: dict[Node, None] = {}
+        nodes = []
         numbers = set(self.outputs)
         before: set[Node] = set()
         for node in reversed(self._nodes):
             is_needed = node in before or not numbers.isdisjoint(node.outputs)
             if is_needed or node.operation.op_def.is_stateful:
-                nodes[node] = None
+                nodes.append(node)
                 numbers.update(node.inputs)
                 before.update(node.after)
-        return list(reversed(nodes))
+        return nodes[::-1]
 
 
 def _by_tensor(tensors: Tensors, numbers: TensorNumbers) -> dict[Hashable, int]:
-    """Returns the numbers of tensors."""
     return {tensor.ref(): number for tensor, number in zip(tensors, numbers)}
 
 
@@ -208,9 +201,16 @@ def function_graph(operation: tf.Operation, name: str) -> tf.Graph:
         return function.graph
     if function is None or private_names.GRAPH_OF_DEFINITION.is_missing():
         raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
-    # `tf.nn.ctc_loss` makes functions as TensorFlow 1 did, which have a definition alone. It says
-    # that the shapes of the arguments are unknown.
-    definition = type(function.definition).FromString(function.definition.SerializeToString())
+    return _graph_of_definition(operation, function.definition)
+
+
+def _graph_of_definition(operation: tf.Operation, definition: Any) -> tf.Graph:
+    """Returns the graph of a function that has a definition alone.
+
+    `tf.nn.ctc_loss` makes such functions, as TensorFlow 1 did. The definition says that the shapes
+    of the arguments are unknown.
+    """
+    definition = copy.deepcopy(definition)
     definition.arg_attr.clear()
     given = operation.inputs[-len(definition.signature.input_arg) :]
     with operation.graph.as_default():
