@@ -19,6 +19,7 @@ An equation has a term for each input and one for the result, as that of `tf.ein
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Sequence
 
@@ -33,6 +34,7 @@ from slurm_resolver.tf.partition.values import (
     SUM,
     NotByPartError,
     Tensors,
+    Value,
     names,
 )
 
@@ -50,15 +52,7 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
         adds: whether entries are added up along the axes that the result lacks.
     """
     *terms, result = _terms(op, equation)
-    labels = [term[value.axis :][:1] for term, value in zip(terms, op.values)]
-    places = [place for place in op.divided if place < len(terms) and labels[place].isalnum()]
-    if not places:
-        raise NotByPartError("all rows together, or in another order")
-    largest = max(places, key=op.entries)
-    label = labels[largest]
-    value = op.values[largest]
-    if any(term.count(label) > 1 for term in terms):
-        raise NotByPartError("a diagonal of the rows")
+    value, label = _rows_and_label(op, terms)
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
     axis = result.find(label)
     if axis < 0:
@@ -77,20 +71,32 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
 def _terms(op: Operation, equation: str) -> list[str]:
     """Returns the terms of an equation, with a character for each axis."""
     *terms, result = re.split(",|->", equation)
-    found = []
-    for place, term in (*enumerate(terms), (RESULT, result)):
-        others = len(
-            re.sub(
-                r"[.*]",
-                "",
-                term,
-            )
-        )
-        if others < len(term):
-            axes = op.rank(place) - others
-            term = term.replace("...", _OTHER_AXES[:axes][::-1]).replace("*", "_" * axes)
-        found.append(term)
-    return found
+    return [_term(op, *one) for one in (*enumerate(terms), (RESULT, result))]
+
+
+def _term(op: Operation, place: int, term: str) -> str:
+    named = re.sub(
+        r"[.*]",
+        "",
+        term,
+    )
+    if named == term:
+        return term
+    others = op.rank(place) - len(named)
+    return term.replace("...", _OTHER_AXES[:others][::-1]).replace("*", "_" * others)
+
+
+def _rows_and_label(op: Operation, terms: Sequence[str]) -> tuple[Value, str]:
+    """Returns the rows of the largest input that can keep them, and the letter of their axis."""
+    labels = [term[value.axis :][:1] for term, value in zip(terms, op.values)]
+    places = [place for place in op.divided if place < len(terms) and labels[place].isalnum()]
+    if not places:
+        raise NotByPartError("all rows together, or in another order")
+    largest = max(places, key=op.entries)
+    label = labels[largest]
+    if any(term.count(label) > 1 for term in terms):
+        raise NotByPartError("a diagonal of the rows")
+    return op.values[largest], label
 
 
 def letters(rank: int, combined: Collection[int] = ()) -> str:
@@ -126,25 +132,25 @@ def combined(
 
 def told_sizes(op: Operation) -> Split:
     """Shape, ShapeN and Size: sizes are those of the whole batch."""
-
-    def make(emission: Emission, inputs: Tensors) -> Tensors:
-        sizes = []
-        for part, value in zip(inputs, op.raw):
-            shape = tf.shape(part, op.tensor(RESULT).dtype)
-            if value.has_rows:
-                shape = emission.sized(
-                    shape,
-                    size_at(value),
-                    emission.rows.total,
-                )
-            sizes.append(shape)
-        return [tf.reduce_prod(one) for one in sizes] if op.kind == "Size" else sizes
-
     return op.split(
         SAME,
         *op.raw,
-        make=make,
+        make=functools.partial(_write_sizes, op),
     )
+
+
+def _write_sizes(op: Operation, emission: Emission, inputs: Tensors) -> Tensors:
+    shapes = []
+    for part, value in zip(inputs, op.raw):
+        shape = tf.shape(part, op.tensor(RESULT).dtype)
+        if value.has_rows:
+            shape = emission.sized(
+                shape,
+                size_at(value),
+                emission.rows.total,
+            )
+        shapes.append(shape)
+    return list(map(tf.reduce_prod, shapes)) if op.kind == "Size" else shapes
 
 
 def reduction(op: Operation) -> Split:
@@ -156,12 +162,14 @@ def reduction(op: Operation) -> Split:
         removed=not op.attribute("keep_dims"),
         adds=is_mean or op.kind == "Sum",
     )
+    if is_mean and SUM in found.results:
+        return found._replace(make=functools.partial(_write_mean, op))
+    return found
 
-    def make(emission: Emission, inputs: Tensors) -> Tensors:
-        # The mean of a replica's rows is an addend to that of all rows.
-        return [emission.weighted(mean) for mean in emission.create(op.node, inputs)]
 
-    return found._replace(make=make) if is_mean and SUM in found.results else found
+def _write_mean(op: Operation, emission: Emission, inputs: Tensors) -> Tensors:
+    """Writes the mean of a replica's rows as an addend to that of all rows."""
+    return list(map(emission.weighted, emission.create(op.node, inputs)))
 
 
 def matrix_product(op: Operation) -> Split:
@@ -231,12 +239,22 @@ def linear(op: Operation) -> Split | None:
     places = range(len(op.raw))
     sums = [place for place in places if op.raw[place] == SUM]
     addends = sums[:1] if op.kind in _PRODUCTS else places[_ADDENDS.get(op.kind, slice(0))]
-    if op.divided or any(value.is_list for value in op.raw) or not set(sums) <= set(addends):
+    if (
+        not sums
+        or op.divided
+        or any(value.is_list for value in op.raw)
+        or not set(sums) <= set(addends)
+    ):
         return None
     dtypes = [op.tensor(place).dtype for place in (*sums, RESULT)]
     if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
         return None
-    given, result = (op.tensor(place).shape.num_elements() for place in (sums[0], RESULT))
-    if op.kind in _MAY_ENLARGE and (None in (given, result) or result > given):
+    if op.kind in _MAY_ENLARGE and _may_enlarge(op, sums[0]):
         return None  # what is smaller is put together
     return op.split(SUM, *[SUM if place in addends else SAME for place in places])
+
+
+def _may_enlarge(op: Operation, place: int) -> bool:
+    """Whether the result may have more entries than an input."""
+    given, result = (op.tensor(one).shape.num_elements() for one in (place, RESULT))
+    return None in (given, result) or result > given
