@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.values import COUNTS, Samples, names
+from slurm_resolver.tf.partition.values import COUNTS, Numbers, Samples, names
 
 # These compute a polynomial, or move entries, or have a given shape.
 _EXACT = names("""
@@ -21,7 +21,6 @@ _EXACT = names("""
     Pad Prod Range Rank Reshape ReverseV2 Slice Snapshot Split SplitV Squeeze
     StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike
 """)
-_DIVISIONS = names("Div FloorDiv RealDiv TruncateDiv")
 # These tell the sizes of their inputs.
 _TELLING = names("Shape ShapeN Size")
 # These take a part: if N says which one, no number of the samples is certain.
@@ -40,28 +39,40 @@ def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool
         return True
     if not all(tensor.dtype.is_integer for tensor in (*operation.inputs, *operation.outputs)):
         return False
-    if kind in ("Max", "Min"):  # of a single number
-        data, _ = numbers
-        return data is not None and np.size(data[0]) == np.size(data[1]) == 1
-    if kind in ("Maximum", "Minimum"):  # of equal sizes
+    if kind in _EXACT_IF:
         first, second = numbers
-        if first is None or second is None:
-            return False
-        return all(map(np.array_equal, first, second))
-    if kind in _DIVISIONS:
-        return _is_exact_division(*numbers)
+        return first is not None and second is not None and _EXACT_IF[kind](first, second)
     return kind in _EXACT
 
 
-def _is_exact_division(dividends: Samples | None, divisors: Samples | None) -> bool:
+def _is_single(numbers: Samples, _: Samples) -> bool:
+    return np.size(numbers[0]) == np.size(numbers[1]) == 1
+
+
+def _are_equal(first: Samples, second: Samples) -> bool:
+    return all(map(np.array_equal, first, second))
+
+
+def _is_exact_division(dividends: Samples, divisors: Samples) -> bool:
     """Whether nothing remains for any N: the quotient is a number, or a multiple of N."""
-    if dividends is None or divisors is None:
-        return False
     for dividend, divisor in zip(dividends, divisors):
         if not np.all(divisor) or np.any(dividend % divisor):
             return False
     first, second = (one // other for one, other in zip(dividends, divisors))
-    is_multiple = not np.any(first % COUNTS[0]) and np.array_equal(
-        first * COUNTS[1], second * COUNTS[0]
-    )
-    return is_multiple or np.array_equal(first, second)
+    return np.array_equal(first, second) or _is_multiple(first, second)
+
+
+def _is_multiple(first: Numbers, second: Numbers) -> bool:
+    """Whether numbers for both N are multiples of N."""
+    counts, remainders = np.divmod(first, COUNTS[0])
+    return not np.any(remainders) and np.array_equal(counts * COUNTS[1], second)
+
+
+# These are exact if their inputs' numbers pass a test.
+_EXACT_IF = {
+    "Max": _is_single,
+    "Maximum": _are_equal,
+    "Min": _is_single,
+    "Minimum": _are_equal,
+    **dict.fromkeys(names("Div FloorDiv RealDiv TruncateDiv"), _is_exact_division),
+}

@@ -19,7 +19,7 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -34,6 +34,7 @@ from slurm_resolver.tf.partition.values import (
     Samples,
     Shape,
     Shapes,
+    T,
     Value,
     names,
 )
@@ -89,27 +90,24 @@ class SizesOf:
             self._shapes[number] = shapes
         if numbers is not None:
             dtype = self.flat.tensors[number].dtype
-            first, second = numbers
-            constant = self.flat.scratch.constant
-            self._scratch[number] = constant(first, dtype), constant(second, dtype)
+            first, second = (self.flat.scratch.constant(one, dtype) for one in numbers)
+            self._scratch[number] = first, second
 
     def shape(self, number: int) -> Shapes | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
         known = self._known_shape(number)
-        return known or _lists([one.shape for one in self._scratched(number)])
+        return known or _shapes(self._scratched(number))
 
     def size(self, number: int, axis: int) -> Pair[int] | None:
         """Returns the size along an axis for both N; None if it is unknown."""
         shapes = self.shape(number)
         if shapes is None or axis >= len(shapes[0]):
             return None
-        first, second = (shape[axis] for shape in shapes)
-        return None if first is None or second is None else (first, second)
+        return _if_known(*(shape[axis] for shape in shapes))
 
     def numbers(self, number: int) -> Samples | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
-        first, second = map(self.flat.scratch.numbers, self._scratched(number))
-        return None if first is None or second is None else (first, second)
+        return _if_known(*map(self.flat.scratch.numbers, self._scratched(number)))
 
     def _known_shape(self, number: int) -> Shapes | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
@@ -141,8 +139,7 @@ class SizesOf:
 
     def _is_enough(self, number: int, node: Node) -> bool:
         """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
-        operation = node.operation
-        tensors = (*operation.inputs, *operation.outputs)
+        tensors = (*node.operation.inputs, *node.operation.outputs)
         if node.kind in _CALLS or any(one.dtype in _OPAQUE for one in tensors):
             return True
         traced = self.flat.tensors[number]
@@ -154,73 +151,99 @@ class SizesOf:
     def _place(self, number: int, shapes: Shapes | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self.flat.tensors[number]
-        first, second = shapes or (traced.shape, traced.shape)
+        both = shapes or [traced.shape] * 2
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
-        place = self.flat.scratch.placeholder
-        self._scratch[number] = place(traced.dtype, first), place(traced.dtype, second)
+        first, second = (self.flat.scratch.placeholder(traced.dtype, shape) for shape in both)
+        self._scratch[number] = first, second
 
     def _copy(self, node: Node) -> None:
         """Infers the results of an operation for both N, or what is certain of their shapes."""
-        copy = self.flat.scratch.copy
-        given = [self._scratch[one] for one in node.inputs]
         try:
-            first = copy(node.operation, [pair[0] for pair in given])
-            second = copy(node.operation, [pair[1] for pair in given])
+            results = self._inferred(node)
         except (ValueError, TypeError, tf.errors.OpError):
             for number in node.outputs:
                 self._place(number, None)
             return
         parts = self._parts(node)
         exact = not parts and is_exact(node.operation, map(self.numbers, node.inputs))
-        for number, pair in zip(node.outputs, zip(first, second)):
-            traced = self.flat.tensors[number].shape
-            shapes = _lists([one.shape for one in pair])
-            certain = shapes and _certain(
-                traced,
-                shapes,
-                parts,
-            )
-            if number in self._scratch:
-                continue
-            if pair[0] is not pair[1] and not (exact and certain == shapes):
-                self._place(number, certain)
-                continue
-            self._scratch[number] = pair
-            if exact and traced.rank in (0, 1):
-                self.bind(
+        for number, pair in zip(node.outputs, results):
+            if number not in self._scratch:
+                self._note(
                     number,
-                    None,
-                    self.numbers(number),
+                    pair,
+                    parts,
+                    exact,
                 )
+
+    def _inferred(self, node: Node) -> Iterable[TensorPair]:
+        """Returns the results of an operation, as TensorFlow infers them for both N."""
+        given = [self._scratch[one] for one in node.inputs]
+        first, second = (
+            self.flat.scratch.copy(node.operation, [pair[turn] for pair in given])
+            for turn in range(2)
+        )
+        return zip(first, second)
+
+    def _note(
+        self,
+        number: int,
+        pair: TensorPair,
+        parts: Collection[int],
+        exact: bool,
+    ) -> None:
+        """Notes what is certain of a result.
+
+        Args:
+            pair: as TensorFlow infers it.
+            parts: see `_parts`.
+            exact: whether its numbers are those for any N.
+        """
+        traced = self.flat.tensors[number].shape
+        shapes = _shapes(pair)
+        certain = shapes and _certain(
+            traced,
+            shapes,
+            parts,
+        )
+        if pair[0] is not pair[1] and not (exact and certain == shapes):
+            self._place(number, certain)
+            return
+        self._scratch[number] = pair
+        if exact and traced.rank in (0, 1):
+            self.bind(
+                number,
+                None,
+                self.numbers(number),
+            )
 
     def _parts(self, node: Node) -> Collection[int]:
         """Returns the axes of a result along which N says which part is taken."""
-        operation = node.operation
         if node.kind not in TAKING:
             return ()
-        if node.kind != "StridedSlice":
-            given = [self._scratch[one] for one in node.inputs[1:]]
-            return () if all(one is other for one, other in given) else _ALL_AXES
-        shapes = _lists([one.shape for one in self._scratch[node.inputs[0]]])
-        count = operation.inputs[1].shape.num_elements()
+        if node.kind == "StridedSlice":
+            return self._parts_of_slice(node)
+        given = [self._scratch[one] for one in node.inputs[1:]]
+        return () if all(one is other for one, other in given) else _ALL_AXES
+
+    def _parts_of_slice(self, node: Node) -> Collection[int]:
+        shapes = _shapes(self._scratch[node.inputs[0]])
+        count = node.operation.inputs[1].shape.num_elements()
         if shapes is None or count is None:
             return [*_ALL_AXES]
         sizes = list(zip(*shapes))
         limits = list(filter(None, map(self.numbers, node.inputs[1:3])))
-        axes = zip(
-            *axes_of_slice(
-                operation,
-                count,
-                len(sizes),
-            )
+        axes, places = axes_of_slice(
+            node.operation,
+            count,
+            len(sizes),
         )
         return [
             result
-            for result, (axis, place) in enumerate(axes)
+            for result, (axis, place) in enumerate(zip(axes, places))
             if axis >= 0
-            and not is_whole(operation, place)
+            and not is_whole(node.operation, place)
             and not certain_limits(
-                operation,
+                node.operation,
                 place,
                 limits,
                 sizes[axis],
@@ -228,9 +251,14 @@ class SizesOf:
         ]
 
 
-def _lists(shapes: Sequence[tf.TensorShape]) -> Shapes | None:
-    """Returns two shapes as lists; None if one has an unknown rank."""
-    first, second = shapes
+def _if_known(first: T | None, second: T | None) -> Pair[T] | None:
+    """Returns what is known for both N; None if it is unknown for one of them."""
+    return None if first is None or second is None else (first, second)
+
+
+def _shapes(pair: TensorPair) -> Shapes | None:
+    """Returns the shapes of a tensor for both N as lists; None for an unknown rank."""
+    first, second = (one.shape for one in pair)
     return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
 
 

@@ -33,25 +33,27 @@ def axes_of_slice(operation: tf.Operation, count: int, rank: int) -> tuple[list[
         For each axis, that of the input, which is -1 for a new axis; and its place in the
         specification.
     """
-    ellipsis, new, picked = (
-        operation.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
-    )
-    index: list[Any] = []
-    for place in range(count):
-        if ellipsis >> place & 1:
-            index.append(Ellipsis)
-        elif new >> place & 1:
-            index.append(None)
-        else:
-            index.append(0 if picked >> place & 1 else slice(place))
     array = np.lib.stride_tricks.as_strided(
         np.zeros(1, np.int8),
         shape=[KEPT] * rank,
         strides=range(1, rank + 1),
         writeable=False,
     )
-    part = array[tuple(index)]
+    part = array[tuple(_index(operation, place) for place in range(count))]
     return [stride - 1 for stride in part.strides], list(part.shape)
+
+
+def _index(operation: tf.Operation, place: int) -> Any:
+    """Returns the index of NumPy for a place in the specification; a slice's size is its place."""
+    ellipsis, new, picked = (
+        operation.get_attr(f"{name}_mask") >> place & 1
+        for name in ("ellipsis", "new_axis", "shrink_axis")
+    )
+    if ellipsis:
+        return Ellipsis
+    if new:
+        return None
+    return 0 if picked else slice(place)
 
 
 def is_whole(operation: tf.Operation, place: int) -> bool:
