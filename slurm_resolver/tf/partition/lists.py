@@ -35,8 +35,8 @@ class WholeListsError(Exception):
 
 def uses_lists(op: Operation) -> bool:
     """Whether an operation gets or returns a list."""
-    outputs = op.traced.outputs
-    return any(one.is_list for one in op.raw) or any(one.dtype == tf.variant for one in outputs)
+    is_returned = any(one.dtype == tf.variant for one in op.traced.outputs)
+    return is_returned or any(one.is_list for one in op.raw)
 
 
 def wholes(op: Operation) -> list[Value]:
@@ -95,21 +95,19 @@ def open_shape(op: Operation, place: int) -> Want:
     return Literal(as_tuple(shape), op.tensor(place).dtype)
 
 
-def element_shape(op: Operation, place: int) -> Want:
+def element_shape(op: Operation, place: int, element: Value) -> Want:
     """Returns the shape of elements that are read from the list: those of the replica's rows."""
-    element = op.raw[0].element
     tensor = op.tensor(place)
     is_vector = tensor.shape.rank == 1 and tensor.op.type != "TensorListElementShape"
-    if element is None or not element.has_rows or not is_vector:
-        return SAME
-    return size_at(element)
+    return size_at(element) if element.has_rows and is_vector else SAME
 
 
-def element_of(value: Value) -> Value:
-    """Returns what the elements of a list are."""
-    if value.element is None or value.element.kind in (Kind.OWN, Kind.PLACE):
+def element_of(op: Operation) -> Value:
+    """Returns what the elements of the list are that an operation gets first."""
+    element = op.raw[0].element
+    if element is None or element.kind in (Kind.OWN, Kind.PLACE):
         raise NotByPartError("a list without elements, or of rows")
-    return value.element
+    return element
 
 
 def new(op: Operation) -> Split:
@@ -145,29 +143,30 @@ def add(op: Operation, place: int) -> Split:
         place: of the element.
     """
     given = op.raw[0]
-    element = op.raw[place] if op.raw[place].is_list else op.values[place]
-    found = list_of(element)
-    tensor = op.tensor(place)
-    if element == SAME and tensor.dtype.is_integer and tensor.shape.rank == 1:
-        numbers = op.sizes.numbers(op.node.inputs[place])  # such as a shape for the gradient
-        if numbers is not None:
-            found = found._replace(numbers=tuple(map(as_tuple, numbers)))
-    if given.element is not None:
-        is_mixed = {given.element.kind, element.kind} == {Kind.ROWS, Kind.SAME}
-        found = given if is_mixed else _joined_lists(given, found)
-        element = found.element or element
+    element = op.values[place]
+    kinds = {element.kind, given.element and given.element.kind}
+    is_mixed = kinds == {Kind.ROWS, Kind.SAME}
+    found = given if is_mixed else _joined_lists(given, _list_of_input(op, place))
+    element = found.element or element
     if element.has_rows and op.beside(place, element) == SAME:
         raise NotByPartError("an element without rows beside others")
-    wants: list[Want] = [SAME] * len(op.values)
-    wants[0] = found
-    wants[place] = element
-    return op.split(found, *wants)
+    return op.split(found, found, *[SAME] * (place - 1), element)
+
+
+def _list_of_input(op: Operation, place: int) -> Value:
+    """Returns a list of an input, with its numbers if it may be a shape, as for a gradient."""
+    found = list_of(op.values[place])
+    tensor = op.tensor(place)
+    if found.element != SAME or not tensor.dtype.is_integer or tensor.shape.rank != 1:
+        return found
+    numbers = op.sizes.numbers(op.node.inputs[place])
+    return found._replace(numbers=numbers and tuple(map(as_tuple, numbers)))
 
 
 def read(op: Operation) -> Split:
     """TensorListGetItem and TensorListPopBack, which also returns the list."""
     given, *others, _ = op.values  # the last input is the shape of the element
-    element = element_of(given)
+    element = element_of(op)
     op.sizes.bind(
         op.node.outputs[-1],
         None,
@@ -178,7 +177,11 @@ def read(op: Operation) -> Split:
         results,
         given,
         *others,
-        element_shape(op, 1 + len(others)),
+        element_shape(
+            op,
+            1 + len(others),
+            element,
+        ),
     )
 
 
@@ -186,12 +189,16 @@ def stack(op: Operation) -> Split:
     """TensorListStack."""
     if op.raw[0] == list_of(OWN) and op.attribute("num_elements") < 0:
         return op.split(rows(), op.raw[0])
-    element = element_of(op.raw[0])
+    element = element_of(op)
     result = element.at(element.axis + 1) if element.has_rows else element
     return op.split(
         result,
         op.raw[0],
-        element_shape(op, 1),
+        element_shape(
+            op,
+            1,
+            element,
+        ),
     )
 
 
@@ -214,14 +221,14 @@ LIST_RULES: dict[str, Rule] = {
     "EmptyTensorList": new,
     "Identity": joined,
     "OptionalFromValue": optional,
-    "OptionalGetValue": lambda op: op.split(element_of(op.raw[0]), op.raw[0]),
+    "OptionalGetValue": lambda op: op.split(element_of(op), op.raw[0]),
     "OptionalNone": lambda op: op.split(list_of(None)),
     "StopGradient": joined,
     # A list was made with a shape that is open where the elements have rows.
     "TensorListElementShape": lambda op: op.split(SAME, op.raw[0]),
     "TensorListFromTensor": from_tensor,
     "TensorListGetItem": read,
-    "TensorListLength": lambda op: op.split(SAME, list_of(element_of(op.raw[0]))),
+    "TensorListLength": lambda op: op.split(SAME, list_of(element_of(op))),
     "TensorListPopBack": read,
     "TensorListPushBack": lambda op: add(op, 1),
     "TensorListReserve": new,
