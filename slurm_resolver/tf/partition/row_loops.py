@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.effects import calls, is_drawn
 from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.inlining import Flat, Node
@@ -33,6 +34,7 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Tensors,
     Value,
+    Values,
     list_of,
 )
 
@@ -85,9 +87,21 @@ class RowLoop:
         self._results = list(map(self._origin, body.outputs))
         self._kept = [place for place in body.inputs if self._results[place] == place]
         self._counters = list(filter(self._counts, body.inputs))
-        self._known: dict[int, Value] = {}  # what a tensor of a round is
-        self._variables: dict[int, int] = {}  # which list or total it is
         self._check_rounds(test)
+        self._kinds = {node.kind for node in body.nodes}
+        # What a tensor of a round is, and which list or total.
+        self._known = {place: self._in_round(place) for place in body.inputs}
+        self._known |= {self._results[place]: COUNTER for place in self._counters}
+        self._variables = {place: place for place in body.inputs if _is_changed(self._known[place])}
+
+    def _in_round(self, place: int) -> Value:
+        """Returns what a variable is in each round."""
+        value = self._op.raw[place]
+        if place in self._counters:
+            return COUNTER if _POP in self._kinds else PLACE
+        if value.is_list:
+            return value
+        return OWN if place in self._kept else SUM
 
     def _origin(self, number: int) -> int:
         """Returns the tensor of which another one is a copy."""
@@ -109,15 +123,19 @@ class RowLoop:
         """Raises NotByPartError unless a round follows if there is another row."""
         tests: set[int] = set()
         for node in test.nodes:
-            is_test = node.kind in ("Identity", "LogicalAnd") and tests.issuperset(node.inputs)
-            if node.kind == "Less":
-                counter, end = node.inputs
-                is_test = counter in self._counters and end in self._kept
-                is_test = is_test and self._is_n(self._op.node.inputs[end])
-            if is_test:
+            is_both = node.kind in ("Identity", "LogicalAnd") and tests.issuperset(node.inputs)
+            if is_both or self._counts_to_n(node):
                 tests.update(node.outputs)
         if not tests.issuperset(test.outputs):
             raise NotByPartError("a loop with another number of rounds")
+
+    def _counts_to_n(self, node: Node) -> bool:
+        """Whether an operation compares a counter with N."""
+        if node.kind != "Less":
+            return False
+        counter, end = node.inputs
+        is_compared = counter in self._counters and end in self._kept
+        return is_compared and self._is_n(self._op.node.inputs[end])
 
     def _is_n(self, number: int) -> bool:
         """Whether a tensor outside the loop is N."""
@@ -125,54 +143,25 @@ class RowLoop:
 
     def split(self) -> Split:
         """Returns how a replica computes the loop."""
-        kinds = {node.kind for node in self._body.nodes}
-        if kinds.issuperset((_POP, _PUSH)):
+        if self._kinds.issuperset((_POP, _PUSH)):
             raise NotByPartError("a loop that pushes rows as it pops others")
-        wants = []
-        for place, value in enumerate(self._op.raw):
-            if place in self._counters:
-                self._known[self._results[place]] = COUNTER
-                value = COUNTER if _POP in kinds else PLACE
-            elif not value.is_list:
-                value = OWN if place in self._kept else SUM
-            self._known[place] = value
-            is_changed = value.is_list or value == SUM
-            if is_changed:
-                self._variables[place] = place
-            wants.append(value if is_changed else SAME)
         for node in self._body.nodes:
             if self._known.keys().isdisjoint(node.outputs):  # no next number of a counter
                 self._plan(node)
+        places = self._body.inputs
         return self._op.split(
-            [*map(self._result, self._body.inputs)],
-            *wants,
+            list(map(self._result, places)),
+            *[self._known[place] if place in self._variables else SAME for place in places],
             make=self._make,
         )
 
     def _plan(self, node: Node) -> None:
-        """Notes what the results of an operation are in a round.
-
-        Raises:
-            NotByPartError: if it uses more than this row, or the number of the row, which is
-                another one in one process.
-        """
+        """Notes what the results of an operation are in a round."""
         values = [self._known[number] for number in node.inputs]
         variables = [self._variables[one] for one in node.inputs if one in self._variables]
-        results = _OF_LISTS.get((node.kind, *values))
-        if node.kind == "Identity":
-            results = values
-        elif node.kind in _ADDING and len(variables) < 2 and set(values) in _SUMS:
-            # What has nothing of other rows is added to a variable.
-            results = [SUM if SUM in values else _BY_ROW]
-        if results is None:
-            is_alone = set(values) <= {OWN} and not is_drawn(node.operation)
-            has_effect = node.operation.op_def.is_stateful and node.kind != "ReadVariableOp"
-            if has_effect or calls(node.operation) or not is_alone:
-                raise NotByPartError("a loop that uses more than a row in a round")
-            results = [OWN] * len(node.outputs)
-        for number, value in zip(node.outputs, results):
+        for number, value in zip(node.outputs, _results(node, values, len(variables))):
             self._known[number] = value
-            if variables and node.kind != "ZerosLike" and (value.is_list or value == SUM):
+            if variables and node.kind != "ZerosLike" and _is_changed(value):
                 self._variables[number] = variables[0]
 
     def _result(self, place: int) -> Value:
@@ -208,21 +197,55 @@ class RowLoop:
         return flat.kind(number) == "EmptyTensorList"
 
     def _make(self, emission: Emission, inputs: Tensors) -> Tensors:
-        """Writes the loop with a round for each of the replica's rows.
-
-        A list that was made for N elements gets as many as the replica has rows.
-        """
-        own = emission.rows.own
+        """Writes the loop with a round for each of the replica's rows."""
         counter = self._counters[0]
-        results: list[tf.Tensor] = tf.while_loop(
-            lambda *state: state[counter] < tf.cast(own, state[counter].dtype),
+        results = tf.while_loop(
+            lambda *state: state[counter] < tf.cast(emission.rows.own, state[counter].dtype),
             lambda *state: emission.as_traced(self._body, state),
             inputs,
             parallel_iterations=self._op.attribute("parallel_iterations"),
         )
-        for place, tensor in enumerate(results):
-            if place in self._counters:
-                results[place] = tf.cast(emission.rows.total, tensor.dtype)
-            elif tensor.dtype == tf.variant and place not in self._kept:
-                results[place] = tf.raw_ops.TensorListResize(input_handle=tensor, size=own)
-        return results
+        return [self._after(*one, emission.rows) for one in enumerate(results)]
+
+    def _after(self, place: int, tensor: tf.Tensor, rows: OwnRows) -> tf.Tensor:
+        """Returns a variable after the loop.
+
+        A list that was made for N elements gets as many as the replica has rows.
+        """
+        if place in self._counters:
+            return tf.cast(rows.total, tensor.dtype)
+        if tensor.dtype == tf.variant and place not in self._kept:
+            return tf.raw_ops.TensorListResize(input_handle=tensor, size=rows.own)
+        return tensor
+
+
+def _is_changed(value: Value) -> bool:
+    """Whether rounds change a variable, a list or a total."""
+    return value.is_list or value == SUM
+
+
+def _results(node: Node, values: Values, variables: int) -> Values:
+    """Returns what the results of an operation are in a round.
+
+    Args:
+        values: what its inputs are.
+        variables: how many of these are lists and totals.
+
+    Raises:
+        NotByPartError: if it uses more than this row, or the number of the row, which is another
+            one in one process.
+    """
+    if node.kind == "Identity":
+        return values
+    if node.kind in _ADDING and variables < 2 and set(values) in _SUMS:
+        # What has nothing of other rows is added to a variable.
+        return [SUM if SUM in values else _BY_ROW]
+    return _OF_LISTS.get((node.kind, *values)) or _of_own_row(node, values)
+
+
+def _of_own_row(node: Node, values: Values) -> Values:
+    is_alone = set(values) <= {OWN} and not is_drawn(node.operation)
+    has_effect = node.operation.op_def.is_stateful and node.kind != "ReadVariableOp"
+    if has_effect or calls(node.operation) or not is_alone:
+        raise NotByPartError("a loop that uses more than a row in a round")
+    return [OWN] * len(node.outputs)
