@@ -102,10 +102,10 @@ class Plan:
     def known_sizes(self, number: int) -> tuple[Shapes | None, Pair[npt.ArrayLike] | None]:
         """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
         tensor = self.flat.tensors[number]
-        is_small = tensor.dtype.is_integer and tensor.shape.rank in (0, 1)
-        is_small = is_small and tensor.shape.is_fully_defined()  # not the numbers of all rows
-        numbers = self.sizes.numbers(number) if is_small else None
-        return as_tuple(self.sizes.shape(number)), as_tuple(numbers)
+        # The numbers of all rows are no sizes.
+        is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
+        numbers = self.sizes.numbers(number) if is_small and tensor.dtype.is_integer else None
+        return self.sizes.shape(number), as_tuple(numbers)
 
     @property
     def levels(self) -> list[TensorNumbers]:
@@ -133,9 +133,10 @@ class Emission:
         self._plan = plan
         self.rows = rows
         self._add_up = add_up
-        self._values = dict(zip(plan.flat.inputs, plan.inputs))
         # Tensors as they were computed, and as they have been converted.
-        self._forms: dict[tuple[int, Want], tf.Tensor] = dict(zip(self._values.items(), inputs))
+        self._forms: dict[tuple[int, Want], tf.Tensor] = dict(
+            zip(zip(plan.flat.inputs, plan.inputs), inputs)
+        )
 
     def all(self, add_up: AddUp | None) -> list[tf.Tensor]:
         """Writes the graph, and returns its outputs.
@@ -161,13 +162,10 @@ class Emission:
         ).all(self._add_up)
 
     def _compute(self, step: Compute) -> None:
-        """Writes an operation."""
-        node = step.node
-        inputs = list(map(self.get, node.inputs, step.split.wants))
-        make = step.split.make
-        outputs = make(self, inputs) if make else self.create(node, inputs)
-        for number, value, tensor in zip(node.outputs, step.split.results, outputs):
-            self._values[number] = value
+        node, split, _ = step
+        inputs = list(map(self.get, node.inputs, split.wants))
+        outputs = split.make(self, inputs) if split.make else self.create(node, inputs)
+        for number, value, tensor in zip(node.outputs, split.results, outputs):
             self._keep(
                 number,
                 value,
@@ -206,7 +204,7 @@ class Emission:
 
     def _converted(self, number: int, want: Sizes | Value) -> tf.Tensor:
         """Returns a tensor as an operation wants it, which is made now."""
-        value = self._values[number]
+        value = self._plan.values[number]
         if isinstance(want, Sizes):
             return self.sized(
                 self.get(number, SAME),
@@ -214,10 +212,7 @@ class Emission:
                 self.rows.own,
             )
         if want == SAME:
-            # Each replica can compute it for itself, and does now.
-            node = self._plan.flat.makers[number]
-            outputs = self.create(node, [self.get(one, SAME) for one in node.inputs])
-            return outputs[node.outputs.index(number)]
+            return self._computed_whole(number)
         if want.is_list or want == LOCAL:
             return self._forms[number, value]
         if value == LOCAL and want == SUM:
@@ -225,15 +220,22 @@ class Emission:
         whole = self.get(number, SAME)
         if want == SUM:
             return whole if self.rows.replica == 0 else tf.zeros_like(whole)
+        part = tf.gather(
+            whole,
+            own_places(want, self.rows),
+            axis=want.axis,
+        )
         return self._keep(
             number,
             want,
-            tf.gather(
-                whole,
-                own_places(want, self.rows),
-                axis=want.axis,
-            ),
+            part,
         )
+
+    def _computed_whole(self, number: int) -> tf.Tensor:
+        """Writes a tensor that each replica can compute for itself."""
+        node = self._plan.flat.makers[number]
+        outputs = self.create(node, [self.get(one, SAME) for one in node.inputs])
+        return outputs[node.outputs.index(number)]
 
     def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
         """Returns a replica's own statistic as an addend to the mean over all rows."""
@@ -250,25 +252,23 @@ class Emission:
     # --- Collectives -----------------------------------------------------------------------------
 
     def _put_together(self, numbers: TensorNumbers, add_up: AddUp) -> None:
-        """Puts tensors together, at once."""
-        sent = []
-        for number in numbers:
-            value = self._values[number]
-            value = value if value.has_rows else SUM
-            sent.append(
-                sent_part(
-                    self.get(number, value),
-                    value,
-                    self.rows,
-                )
-            )
-        for number, total in zip(numbers, add_up(sent)):
-            dtype = self._plan.flat.tensors[number].dtype
+        sums = add_up(list(map(self._sent, numbers)))
+        for number, total in zip(numbers, sums):
             self._keep(
                 number,
                 SAME,
-                received(total, dtype),
+                received(total, self._plan.flat.tensors[number].dtype),
             )
+
+    def _sent(self, number: int) -> tf.Tensor:
+        """Returns what this replica adds to a tensor that is put together."""
+        value = self._plan.values[number]
+        value = value if value.has_rows else SUM
+        return sent_part(
+            self.get(number, value),
+            value,
+            self.rows,
+        )
 
 
 def shape_of_part(tensor: tf.Tensor, value: Value) -> tf.TensorShape:

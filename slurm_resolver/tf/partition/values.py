@@ -147,7 +147,7 @@ class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
 
 
-def as_tuple(array: npt.ArrayLike | Shapes | None) -> Any:
+def as_tuple(array: npt.ArrayLike | Samples | None) -> Any:
     """Returns the numbers of an array as nested tuples, which can be compared."""
     found = np.asarray(array).tolist()
     return tuple(found) if isinstance(found, list) else found
