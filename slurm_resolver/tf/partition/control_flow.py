@@ -17,6 +17,7 @@ loop that adds up losses of rows, for example::
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Callable
 
 import tensorflow as tf
@@ -24,7 +25,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.effects import RANDOM
 from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of_part
 from slurm_resolver.tf.partition.inlining import CALLS, Flat
-from slurm_resolver.tf.partition.lists import WholeListsError, join, wholes
+from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.row_loops import STACKS, RowLoop
 from slurm_resolver.tf.partition.sizes import is_count
@@ -35,63 +36,89 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     TensorNumbers,
     Tensors,
+    Value,
     Values,
 )
 
 _ROUNDS = 12  # after which what is known of the variables of a loop no longer changes
 
+# Variables of a loop: their numbers before it, and their places, which are their numbers in the
+# loop's functions.
+Alike = list[tuple[int, int]]
 
-def condition(planner: Plan, op: Operation, whole: bool) -> Split:
+
+def condition(planner: Plan, op: Operation, given: Values) -> Split:
     """If and Case: what all branches return is converted into one value."""
-    given = wholes(op) if whole else op.raw
-    plans = []
-    for function in op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch")):
-        branch = op.node.function(function)
-        plans.append(
-            planner.inner(
-                branch,
-                given[1:],
-                zip(op.node.inputs[1:], branch.inputs),
-            )
+    functions = op.attribute("branches") or map(op.attribute, ("then_branch", "else_branch"))
+    plans = [
+        planner.inner(
+            branch,
+            given[1:],
+            zip(op.node.inputs[1:], branch.inputs),
         )
+        for branch in map(op.node.function, functions)
+    ]
     results = [functools.reduce(join, values) for values in zip(*(one.outputs for one in plans))]
     for plan in plans:
-        _check_rows(
-            plan,
-            plan.flat.outputs,
-            results,
-        )
-        plan.wanted = results
-    for number, *ends in zip(op.node.outputs, *(plan.flat.outputs for plan in plans)):
-        first, *others = map(Plan.known_sizes, plans, ends)
-        if all(other == first for other in others):
-            planner.sizes.bind(number, *first)
-
-    def make(emission: Emission, inputs: Tensors) -> Tensors:
-        def branch(plan: Plan) -> Tensors:
-            return [tf.constant(0), *emission.inside(plan, inputs[1:])]
-
-        functions = [functools.partial(branch, plan) for plan in plans]
-        if op.kind.endswith("If"):
-            found = tf.cond(tf.cast(inputs[0], tf.bool), *functions)
-        else:
-            found = tf.switch_case(inputs[0], functions)
-        return list(found[1:])
-
+        _convert_outputs(plan, results)
+    _bind_results(
+        planner,
+        op,
+        plans,
+    )
     return op.split(
         results,
         SAME,
         *given[1:],
-        make=make,
+        make=functools.partial(
+            _write_condition,
+            op,
+            plans,
+        ),
     )
 
 
-def loop(planner: Plan, op: Operation, whole: bool) -> Split:
+def _bind_results(planner: Plan, op: Operation, plans: Sequence[Plan]) -> None:
+    """Notes the sizes of the results that are the same in all branches."""
+    sizes = (map(plan.known_sizes, plan.flat.outputs) for plan in plans)
+    for number, first, *others in zip(op.node.outputs, *sizes):
+        if all(other == first for other in others):
+            planner.sizes.bind(number, *first)
+
+
+def _write_condition(
+    op: Operation,
+    plans: Sequence[Plan],
+    emission: Emission,
+    inputs: Tensors,
+) -> Tensors:
+    test, *given = inputs
+    branches = [
+        functools.partial(
+            _write_branch,
+            emission,
+            plan,
+            given,
+        )
+        for plan in plans
+    ]
+    if op.kind.endswith("If"):
+        found = tf.cond(tf.cast(test, tf.bool), *branches)
+    else:
+        found = tf.switch_case(test, branches)
+    return list(found[1:])
+
+
+def _write_branch(emission: Emission, plan: Plan, given: Tensors) -> Tensors:
+    """Writes a branch, with one more result, since it may have no other."""
+    return [tf.constant(0), *emission.inside(plan, given)]
+
+
+def loop(planner: Plan, op: Operation, given: Values) -> Split:
     """While: its variables are the same kind of value in each round."""
-    given = wholes(op) if whole else op.raw
-    body = op.node.function(op.attribute("body"))
-    test = op.node.function(op.attribute("cond"))
-    if not whole and not STACKS.isdisjoint(given):
+    body = op.function("body")
+    test = op.function("cond")
+    if not STACKS.isdisjoint(given):
         return RowLoop(
             op,
             body,
@@ -103,31 +130,23 @@ def loop(planner: Plan, op: Operation, whole: bool) -> Split:
         body,
         given,
     )
-    values = plan.inputs
     test_plan = planner.inner(
         test,
-        values,
+        plan.inputs,
         alike,
         [SAME],
     )
     for number, place in alike:
         planner.sizes.bind(op.node.outputs[place], *planner.known_sizes(number))
-    is_ordered = any(map(_needs_order, (plan, test_plan)))
-
-    def make(emission: Emission, inputs: Tensors) -> Tensors:
-        found: Tensors = tf.while_loop(
-            lambda *state: emission.inside(test_plan, state)[0],
-            lambda *state: emission.inside(plan, state),
-            inputs,
-            list(map(shape_of_part, op.traced.outputs, values)),
-            parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
-        )
-        return found
-
     return op.split(
-        values,
-        *values,
-        make=make,
+        plan.inputs,
+        *plan.inputs,
+        make=functools.partial(
+            _write_loop,
+            op,
+            plan,
+            test_plan,
+        ),
     )
 
 
@@ -136,11 +155,10 @@ def _plan_round(
     op: Operation,
     body: Flat,
     given: Values,
-) -> tuple[Plan, list[tuple[int, int]]]:
+) -> tuple[Plan, Alike]:
     """Returns the plan of a loop's round, whose outputs become what its inputs are.
 
-    It also returns the variables whose sizes no round changes: their numbers before the loop, and
-    their places, which are their numbers in the loop's functions.
+    It also returns the variables whose sizes no round changes.
     """
     values = list(given)
     alike = list(zip(op.node.inputs, body.inputs))
@@ -150,30 +168,60 @@ def _plan_round(
             values,
             alike,
         )
-        kept = [
-            (number, place)
-            for number, place in alike
-            if planner.known_sizes(number) == plan.known_sizes(body.outputs[place])
-        ]
-        joined = list(map(join, values, plan.outputs))
-        if joined == values and kept == alike:
+        kept = _with_unchanged_sizes(
+            planner,
+            plan,
+            alike,
+        )
+        after = _values_after(plan)
+        if after == values and kept == alike:
             _check_rows(
                 planner,
                 op.node.inputs,
                 values,
             )
-            _check_rows(
-                plan,
-                body.outputs,
-                values,
-            )
-            plan.wanted = values
+            _convert_outputs(plan, values)
             return plan, alike
         alike = kept
-        # A round may add elements to a list that are only known when all else is.
-        others = [old if old.is_list else new for old, new in zip(values, joined)]
-        values = joined if others == values else others
+        values = after
     raise NotByPartError("a loop with another value in each round")
+
+
+def _with_unchanged_sizes(planner: Plan, plan: Plan, alike: Alike) -> Alike:
+    return [
+        (number, place)
+        for number, place in alike
+        if planner.known_sizes(number) == plan.known_sizes(plan.flat.outputs[place])
+    ]
+
+
+def _values_after(plan: Plan) -> list[Value]:
+    """Returns what a loop's variables are before and after a round.
+
+    A round may add elements to a list that are only known when all else is.
+    """
+    values = list(plan.inputs)
+    joined = list(map(join, values, plan.outputs))
+    others = [old if old.is_list else new for old, new in zip(values, joined)]
+    return joined if others == values else others
+
+
+def _write_loop(
+    op: Operation,
+    plan: Plan,
+    test_plan: Plan,
+    emission: Emission,
+    inputs: Tensors,
+) -> Tensors:
+    is_ordered = any(map(_needs_order, (plan, test_plan)))
+    found: Tensors = tf.while_loop(
+        lambda *state: emission.inside(test_plan, state)[0],
+        lambda *state: emission.inside(plan, state),
+        inputs,
+        list(map(shape_of_part, op.traced.outputs, plan.inputs)),
+        parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
+    )
+    return found
 
 
 def _needs_order(plan: Plan) -> bool:
@@ -193,40 +241,55 @@ def _check_rows(planner: Plan, numbers: TensorNumbers, wanted: Values) -> None:
             raise NotByPartError("a tensor without rows becomes one with rows")
 
 
-def statistics(planner: Plan, op: Operation, whole: bool) -> Split:
+def _convert_outputs(plan: Plan, wanted: Values) -> None:
+    """Lets a function return these values."""
+    _check_rows(
+        plan,
+        plan.flat.outputs,
+        wanted,
+    )
+    plan.wanted = wanted
+
+
+def statistics(planner: Plan, op: Operation, given: Values) -> Split:
     """A function that each replica computes of its own rows, as if they were the whole batch.
 
     What enters its gradient as a SUM is the gradient of a replica's own statistic. If this is
     differentiated again, the statistics are those of all rows.
     """
-    flat = op.node.function(op.attribute("f"))
-    whole |= all(value == SAME for value in op.raw)
-    given = [SAME] * len(op.raw) if whole else op.values
+    flat = op.function("f")
+    whole = all(value == SAME for value in given)
     plan = planner.inner(
         flat,
-        given,
+        given if whole else op.values,
         zip(op.node.inputs, flat.inputs),
         inside=False,
     )
-    results = []
-    for result, number, value in zip(op.node.outputs, flat.outputs, plan.outputs):
+    for result, number in zip(op.node.outputs, flat.outputs):
         planner.sizes.bind(result, plan.sizes.shape(number))
-        is_own = not (whole or value.has_rows or value.is_list)
-        if is_own and not flat.tensors[number].shape.is_fully_defined():
-            raise NotByPartError("statistics whose size depends on the rows")
-        results.append(SAME if whole else LOCAL if is_own else value)
-    if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
-        raise WholeListsError
-
     return op.split(
-        results,
-        *given if whole else op.raw,
+        SAME if whole else _own_results(op, plan),
+        *given,
         make=lambda emission, inputs: emission.as_traced(flat, inputs),
     )
 
 
-# The rules get the planner, the operation, and whether it has to be computed whole.
-CONTROL_FLOW: dict[str, Callable[[Plan, Operation, bool], Split]] = {
+def _own_results(op: Operation, plan: Plan) -> list[Value]:
+    """Returns what a replica has of what it computes of its own rows."""
+    results = []
+    for number, value in zip(plan.flat.outputs, plan.outputs):
+        is_own = not (value.has_rows or value.is_list)
+        if is_own and not plan.flat.tensors[number].shape.is_fully_defined():
+            raise NotByPartError("statistics whose size depends on the rows")
+        results.append(LOCAL if is_own else value)
+    if LOCAL in results and (SUM in op.raw or LOCAL in op.raw):
+        raise WholeListsError
+    return results
+
+
+# The rules get the planner, the operation, and what it is given: all of this is whole if it has to
+# be computed whole.
+CONTROL_FLOW: dict[str, Callable[[Plan, Operation, Values], Split]] = {
     **dict.fromkeys(CALLS, statistics),
     "Case": condition,
     "If": condition,

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Make, Split
-from slurm_resolver.tf.partition.inlining import Node
+from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.sizes import SizesOf, is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
@@ -64,6 +64,10 @@ class Operation:
             return self.traced.get_attr(name)
         except ValueError:
             return None
+
+    def function(self, attribute: str) -> Flat:
+        """Returns the function that an attribute names, such as the body of a loop."""
+        return self.node.function(self.attribute(attribute))
 
     def _number(self, place: int) -> int:
         """Returns the number of an input, or of the first result."""

@@ -119,14 +119,13 @@ class Planner(Plan):
             WholeListsError: if the plan has to begin again.
             PlanError: if there is no plan.
         """
-        ends = list(zip(self.flat.outputs, wanted or ()))
         waiting = self.flat.nodes
         while True:
             needed: set[int] = set()
             waiting = [node for node in waiting if not self._plan(node, needed)]
             # Outputs that are computed already go as well.
-            computed = [end for end in ends if end[0] in self.values]
-            needed.update(self._missing(computed))
+            ends = zip(self.flat.outputs, wanted or ())
+            needed.update(self._missing(end for end in ends if end[0] in self.values))
             if not needed:
                 break
             self._put_together(needed)
@@ -141,22 +140,24 @@ class Planner(Plan):
             needed: the tensors that are waited for; those of this operation are added.
         """
         is_ready = self._done.issuperset(node.after)
-        if not is_ready or not all(number in self.values for number in node.inputs):
+        if not is_ready or not self.values.keys() >= {*node.inputs}:
             return False
         step = self._compute(node)
-        wants = step.split.wants
-        missing = self._missing(zip(node.inputs, wants))
-        if missing:
-            needed.update(missing)
-            return False
+        missing = self._missing(zip(node.inputs, step.split.wants))
+        needed.update(missing)
+        if not missing:
+            self._add(step)
+        return not missing
+
+    def _add(self, step: Compute) -> None:
+        node, split, _ = step
         self.steps.append(step)
         self._done.add(node)
-        if not step.split.make and any(want is SUM for want in wants):
+        self.values.update(zip(node.outputs, split.results))
+        if not split.make and SUM in split.wants:
             self._linear[node] = None
-        self.values.update(zip(node.outputs, step.split.results))
         if node.kind in _CHEAP and all(map(self._is_known_whole, node.inputs)):
             self._known_whole.update(node.outputs)
-        return True
 
     def _is_known_whole(self, number: int) -> bool:
         """Whether a replica can have the whole tensor without another collective."""
@@ -164,18 +165,16 @@ class Planner(Plan):
 
     def _missing(self, wants: Iterable[tuple[int, Want]]) -> list[int]:
         """Returns the tensors that a replica cannot have as wanted without a collective."""
-        found = []
-        for number, want in wants:
-            becomes_list = self.values[number].is_list and want != SAME
-            is_there = self.values[number] == want or self._is_known_whole(number)
-            if not (is_there or becomes_list):
-                found.append(number)
-        return found
+        return [number for number, want in wants if not self._has(number, want)]
+
+    def _has(self, number: int, want: Want) -> bool:
+        value = self.values[number]
+        becomes_list = value.is_list and want != SAME
+        return value == want or becomes_list or self._is_known_whole(number)
 
     # --- One operation ---------------------------------------------------------------------------
 
     def _compute(self, node: Node) -> Compute:
-        """Returns how an operation is computed."""
         raw = [self.values[number] for number in node.inputs]
         op = Operation(
             node,
@@ -193,10 +192,10 @@ class Planner(Plan):
 
     def _split(self, op: Operation) -> Split:
         """Returns how a replica computes an operation on what it has."""
+        if is_drawn(op.traced):
+            return drawn(op)
         calls = CONTROL_FLOW.get(op.kind)
         if not calls:
-            if is_drawn(op.traced):
-                return drawn(op)
             check_effects(op)
         if self._is_whole and (calls or uses_lists(op)):
             raise NotByPartError("a list is needed whole")
@@ -204,14 +203,13 @@ class Planner(Plan):
             return calls(
                 self,
                 op,
-                False,
+                op.raw,
             )
-        if uses_lists(op):
-            return _by_rule(op, LIST_RULES)
-        found = linear(op) if SUM in op.raw else None
-        if found is None:
-            is_divided = op.divided or op.kind in OF_SHAPE
-            found = _by_rule(op, TABLE) if is_divided else self._same(op)
+        return _by_rule(op, LIST_RULES) if uses_lists(op) else self._split_tensors(op)
+
+    def _split_tensors(self, op: Operation) -> Split:
+        is_divided = op.divided or op.kind in OF_SHAPE
+        found = linear(op) or (_by_rule(op, TABLE) if is_divided else self._same(op))
         # A replica's own statistics stay so.
         wants = [
             LOCAL if value == LOCAL and want == SAME and found.results else want
@@ -248,7 +246,7 @@ class Planner(Plan):
             return CONTROL_FLOW[op.kind](
                 self,
                 op,
-                True,
+                wholes(op),
             )
         results = [
             list_of(SAME) if output.dtype == tf.variant else SAME for output in op.traced.outputs
@@ -265,14 +263,22 @@ class Planner(Plan):
         # What is computed first can be sent first: the gradients of the last layers.
         sent = [number for number in self.values if number in sources]
         for number in sent:
-            tensor = self.flat.tensors[number]
-            has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
-            if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
-                raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
+            self._check_type(number)
             if self.values[number] == SUM:
                 self.values[number] = SAME
         self._known_whole.update(sent)
         self.steps.append(PutTogether(sent))
+        self._note_whole_sums()
+
+    def _check_type(self, number: int) -> None:
+        """Raises PlanError for a tensor that cannot be put together."""
+        tensor = self.flat.tensors[number]
+        has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
+        if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
+            raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
+
+    def _note_whole_sums(self) -> None:
+        """Notes what is computed of nothing but whole tensors now."""
         for node in [*self._linear]:
             if all(self.values[one] == SAME for one in node.inputs):
                 self.values.update(dict.fromkeys(node.outputs, SAME))
