@@ -9,6 +9,9 @@ In the equations, the axes of the places are capital letters, and those of an en
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -28,15 +31,7 @@ def _is_each_row(op: Operation, number: int) -> bool:
     if kind == "SelectV2":
         # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
         test, selected, _ = flat.makers[number].inputs
-        tested = flat.makers[test].inputs if flat.kind(test) == "Greater" else ()
-        limits = [op.sizes.numbers(one) or () for one in tested]
-        if limits and all(
-            map(
-                np.array_equal,
-                limits,
-                (COUNTS, (1, 1)),
-            )
-        ):
+        if _tests_for_rows(op, test):
             return _is_each_row(op, selected)
     pair = op.sizes.numbers(number) or ()
     return bool(pair) and all(
@@ -46,6 +41,15 @@ def _is_each_row(op: Operation, number: int) -> bool:
             map(np.arange, COUNTS),
         )
     )
+
+
+def _tests_for_rows(op: Operation, number: int) -> bool:
+    """Whether a tensor is N > 1."""
+    flat = op.sizes.flat
+    if flat.kind(number) != "Greater":
+        return False
+    limits = [op.sizes.numbers(one) or () for one in flat.makers[number].inputs]
+    return np.array_equal(limits, (COUNTS, (1, 1)))
 
 
 def _begins_with_row(op: Operation, place: int) -> bool:
@@ -58,11 +62,14 @@ def _begins_with_row(op: Operation, place: int) -> bool:
     if op.rank(place) != 2 or flat.kind(number) not in ("ConcatV2", "Pack"):
         return False
     node = flat.makers[number]
-    if node.kind == "Pack":
-        axis = node.operation.get_attr("axis")
-    else:
-        axis = tf.get_static_value(node.operation.inputs[-1])
-    return axis in (1, -1) and _is_each_row(op, node.inputs[0])
+    return _stacking_axis(node.operation) in (1, -1) and _is_each_row(op, node.inputs[0])
+
+
+def _stacking_axis(operation: tf.Operation) -> Any:
+    """Returns the axis of a Pack or ConcatV2; None if it is unknown."""
+    if operation.type == "Pack":
+        return operation.get_attr("axis")
+    return tf.get_static_value(operation.inputs[-1])
 
 
 def _unchanged(op: Operation, axis: int) -> Split | None:
@@ -127,6 +134,36 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
         equation: with the terms T of the table, P of the places, and E of the entries.
         adds: whether entries are added at their places.
     """
+    is_own = _begins_with_row(op, indices)
+    terms = _terms(
+        op,
+        indices,
+        is_own,
+    )
+    found = by_equation(
+        op,
+        equation.translate(terms),
+        adds=adds,
+    )
+    if SUM in found.results and equation.startswith("T"):
+        return found._replace(wants=[SUM, *found.wants[1:]])
+    if is_own and rows() in found.results:
+        return found._replace(
+            make=functools.partial(
+                _write_own_places,
+                op,
+                indices,
+            )
+        )
+    return found
+
+
+def _terms(op: Operation, indices: int, is_own: bool) -> dict[int, str]:
+    """Returns the terms of the table, of the places and of the entries.
+
+    Args:
+        is_own: whether the places begin with the number of their row.
+    """
     depth = op.tensor(indices).shape[-1]
     if depth is None:
         raise NotByPartError("an unknown size")
@@ -134,23 +171,20 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
     before = len(places) if op.kind == "GatherNd" else depth
     entry = letters(op.rank(RESULT) - before)
     table = "_" * depth + entry
-    is_own = _begins_with_row(op, indices)
     if is_own:
         table = places + table[1:]
-    terms = {"T": table, "P": f"{places}_", "E": places + entry}
-    found = by_equation(
-        op,
-        "".join(terms.get(one, one) for one in equation),
-        adds=adds,
-    )
-    if SUM in found.results and equation.startswith("T"):
-        return found._replace(wants=[SUM, *found.wants[1:]])
+    return str.maketrans({"T": table, "P": f"{places}_", "E": places + entry})
 
-    def make(emission: Emission, inputs: Tensors) -> Tensors:
-        tensors = list(inputs)
-        given = tensors[indices]
-        own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
-        tensors[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
-        return emission.create(op.node, tensors)
 
-    return found._replace(make=make) if is_own and rows() in found.results else found
+def _write_own_places(
+    op: Operation,
+    indices: int,
+    emission: Emission,
+    inputs: Tensors,
+) -> Tensors:
+    """Writes an operation whose places begin with the numbers of the replica's rows."""
+    tensors = list(inputs)
+    given = tensors[indices]
+    own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
+    tensors[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
+    return emission.create(op.node, tensors)

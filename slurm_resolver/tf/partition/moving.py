@@ -12,6 +12,7 @@ The places of a replica's rows must still be one block of n · inner for each of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,11 +55,11 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
     """
     if None in before or None in after or 0 in after:
         raise NotByPartError("an unknown size, or no entries")
-    first = int(np.prod(before[: value.axis])) * value.outer
-    last = int(np.prod(before[value.axis + 1 :])) * value.inner
+    first = math.prod(before[: value.axis]) * value.outer
+    last = math.prod(before[value.axis + 1 :]) * value.inner
     for axis in range(len(after)):
-        outer, mixed = divmod(first, int(np.prod(after[:axis])))
-        inner, others = divmod(last, int(np.prod(after[axis + 1 :])))
+        outer, mixed = divmod(first, math.prod(after[:axis]))
+        inner, others = divmod(last, math.prod(after[axis + 1 :]))
         if not mixed and not others:
             return rows(
                 axis,

@@ -40,11 +40,7 @@ def slice_by_size(op: Operation) -> Split:
     return op.split(
         part,
         value,
-        Sizes(
-            value.axis,
-            first,
-            value.inner,
-        ),
+        size_at(value._replace(outer=first)),
         size_at(part),
     )
 

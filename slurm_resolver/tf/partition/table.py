@@ -137,12 +137,11 @@ RULES: dict[str, Rule] = {
     "Unpack": lambda op: rules.combined(op, [op.attribute("axis")], removed=True),
     "UnsortedSegmentSum": indexing.segment_sum,
 }
-_LINES = [line.split() for line in EQUATIONS.split("\n") if line]
 TABLE: dict[str, Rule] = {kind: rule for kinds, rule in RULES.items() for kind in kinds.split()}
 TABLE |= {
     # A result without axes has the sums of the rows.
     kind: functools.partial(rules.by_equation, equation=equation, adds=equation.endswith("->"))
-    for kind, equation in _LINES
+    for kind, equation in (line.split() for line in EQUATIONS.split("\n") if line)
 }
 # These read the shape of a sum, and so do not put it together.
 OF_SHAPE = names("Shape ShapeN Size")
