@@ -20,8 +20,9 @@ def attributes_of(operation: tf.Operation) -> dict[str, tf.compat.v1.AttrValue]:
     No attribute of an operation's definition begins with an underscore. Those that do are
     TensorFlow's notes about the traced graph, such as its shapes.
     """
-    attributes = operation.node_def.attr.items()
-    return {name: value for name, value in attributes if not name.startswith("_")}
+    return {
+        name: value for name, value in operation.node_def.attr.items() if not name.startswith("_")
+    }
 
 
 def create(operation: tf.Operation, inputs: Tensors) -> Tensors:

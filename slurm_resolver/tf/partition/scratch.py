@@ -50,13 +50,11 @@ class Scratch:
         Raises:
             ValueError, TypeError or tf.errors.OpError: if it is impossible with these inputs.
         """
-        attributes = attributes_of(operation).items()
-        definition = {(name, value.SerializeToString()) for name, value in attributes}
-        key = operation.type, tuple(one.ref() for one in inputs), frozenset(definition)
-        if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
-            dtype = operation.outputs[0].dtype
-            return self._once(key, lambda: [tf.shape(one, dtype) for one in inputs])
-        return self._once(key, lambda: create(operation, inputs))
+        definition = frozenset(
+            (name, value.SerializeToString()) for name, value in attributes_of(operation).items()
+        )
+        key = operation.type, tuple(one.ref() for one in inputs), definition
+        return self._once(key, lambda: _created(operation, inputs))
 
     def numbers(self, tensor: tf.Tensor) -> Numbers | None:
         """Returns the numbers of a tensor; None if they are unknown."""
@@ -67,3 +65,9 @@ class Scratch:
                 value = private_names.EVALUATE_CONSTANT.get()(tensor)
             self._numbers[key] = value
         return self._numbers[key]
+
+
+def _created(operation: tf.Operation, inputs: Tensors) -> Tensors:
+    if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
+        return [tf.shape(one, operation.outputs[0].dtype) for one in inputs]
+    return create(operation, inputs)
