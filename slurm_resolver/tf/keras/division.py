@@ -190,7 +190,7 @@ def _may_leave_few(source: tf.data.Dataset, size: int, own: int, sharing: Sharin
 @without_conversion
 def _as_share(about: _About, batch: Structure) -> Share:
     """Returns a batch of rows, each with what is known of the global batch, as a share."""
-    return Share(about.digest[0], batch, tf.zeros([about.rows[0], 0]))
+    return Share(about.digest[0], batch, {"rows": tf.zeros([about.rows[0], 0])})
 
 
 @without_conversion

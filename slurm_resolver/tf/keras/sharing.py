@@ -12,7 +12,7 @@ a generator is not split at all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, TypeVar, Union, cast
 
 import tensorflow as tf
@@ -40,17 +40,26 @@ class Share(NamedTuple):
         digest: fingerprints, float32 of shape (tensors with rows, FINGERPRINT): of the batch's
             tensors, or of those that its rows are made of.
         batch: all rows, or those of this worker's replicas.
-        rows: a tensor without entries, of shape (rows, 0), if the batch has only the rows of this
-            worker. TensorFlow knows all rows of the batch as it does in one process: as a constant
-            or not.
-        drawn: a tensor without entries, if each worker draws parts of the batch for itself, such as
-            augmented images.
+        marks: tensors without entries, for `rows` and `drawn`. (With a None for what is missing,
+            TensorFlow would take twice as long to return a batch.)
     """
 
     digest: tf.Tensor
     batch: Structure
-    rows: tf.Tensor | None = None
-    drawn: tf.Tensor | None = None
+    marks: Mapping[str, tf.Tensor] = {}
+
+    @property
+    def rows(self) -> tf.Tensor | None:
+        """A tensor of shape (rows, 0), if the batch has only the rows of this worker.
+
+        TensorFlow knows all rows of the batch as it does in one process: as a constant or not.
+        """
+        return self.marks.get("rows")
+
+    @property
+    def drawn(self) -> tf.Tensor | None:
+        """Some tensor if each worker draws parts of the batch, such as augmented images."""
+        return self.marks.get("drawn")
 
 
 Batch = Union[Share, Structure]  # what a worker has read
@@ -123,8 +132,8 @@ def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     @without_conversion
     def shared(batch: Structure) -> Share:
-        drawn = tf.zeros([0]) if Origin.RANDOM in origins else None
-        return share(batch, origins)._replace(drawn=drawn)
+        marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
+        return share(batch, origins)._replace(marks=marks)
 
     return tf.data.Dataset.zip((dataset,)).map(shared)
 

@@ -121,8 +121,8 @@ class StepFunction:
         """Lets the worker read whole batches if a step must compute them."""
         if data.size is None:
             return
-        rows = tf.TensorSpec([data.size, 0])  # as of the first batch
-        first = data.shares.element_spec._replace(rows=rows)
+        marks = {"rows": tf.TensorSpec([data.size, 0])}  # as of the first batch
+        first = data.shares.element_spec._replace(marks=marks)
         is_whole = self._runs_eagerly() or self._verification
         if is_whole or not self._write(first):
             data.undivide()
