@@ -16,6 +16,8 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.private_names import Method
 
 _MOST_BYTES = 32 * 2**10
+# What TensorFlow gathers; of other types, such as bfloat16, it only adds up.
+_TYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def gather_small_tensors(replicas: int) -> None:
@@ -38,7 +40,8 @@ def _all_reduce(
         args: what the sum waits for, or None, and the CommunicationOptions.
     """
     numbers = tensor.shape.num_elements()
-    if numbers is None or numbers * tensor.dtype.size > _MOST_BYTES:
+    is_small = numbers is not None and numbers * tensor.dtype.size <= _MOST_BYTES
+    if not is_small or tensor.dtype not in _TYPES:
         return original(launcher, tensor, *args)
     gathered = private_names.ALL_GATHER.of(launcher)(tensor[tf.newaxis], *args[1:])
     return tf.add_n(tf.unstack(gathered, num=replicas))
