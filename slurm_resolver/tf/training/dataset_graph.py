@@ -12,6 +12,7 @@ seed, or if several threads draw from them, no two runs are alike.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -23,12 +24,12 @@ from tensorflow.compat.v1 import NodeDef
 from slurm_resolver.tf.keras.origins import serialized_graph
 from slurm_resolver.tf.partition.values import names
 
-# The iterator over their first input is made as soon as their own.
+# The iterator over their first input is made as soon as their own. `_Retval` is a graph's result.
 _AT_ONCE = names(
     """
     BatchDatasetV2 FilterDataset FlatMapDataset GroupByWindowDataset InterleaveDataset MapDataset
     OptionsDataset PaddedBatchDatasetV2 ParallelBatchDataset ParallelMapDatasetV2 PrefetchDataset
-    ScanDataset ShardDataset SkipDataset TakeDataset WindowDataset ZipDataset
+    ScanDataset ShardDataset SkipDataset TakeDataset WindowDataset ZipDataset _Retval
     """
 )
 # Stateful operations whose iterators are all alike, if what they read is.
@@ -45,6 +46,8 @@ _SHUFFLES = names("ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3")
 _SEEDS = ("seed", "seed2")
 SEED = "call keras.utils.set_random_seed(n)"
 _ops = tf.Graph()  # knows TensorFlow's operations
+Nodes = dict[str, NodeDef]  # of a graph, by name
+Bodies = dict[str, Iterable[NodeDef]]  # the nodes of functions, by the function's name
 
 
 class Findings(NamedTuple):
@@ -70,9 +73,9 @@ def look_through(dataset: tf.data.Dataset) -> Findings:
         return Findings(again=True)
     functions = {body.signature.name: body.node_def for body in graph.library.function}
     nodes = {node.name: node for node in graph.node}
-    called = [node for body in functions.values() for node in body]
-    last = nodes[graph.node[-1].input[0].split(":")[0]]
-    again = any(map(_changes, called)) or _draws_late(nodes, last)
+    again = any(map(_changes, itertools.chain(*functions.values()))) or _draws_late(
+        nodes, graph.node[-1]
+    )
     return Findings(
         again,
         _find_other(dataset, nodes, functions),
@@ -100,7 +103,7 @@ def _changes(node: NodeDef) -> bool:
     return is_stateful(node) and not known and not is_random(node)
 
 
-def _draws_late(nodes: dict[str, NodeDef], node: NodeDef) -> bool:
+def _draws_late(nodes: Nodes, node: NodeDef) -> bool:
     """Whether making iterators over the last node, and so over its inputs, is not enough."""
     at_once = {node.name}
     while node.op in _AT_ONCE:
@@ -123,9 +126,7 @@ def _checksum(nodes: Iterable[NodeDef]) -> int:
     return checksum
 
 
-def _find_other(
-    dataset: tf.data.Dataset, nodes: dict[str, NodeDef], functions: dict[str, Iterable[NodeDef]]
-) -> str:
+def _find_other(dataset: tf.data.Dataset, nodes: Nodes, functions: Bodies) -> str:
     """Returns why every run reads other data, and what to write; "" if none is known."""
     for node in nodes.values():
         if _lacks_seed(nodes, node):
@@ -157,14 +158,14 @@ def _problem_of_draws(node: NodeDef, caller: NodeDef) -> str:
     return ""
 
 
-def _lacks_seed(nodes: dict[str, NodeDef], node: NodeDef) -> bool:
+def _lacks_seed(nodes: Nodes, node: NodeDef) -> bool:
     arguments = [argument.name for argument in _ops.op_def_for_type(node.op).input_arg]
     seeds = [nodes[name] for argument, name in zip(arguments, node.input) if argument in _SEEDS]
     values = [tf.make_ndarray(seed.attr["value"].tensor) for seed in seeds if seed.op == "Const"]
     return len(values) == len(_SEEDS) and not np.any(values)
 
 
-def _called(functions: dict[str, Iterable[NodeDef]], name: str) -> list[NodeDef]:
+def _called(functions: Bodies, name: str) -> list[NodeDef]:
     """Returns the nodes of a function, and of those that it calls."""
     left = dict(functions)
     body = list(left.pop(name, ()))
