@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Sequence
 
 import tensorflow as tf
+from tensorflow.io import gfile
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
@@ -72,7 +73,7 @@ class CheckpointFolder:
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
             counter.assign(numbers[0])
         if self._ranks.leads:
-            with tf.io.gfile.GFile(self._owner_file, "w") as file:
+            with gfile.GFile(self._owner_file, "w") as file:
                 file.write(self._owner)
             self._remove_unfinished()
         return path
@@ -122,8 +123,8 @@ class CheckpointFolder:
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
         try:
-            tf.io.gfile.makedirs(self.directory)
-            with tf.io.gfile.GFile(self._owner_file, "a") as file:
+            gfile.makedirs(self.directory)
+            with gfile.GFile(self._owner_file, "a") as file:
                 file.write("")
         except tf.errors.OpError as error:
             return (
@@ -214,20 +215,19 @@ class CheckpointFolder:
         """Removes what an interrupted save has left."""
         for path in map(self._path, self._list(_UNFINISHED)):
             try:
-                tf.io.gfile.remove(path)  # also a link, and not what it leads to
+                gfile.remove(path)  # also a link, and not what it leads to
             except tf.errors.OpError:
-                tf.io.gfile.rmtree(path)
+                gfile.rmtree(path)
 
     def _list(self, pattern: str) -> list[str]:
         names = []
         with contextlib.suppress(tf.errors.NotFoundError):
-            names = tf.io.gfile.listdir(self.directory)
+            names = gfile.listdir(self.directory)
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:
         with contextlib.suppress(tf.errors.OpError):
-            file = tf.io.gfile.GFile(self._owner_file, "rb")
-            return str(file.read(1000), errors="replace")
+            return str(gfile.GFile(self._owner_file, "rb").read(1000), errors="replace")
         return ""
 
     def _path(self, name: str) -> str:

@@ -45,7 +45,7 @@ def findings_of(data: EpochIterator, fit: SimpleNamespace) -> Findings:
     if isinstance(dataset, tf.data.Dataset):
         return look_through(dataset)
     whole = private_names.ORIGINAL_DATASET.of(dataset, None)
-    return look_through(whole)._replace(again=True) if whole is not None else Findings(again=False)
+    return look_through(whole)._replace(again=True) if whole else Findings(again=False)
 
 
 def _findings_of_arrays(fit: SimpleNamespace) -> Findings:

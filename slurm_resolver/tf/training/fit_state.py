@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 
-_COLLECTIONS: dict[str, Callable[[Iterable[Any]], Any]] = {
+_COLLECTIONS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)
 }
 _ALONE = (bool, int, float, str, type(None))

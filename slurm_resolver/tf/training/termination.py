@@ -209,7 +209,7 @@ class SavingRanks:
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
 
-    def ask_leader(self, purpose: str, value: object, seconds: float = Timeouts.save) -> Any:
+    def ask_leader(self, purpose: str, value: object, seconds: float) -> Any:
         """Returns the leader's value; all ranks call it, and give theirs, as in `compare`."""
         return next(iter(self.compare(purpose, value, seconds).values()))
 
