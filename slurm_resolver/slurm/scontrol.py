@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NewType
 
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -82,18 +82,13 @@ def own_job(step: SlurmStep, timeout: float = TIMEOUT_SECONDS) -> tuple[JobRef, 
     return ref_of(job), job
 
 
-def show_jobs(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
-    """Returns the fields by name of all that an id means: an array's tasks, or components."""
-    return _show("job", job, timeout=timeout)
-
-
 def show_job(job: JobRef, timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0.
 
     Of a job array, whose id Slurm shows all tasks for, it is the task whose own id it is, as for
     ``srun --jobid``.
     """
-    jobs = show_jobs(job, timeout)
+    jobs = _show("job", job, timeout=timeout)  # an array's tasks, or components
     return next((shown for shown in jobs if shown.get("JobId") == job), jobs[0])
 
 
@@ -109,7 +104,7 @@ def run_on(job: JobRef, *command: str, timeout: float) -> None:
     _run(*command, job, timeout=timeout)
 
 
-def end_time(job: Mapping[str, str]) -> float | None:
+def end_time(job: Fields) -> float | None:
     """Returns when a job (`show_job`) reaches its time limit, in seconds since 1970; or None."""
     try:
         return time.mktime(time.strptime(job.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
@@ -117,7 +112,7 @@ def end_time(job: Mapping[str, str]) -> float | None:
         return None
 
 
-def is_preempted(job: Mapping[str, str]) -> bool:
+def is_preempted(job: Fields) -> bool:
     """Whether Slurm has announced to this job (`show_job`) that it preempts it."""
     return job.get("PreemptTime", "") not in UNSET
 
@@ -170,11 +165,11 @@ def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
 
     Of fields with the same name the first one counts, as free text comes last.
     """
-    records = []
     printed = _run("scontrol", "show", *what, timeout=timeout)
-    for record in re.split(r"\n\n(?=(?:JobId|StepId|NodeName)=)", printed):
-        fields: Fields = {}
-        for text_name, text, name, value in _FIELD.findall(record):
-            fields.setdefault(text_name or name, (text or value).strip())
-        records.append(fields)
-    return records
+    return [
+        {
+            text_name or name: (text or value).strip()
+            for text_name, text, name, value in reversed(_FIELD.findall(record))
+        }
+        for record in re.split(r"\n\n(?=(?:JobId|StepId|NodeName)=)", printed)
+    ]
