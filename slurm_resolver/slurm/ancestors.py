@@ -61,11 +61,9 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         name, parent = _name_and_parent(pid)
         if name == "slurmstepd":
             break
-        may_be = pid != this_pid and not complete and launcher is None
-        if may_be and _LAUNCHERS.fullmatch(name):
+        if pid != this_pid and not (complete or launcher) and _LAUNCHERS.fullmatch(name):
             launcher = name
-        if str(pid) == task_pid:
-            complete = True
+        complete |= str(pid) == task_pid
         if parent < 1:
             break
         pid = parent
