@@ -29,6 +29,7 @@ from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.coordination.client import leave_all
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.variable_types import Exports
 from slurm_resolver.start.proxy import connect_directly
 
 DESCRIPTION = """\
@@ -107,7 +108,7 @@ def main(args: Namespace) -> int:
     _start(fill_in(command, cluster), environ)
 
 
-def _start(command: list[str], environ: dict[str, str]) -> NoReturn:
+def _start(command: list[str], environ: Exports) -> NoReturn:
     """Replaces this process by the program."""
     try:
         leave_all()  # the program represents the task
@@ -122,7 +123,7 @@ def _start(command: list[str], environ: dict[str, str]) -> NoReturn:
         ) from error
 
 
-def _environment(args: Namespace, cluster: Cluster) -> dict[str, str]:
+def _environment(args: Namespace, cluster: Cluster) -> Exports:
     """Returns the environment of the program: its cluster and GPUs, and what is replaced in it."""
     environ = {**os.environ}
     contracts = args.env or ["tensorflow"]
@@ -137,7 +138,7 @@ def _environment(args: Namespace, cluster: Cluster) -> dict[str, str]:
     return environ
 
 
-def _replace_classes(args: Namespace, cluster: Cluster, environ: dict[str, str]) -> None:
+def _replace_classes(args: Namespace, cluster: Cluster, environ: Exports) -> None:
     """Sets what replaces TensorFlow's classes in the program: see `pythonpath`."""
     replaced = args.replace or []
     if "ps" in cluster.roles:

@@ -6,7 +6,8 @@ import functools
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_resolver.cluster.layout import Layout
@@ -17,9 +18,11 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist, short_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.variable_types import Nodes
 from slurm_resolver.timeouts import Timeouts
 
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
+JobAddresses = dict[str, list[str]]  # the addresses of each job by index
 
 # What to do about an address that does not answer.
 _FIREWALL = "; if a firewall between the nodes blocks the port, open it"
@@ -39,9 +42,7 @@ class Task:
     address: str
 
 
-def find_hosts(
-    step: SlurmStep, nodes: Sequence[str], num_tasks: int, options: ClusterOptions
-) -> Hosts:
+def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOptions) -> Hosts:
     """Returns by node the host that others connect to: the node's name, or what options say.
 
     With ``node_address="slurm"`` every task asks Slurm once for the addresses (NodeAddr).
@@ -64,7 +65,7 @@ def find_hosts(
     return _names_that_resolve(step, nodes)
 
 
-def _names_that_resolve(step: SlurmStep, nodes: Sequence[str]) -> Hosts:
+def _names_that_resolve(step: SlurmStep, nodes: Nodes) -> Hosts:
     # A node may resolve its own name only.
     asked = next((node for node in nodes if node != step.node_name), nodes[0])
     try:
@@ -79,11 +80,10 @@ def _names_that_resolve(step: SlurmStep, nodes: Sequence[str]) -> Hosts:
     return dict(zip(nodes, nodes))
 
 
-def _hosts_from(node_address: NodeAddress, nodes: Sequence[str]) -> Hosts:
+def _hosts_from(node_address: NodeAddress, nodes: Nodes) -> Hosts:
     hosts = {node: _host_for(node, node_address) for node in nodes}
-    of_nodes = [*hosts.values()]
-    if len(set(of_nodes)) < len(of_nodes):
-        host = max(of_nodes, key=of_nodes.count)
+    host, count = Counter(hosts.values()).most_common(1)[0]
+    if count > 1:
         same = [node for node in nodes if hosts[node] == host]
         raise AddressError(
             f"node_address gives the nodes {short_hostlist(same)} the same host, {host}; expected "
@@ -118,9 +118,7 @@ def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
         ) from error
 
 
-def make_addresses(
-    layout: Layout, roles: Roles, hosts: Hosts, ports: Ports
-) -> dict[str, list[str]]:
+def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> JobAddresses:
     """Returns the addresses of each job by index."""
     host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]

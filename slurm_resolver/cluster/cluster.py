@@ -7,6 +7,7 @@ from typing import Any
 from slurm_resolver.cluster.cluster_text import describe_cluster, describe_own_task
 from slurm_resolver.cluster.frameworks import Contract, framework_variables
 from slurm_resolver.cluster.resolved_step import ResolvedStep
+from slurm_resolver.slurm.variable_types import Exports
 
 
 class Cluster(ResolvedStep):
@@ -26,7 +27,7 @@ class Cluster(ResolvedStep):
         options: the arguments of `resolve`; ignored when clusters are compared.
     """
 
-    def variables(self, contract: Contract) -> dict[str, str]:
+    def variables(self, contract: Contract) -> Exports:
         """Returns the variables that describe the cluster to a framework's programs.
 
         Args:

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.resolved_step import ResolvedStep
 from slurm_resolver.slurm.gpu_variables import numbered
+from slurm_resolver.slurm.variable_types import Exports
 
 Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
 CONTRACTS = get_args(Contract)
@@ -48,7 +49,7 @@ _TEMPLATES = {
 }
 
 
-def framework_variables(cluster: ResolvedStep, contract: Contract) -> dict[str, str]:
+def framework_variables(cluster: ResolvedStep, contract: Contract) -> Exports:
     """Returns the variables that describe the cluster to a framework: see `Cluster.variables`."""
     if contract not in CONTRACTS:
         raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")

@@ -19,12 +19,18 @@ from typing import NamedTuple
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
+from slurm_resolver.slurm.variable_types import Nodes
 from slurm_resolver.wording import counted
 
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
     "allocate the components with `salloc … : …` or `sbatch`"
 )
+
+
+ByRank = Sequence[int]  # a number for each rank
+Counts = Sequence[int]  # the number of tasks on each node
+Ranks = Sequence[int]
 
 
 class LayoutSource(Enum):
@@ -52,12 +58,12 @@ class Layout(NamedTuple):
             notice: a component's distribution may have been given to srun alone.
     """
 
-    nodes: tuple[str, ...] = ()
-    node_of: Sequence[int] = ()
-    local_rank_of: Sequence[int] = ()
+    nodes: Nodes = ()
+    node_of: ByRank = ()
+    local_rank_of: ByRank = ()
     distribution: str = "block"
     source: LayoutSource = LayoutSource.ENVIRONMENT
-    components: Mapping[int, Sequence[int]] = {}
+    components: Mapping[int, Ranks] = {}
     unambiguous: bool = True
 
     @property
@@ -65,13 +71,15 @@ class Layout(NamedTuple):
         """The number of tasks in the step."""
         return len(self.node_of)
 
-    def ranks_on(self, node: int) -> tuple[int, ...]:
+    def ranks_on(self, node: int) -> Ranks:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
-        ranks: list[int] = []
+        ranks = []
+        rank = -1
         with contextlib.suppress(ValueError):  # no more; a loop over all ranks would take long
             while True:
-                ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
-        return tuple(ranks)
+                rank = self.node_of.index(node, rank + 1)
+                ranks.append(rank)
+        return ranks
 
 
 def layout_from_environment(step: SlurmStep) -> Layout:
@@ -97,7 +105,7 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         plane_size=step.plane_size,
     )
     nodes: list[str] = []
-    node_of = []
+    node_of: list[int] = []
     unambiguous = True
     for component in components or [whole]:
         counts = [count_of[host] for host in component.nodes]
@@ -113,7 +121,7 @@ def layout_from_environment(step: SlurmStep) -> Layout:
 def make_layout(
     step: SlurmStep,
     nodes: Sequence[str],
-    node_of: Sequence[int],
+    node_of: ByRank,
     components: Sequence[Component],
 ) -> Layout:
     """Returns the layout with these nodes, given by rank the index of its node."""
@@ -173,7 +181,7 @@ def _advise_on(layout: Layout) -> str:
     return f"The layout was given by {layout.source.value}: correct that, or leave it to Slurm."
 
 
-def nodes_and_counts(step: SlurmStep) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
     """Returns the names of the step's nodes, and the number of tasks on each.
 
     Raises:
@@ -201,7 +209,7 @@ def nodes_and_counts(step: SlurmStep) -> tuple[tuple[str, ...], tuple[int, ...]]
     )
 
 
-def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]:
+def components_of_step(step: SlurmStep, nodes: Nodes) -> list[Component]:
     """Returns the components that have nodes in this step, each with these nodes.
 
     The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
@@ -230,9 +238,7 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
     return components
 
 
-def _distribute(
-    step: SlurmStep, counts: Sequence[int], component: Component, first: int
-) -> list[int]:
+def _distribute(step: SlurmStep, counts: Counts, component: Component, first: int) -> ByRank:
     """Returns by rank the index of its node, in a component or a whole step.
 
     `counts` are the tasks on its nodes, of which the first one has the index `first`.
@@ -248,7 +254,7 @@ def _distribute(
     return node_of
 
 
-def _find_plane_size(step: SlurmStep, counts: Sequence[int], component: Component) -> int:
+def _find_plane_size(step: SlurmStep, counts: Counts, component: Component) -> int:
     """Returns how many ranks each node gets in its turn."""
     if len(counts) == 1:
         return counts[0]

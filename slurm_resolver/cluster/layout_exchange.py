@@ -12,6 +12,7 @@ from typing import Optional
 
 from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_of
 from slurm_resolver.cluster.layout import (
+    Counts,
     Layout,
     LayoutSource,
     components_of_step,
@@ -26,6 +27,7 @@ from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import Component, SlurmStep
+from slurm_resolver.slurm.variable_types import Nodes
 
 Place = tuple[str, Optional[int]]  # a task's node and its node id
 
@@ -87,7 +89,7 @@ def _find_service(step: SlurmStep, options: ClusterOptions) -> ServiceAddress:
 
 
 def _nodes_of_ranks(
-    places: Sequence[Place], nodes: Sequence[str], counts: Sequence[int]
+    places: Sequence[Place], nodes: Nodes, counts: Counts
 ) -> tuple[list[str], list[int]]:
     """Returns the nodes in the order of SLURM_NODEID, and by rank the node id.
 

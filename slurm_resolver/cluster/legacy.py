@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_resolver.cluster.addresses import JobAddresses
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import NotInStepError
 from slurm_resolver.slurm.variable_types import Environ
@@ -9,7 +10,7 @@ from slurm_resolver.slurm.variable_types import Environ
 
 def tf_config_from_slurm(
     ps_number: int, port_number: int = 2222, *, environ: Environ | None = None
-) -> tuple[dict[str, list[str]], str, int]:
+) -> tuple[JobAddresses, str, int]:
     """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
 
     A node's second task is a parameter server only if there are more parameter servers than nodes.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_resolver.cluster.addresses import Hosts, Task
+from slurm_resolver.cluster.addresses import Hosts, JobAddresses, Task
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
@@ -27,7 +26,7 @@ class ResolvedStep:
     roles: Roles = field(default_factory=dict)
     ports: Ports = Ports()
     hosts: Hosts = field(default_factory=dict)
-    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    addresses: JobAddresses = field(default_factory=dict)
     service: ServiceAddress | None = None
     gpu_decision: TaskGpus = TaskGpus()  # noqa: RUF009 (it cannot be changed)
     options: ClusterOptions = field(default=ClusterOptions(), compare=False)
@@ -86,7 +85,7 @@ class ResolvedStep:
         task = self.tasks[rank]
         return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
-    def jobs(self) -> dict[str, list[str]]:
+    def jobs(self) -> JobAddresses:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
 
         The evaluator is not among them, as TensorFlow keeps it outside the cluster.

@@ -14,12 +14,12 @@ each node.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-Ranks = Sequence[int]
+from slurm_resolver.cluster.layout import ByRank, Ranks
 
 
-def order_by_ring(workers: Ranks, node_of: Sequence[int], chief: Ranks = ()) -> Ranks:
+def order_by_ring(workers: Ranks, node_of: ByRank, chief: Ranks = ()) -> Ranks:
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
     The ranks stay in ascending order where that is enough. Elsewhere the ring starts at the chief's
@@ -46,7 +46,7 @@ def order_by_ring(workers: Ranks, node_of: Sequence[int], chief: Ranks = ()) -> 
     return by_index
 
 
-def _number_by_lowest_ranks(node_of: Sequence[int]) -> Sequence[int]:
+def _number_by_lowest_ranks(node_of: ByRank) -> ByRank:
     """Returns by rank a number of its node: 0 for that of rank 0, 1 for the next one, ….
 
     Only a topology has ordered the nodes otherwise.

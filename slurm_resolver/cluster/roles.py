@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
-from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.layout import Layout, Ranks
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ring_order import Ranks, order_by_ring
+from slurm_resolver.cluster.ring_order import order_by_ring
 from slurm_resolver.errors import JobsError
 
 Roles = Mapping[str, Ranks]  # ``roles[job][index]`` is a rank; no job is without ranks
@@ -53,7 +53,7 @@ def _without(free: Ranks, taken: Ranks) -> Ranks:
     return list(itertools.filterfalse(set(taken).__contains__, free))
 
 
-def ranks_of(roles: Roles, jobs: Iterable[str]) -> list[int]:
+def ranks_of(roles: Roles, jobs: Iterable[str]) -> Ranks:
     """Returns the ranks that have these jobs, one job after the other, by index."""
     return [rank for job in jobs for rank in roles.get(job, ())]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.slurm.foreign_variables import ForeignVariables
+from slurm_resolver.slurm.variable_types import Exports
 
 Devices = tuple[str, ...]
 
@@ -36,27 +37,25 @@ class VisibleDevices(NamedTuple):
         name: the variable that shows them.
         devices: as the variable names them; None if no variable is set.
         shown: the devices of every variable that is set, by its name.
-        rocm: whether `name` is ROCR_VISIBLE_DEVICES and AMD's ROCm reads it. ROCm then numbers the
-            devices of all other variables among those that ROCR_VISIBLE_DEVICES leaves ("GPU
-            Isolation Techniques" in ROCm's documentation).
     """
 
     name: str = CUDA
     devices: Devices | None = None
     shown: Mapping[str, Devices] = {}
-    rocm: bool = False
 
     @property
     def text(self) -> str:
         """The variable with its value, for messages."""
         return f"{self.name}={','.join(self.devices or ())}"
 
-    def settings_for(self, devices: Devices) -> dict[str, str]:
+    def settings_for(self, devices: Devices) -> Exports:
         """Returns the variables to set so that the process sees only these of `self.devices`.
 
         The result is {} if all variables show these already, as the maker's driver reads them.
         """
-        wanted = dict.fromkeys(self.shown, numbered(devices) if self.rocm else devices)
+        # AMD's ROCm numbers the devices of all other variables among those that
+        # ROCR_VISIBLE_DEVICES leaves ("GPU Isolation Techniques" in ROCm's documentation).
+        wanted = dict.fromkeys(self.shown, numbered(devices) if self.name == _ROCR else devices)
         wanted[self.name] = devices
         if wanted == self.shown:
             return {}
@@ -104,7 +103,7 @@ def _read_for_rocm(shown: Mapping[str, Devices]) -> VisibleDevices:
             )
     if () in shown.values():
         devices = ()
-    return VisibleDevices(name=_ROCR, devices=devices, shown=shown, rocm=True)
+    return VisibleDevices(name=_ROCR, devices=devices, shown=shown)
 
 
 def _parse(name: str, text: str) -> Devices:

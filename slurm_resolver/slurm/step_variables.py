@@ -19,6 +19,7 @@ from slurm_resolver.slurm.hostlist import expand_tasks_per_node
 from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.variable_types import (
     Environ,
+    Nodes,
     Variable,
     Variables,
     count_variable,
@@ -55,7 +56,7 @@ class Component(NamedTuple):
     """One component of a heterogeneous job: its nodes, and how its ranks are placed on them."""
 
     group: int
-    nodes: tuple[str, ...]
+    nodes: Nodes
     distribution: str | None
     plane_size: int | None
 
@@ -172,8 +173,8 @@ class SlurmStep(Variables):
             is_component=several and is_component(self.node_name, self.name),
             remains=() if remains >= _IN_EVERY_JOB else tuple(sorted(remains)),
         )
-        is_script = origin.step_id in ("batch", "interactive") and origin.job_id == self.job_id
-        if self.where == "step" and is_script:
+        is_script = origin.step_id in ("batch", "interactive")
+        if is_script and self.where == "step" and origin.job_id == self.job_id:
             # The batch file of a job that was submitted from inside a step inherits its variables.
             return step.replace(step_id=origin.step_id, num_tasks=None)
         return step

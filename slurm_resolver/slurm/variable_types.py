@@ -12,6 +12,8 @@ from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_rang
 from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number
 
 Environ = Mapping[str, str]
+Exports = dict[str, str]  # the variables to set for a program, by name
+Nodes = tuple[str, ...]  # the names of a step's nodes
 Value = TypeVar("Value")
 
 _REMEDY = (
@@ -123,7 +125,7 @@ def devices_variable(name: str) -> Variable[str]:
     return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
 
-def parse_hosts(text: str) -> tuple[str, ...] | None:
+def parse_hosts(text: str) -> Nodes | None:
     """Reads a host list of one or more nodes: ``n[1-4]``."""
     text.encode()  # raises ValueError for bytes that are no text: TensorFlow takes no such name
     return tuple(expand_hostlist(text)) or None
