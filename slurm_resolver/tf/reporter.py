@@ -55,6 +55,7 @@ class Reporter:
     epoch = 0
     step = 0
     begun = 0
+    _is_aside = False  # in a call of `predict` or `evaluate` that a callback makes
     _began = 0.0  # when the last step of this stage began; 0 before the first one
     _group: Group | None = None  # the workers, once it reports
     _exits = False  # once it is behind in a stall
@@ -107,13 +108,18 @@ class Reporter:
             return usage.START
         if self.stage == phases.VALIDATION:
             return usage.VALIDATION
+        if self._is_aside:
+            return usage.BETWEEN
         return _CAUSES.get(self.phase, usage.BETWEEN)
 
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
         self.enter(phase)
-        if self._began and self.stage != phases.VALIDATION:
+        is_validation = self.stage == phases.VALIDATION
+        if self._is_aside and not is_validation:
+            self.step += steps
+        elif self._began and not is_validation:
             self._durations.append((self._since - self._began) / steps)
         self._began = self._since
 
@@ -133,6 +139,23 @@ class Reporter:
             yield
         finally:
             self.enter(before)
+
+    @contextlib.contextmanager
+    def aside(self, name: str) -> Iterator[None]:
+        """Is in a call that belongs to `fit`: a validation, or what a callback calls.
+
+        Args:
+            name: of the method, "predict" or "evaluate".
+        """
+        before = self.stage, self.step, self._is_aside
+        self.enter(phases.START, name)
+        self.step = 0
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            stage, self.step, self._is_aside = before
+            self.enter(phases.CALLBACK, stage)
 
     def where(self) -> str:
         """Returns the step that this process is in, such as "in step 812 of epoch 3", or ''."""

@@ -68,6 +68,24 @@ def test_the_time_of_a_training_is_counted_by_cause() -> None:
     assert {"start", "steps", "between steps", "validation"} <= report.seconds.keys()
 
 
+def test_what_a_callback_predicts_is_no_step_of_the_training() -> None:
+    reporter = Reporter()
+    reporter.begin_training(is_measured=False)
+    reporter.enter(phases.START, phases.TRAINING)
+    reporter.begin_epoch(1)
+    reporter.begin_step()
+    reporter.end_step()
+    with reporter.aside("predict"):
+        for number in (1, 2):
+            reporter.begin_step()
+            assert reporter.where() == f"in step {number} of predict"
+            reporter.end_step()
+    report = reporter.report()
+    assert (report.steps, report.where()) == (1, "before step 1 of epoch 1")
+    assert report.ms == 0.0  # of a single step, it is not known
+    assert report.seconds.keys() == {"start", "between steps"}
+
+
 def test_waiting_while_another_worker_compiles_is_no_loss() -> None:
     reporter = Reporter()
     waited = [5.0]

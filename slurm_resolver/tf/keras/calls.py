@@ -66,7 +66,7 @@ def call_together(original: Method, model: Model, /, *args: object, **kwargs: ob
         return call()
     if workers.call or not strategy.of_several:
         workers.exchange(f"calls {name} within {workers.call}", None)
-        with writing_together():
+        with writing_together(), reporter.aside(name):
             return call()
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
