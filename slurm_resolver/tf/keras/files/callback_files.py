@@ -33,34 +33,18 @@ from slurm_resolver.tf.private_names import Method
 
 _TOPIC = "writes "  # what a worker tells the others, before the path
 
-# What hooks call. For each of the first arguments: "r", a path that is read; "w", one that is
+# What hooks call, by the kinds of the first arguments: "r", a path that is read; "w", one that is
 # written; "c", what exists and is changed; "m", a file that is opened in the mode of the next
 # argument; "-", anything else.
 _FUNCTIONS = {
-    "builtins.open": "m",
-    "io.open": "m",
-    "os.open": "m",
-    "h5py.File.__init__": "-m",
-    "sqlite3.connect": "w",
-    "sqlite3.dbapi2.connect": "w",
-    "tensorflow.summary.create_file_writer": "w",
-    "os.mkdir": "w",
-    "os.link": "rw",
-    "os.symlink": "-w",
-    "os.rename": "cw",
-    "os.replace": "cw",
-    "os.remove": "c",
-    "os.unlink": "c",
-    "os.rmdir": "c",
-    "os.chmod": "c",
-    "os.utime": "c",
-    "os.truncate": "c",
-    "os.setxattr": "c",
-    "shutil.rmtree": "c",
-    "os.stat": "r",
-    "os.lstat": "r",
-    "os.access": "r",
-    "os.listxattr": "r",
+    "m": "builtins.open io.open os.open",
+    "-m": "h5py.File.__init__",
+    "w": "os.mkdir sqlite3.connect sqlite3.dbapi2.connect tensorflow.summary.create_file_writer",
+    "rw": "os.link",
+    "-w": "os.symlink",
+    "cw": "os.rename os.replace",
+    "c": "os.chmod os.remove os.rmdir os.setxattr os.truncate os.unlink os.utime shutil.rmtree",
+    "r": "os.access os.listxattr os.lstat os.stat",
 }
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT  # flags of `os.open`
 
@@ -84,10 +68,11 @@ class CallbackFiles:
     def sharing(self, callbacks: Sequence[object]) -> Iterator[None]:
         """Lets one worker write each path that hooks of these callbacks write in the block."""
         with contextlib.ExitStack() as undo:
-            for place, kinds in _FUNCTIONS.items():
-                holder, _, name = place.rpartition(".")
-                owner = pkgutil.resolve_name(holder)
-                undo.enter_context(setting(owner, name, _redirect(getattr(owner, name), kinds)))
+            for kinds, places in _FUNCTIONS.items():
+                for place in places.split():
+                    holder, _, name = place.rpartition(".")
+                    owner = pkgutil.resolve_name(holder)
+                    undo.enter_context(setting(owner, name, _redirect(getattr(owner, name), kinds)))
             for callback in callbacks:
                 for name, hook in _hooks_of(callback):
                     label = f"{type(callback).__name__}.{name}"
@@ -147,12 +132,11 @@ class CallbackFiles:
         places = list(args)
         for number, kind in enumerate(kinds):
             if kind == "m":
-                mode = [*args[number + 1 :], kwargs.get("mode", "r")][0]
-                kind = _kind_of_mode(mode)
-            places[number] = self.place(args[number], kind)
-            is_redirected = places[number] is not args[number]
-            if kind == "c" and is_redirected and not os.path.lexists(places[number]):
+                kind = _kind_of_mode([*args[number + 1 :], kwargs.get("mode", "r")][0])
+            place = self.place(args[number], kind)
+            if kind == "c" and place is not args[number] and not os.path.lexists(place):
                 return None  # the worker that writes it changes it
+            places[number] = place
         if kinds == "cw" and places != list(args):
             return shutil.move(*places[:2])  # perhaps to another file system
         try:
