@@ -68,8 +68,11 @@ def _describe_backups(callbacks: Sequence[Any]) -> dict[str, str]:
         kind = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             state = Path(callback.backup_dir, "training_metadata.json")
-            nothing = f"no backup in {callback.backup_dir}, a folder that all workers have to share"
-            restored[kind] = state.read_text() if state.exists() else nothing
+            restored[kind] = (
+                state.read_text()
+                if state.exists()
+                else f"no backup in {callback.backup_dir}, a folder that all workers have to share"
+            )
         elif getattr(callback, "restores_all_workers", False):
             restored[kind] = ""
     return restored

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
+from tensorflow.types.experimental import ConcreteFunction
 
 from slurm_resolver.tf.keras.differences import compare
 from slurm_resolver.tf.keras.protocols import Strategy
@@ -23,7 +24,7 @@ _REMEDY = (
 Copies = Mapping[int, Sequence[tf.Variable]]
 
 
-def copies_of(strategy: Strategy, function: tf.types.experimental.ConcreteFunction) -> Copies:
+def copies_of(strategy: Strategy, function: ConcreteFunction) -> Copies:
     """Returns the copies of a traced step's variables, and compares those from outside.
 
     Raises:
@@ -53,8 +54,13 @@ def _compare_outside(strategy: Strategy, variables: Sequence[tf.Variable]) -> No
     ]
     if outside:
         entries = list(measures(outside))
-        when = "in variables from outside strategy.scope()"
-        compare(strategy.workers, when, entries, entries, _REMEDY)
+        compare(
+            strategy.workers,
+            "in variables from outside strategy.scope()",
+            entries,
+            entries,
+            _REMEDY,
+        )
 
 
 def refresh_copies(strategy: Strategy, copies: Copies) -> None:

@@ -43,7 +43,6 @@ class Metric(Protocol):
 class Model(Protocol):
     """A model of Keras."""
 
-    built: bool
     compiled: bool
     distribute_strategy: Any  # of any class
     jit_compile: bool

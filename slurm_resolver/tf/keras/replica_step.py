@@ -7,7 +7,6 @@ each worker reads its own data, which together are the global batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +29,7 @@ from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.step import plan_whole, write_step
+from slurm_resolver.tf.partition.values import Tensors
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
 unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
@@ -71,8 +71,9 @@ def compute_step(
         NotWrittenError: if the plan could not be written by which each replica computes its rows.
     """
     replica = replica_number()
+    local = replica - sharing.first_replica  # among the replicas of this worker
     add_all: AddUp = functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket)
-    if replica == sharing.first_replica:
+    if not local:
         add_all = timed(add_all, waited)
     add = _adding(
         comparison,
@@ -103,12 +104,7 @@ def compute_step(
             results = call_traced(planned, part)
         else:
             plan = planned.plan or plan_whole(planned.function)
-            inputs = _inputs(
-                sharing,
-                planned,
-                part,
-                replica,
-            )
+            inputs = _inputs(planned, part, local)
             sums: tuple[AddUp, ...] = (add, add_up)
             if replica and isinstance(batch, Share):
                 sums = tuple(
@@ -120,31 +116,32 @@ def compute_step(
                 planned,
                 results,
                 replica,
-                sharing.first_replica,
+                local,
                 add_all,
             )
     except Exception as error:
         if planned.is_whole:
             raise
         raise NotWrittenError(reason_of_fault(error)) from error
-    outputs = planned.function.structured_outputs
-    return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
+    return tf.nest.pack_sequence_as(
+        planned.function.structured_outputs, results, expand_composites=True
+    )
 
 
 def _of_first_replica(
     planned: PlannedStep,
-    results: Sequence[tf.Tensor],
+    results: Tensors,
     replica: int,
-    first_of_worker: int,
+    local: int,
     add_all: AddUp,
-) -> list[tf.Tensor]:
+) -> Tensors:
     """Gives all replicas the variables, and the results, of the first one.
 
     Each of them has computed the whole step. From step to step, they would drift apart.
     """
     function = planned.function
     variables = [
-        planned.copies[id(handle)][replica - first_of_worker]
+        planned.copies[id(handle)][local]
         for handle, inner in zip(function.captured_inputs, function.graph.internal_captures)
         if id(handle) in planned.copies
         and any(reader.type != "ReadVariableOp" for reader in inner.consumers())
@@ -182,7 +179,7 @@ def _adding(comparison: Comparison, batch: Batch, replica: int, add_all: AddUp) 
     """Returns a function that adds up tensors, and compares the workers in its first call."""
     compared = [comparison.row(replica, batch)]
 
-    def add(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def add(tensors: Tensors) -> list[tf.Tensor]:
         sums = add_all([*tensors, *compared])
         for table in sums[len(tensors) :]:
             comparison.check(table)
@@ -199,28 +196,26 @@ def _of_enough_rows(add: AddUp, total: tf.Tensor, replicas: int) -> AddUp:
     the others add -0.0, which leaves also the sign of a zero as it is.
     """
 
-    def add_own(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        counted = tf.cond(
-            total < replicas,
-            lambda: [-tf.zeros_like(tensor) for tensor in tensors],
-            lambda: list(map(tf.identity, tensors)),
+    def add_own(tensors: Tensors) -> list[tf.Tensor]:
+        return add(
+            tf.cond(
+                total < replicas,
+                lambda: [-tf.zeros_like(tensor) for tensor in tensors],
+                lambda: list(map(tf.identity, tensors)),
+            )
         )
-        return add(counted)
 
     return add_own
 
 
-def call_traced(planned: PlannedStep, whole: Structure) -> list[tf.Tensor]:
+def call_traced(planned: PlannedStep, whole: Structure) -> Tensors:
     """Returns the results of the traced step itself, on all rows of a batch, as a list."""
     results = planned.function(without_optionals(whole))
     return list(tf.nest.flatten(results, expand_composites=True))
 
 
-def _inputs(
-    sharing: Sharing, planned: PlannedStep, part: Structure, replica: int
-) -> list[tf.Tensor]:
+def _inputs(planned: PlannedStep, part: Structure, local: int) -> Tensors:
     """Returns the inputs of the traced step: a batch, and what the step captures."""
-    local = replica - sharing.first_replica
     of_replica = {place: copies[local].handle for place, copies in planned.copies.items()}
     captured = [of_replica.get(id(value), value) for value in planned.function.captured_inputs]
     arguments = tf.nest.flatten(without_optionals(part), expand_composites=True)
@@ -231,8 +226,7 @@ def has_unequal_rows(batch: Batch) -> bool:
     """Whether the tensors of a batch, as all workers read it, have different numbers of rows."""
     if not isinstance(batch, Share):
         return False
-    counts = {value.shape[0] for value in tf.nest.flatten(batch.batch) if has_rows(value)}
-    return len(counts) > 1
+    return len({value.shape[0] for value in tf.nest.flatten(batch.batch) if has_rows(value)}) > 1
 
 
 def _places_of_own_data(data: Structure, replica: int, replicas: int, add_all: AddUp) -> OwnRows:
@@ -256,8 +250,11 @@ def _part_of_share(batch: Share, replica: int, sharing: Sharing) -> tuple[Struct
     """
     total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
     has_all = total < sharing.replicas
-    first = tf.where(has_all, 0, replica)
-    of_batch = tf.range(first, total, tf.where(has_all, 1, sharing.replicas))
+    of_batch = tf.range(
+        tf.where(has_all, 0, replica),
+        total,
+        tf.where(has_all, 1, sharing.replicas),
+    )
     of_worker = of_batch
     if batch.rows is not None:  # the worker has no rows but those of its replicas
         turns = tf.range(tf.size(of_batch)) * sharing.local_replicas
@@ -286,8 +283,10 @@ def _together(batch: Batch, replica: int, replicas: int, add: AddUp) -> Structur
     for place, value in enumerate(values):
         is_sent = isinstance(value, tf.Tensor) and has_rows(value) and value.dtype != tf.string
         if is_sent and isinstance(batch, Share) and batch.drawn is not None:
-            is_own = tf.range(tf.shape(value)[0]) % replicas == replica
-            is_own = tf.reshape(is_own, [-1, *[1] * (value.shape.rank - 1)])
+            is_own = tf.reshape(
+                tf.range(tf.shape(value)[0]) % replicas == replica,
+                [-1, *[1] * (value.shape.rank - 1)],
+            )
             of_replica[place] = tf.where(is_own, value, tf.zeros_like(value))
     for place, value in zip(of_replica, add(list(of_replica.values()))):
         values[place] = value

@@ -6,13 +6,13 @@ A *replica* is a copy of the model on one device; a worker has one for each of i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.protocols import Strategy
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, Structure
 from slurm_resolver.tf.partition.collectives import as_sent, received
+from slurm_resolver.tf.partition.values import Tensors
 from slurm_resolver.tf.private_names import Method
 
 
@@ -46,9 +46,7 @@ def run_in_replicas(strategy: Strategy, function: Method, batch: Structure) -> S
         return function(of_first_replica(strategy, batch))
 
 
-def add_up(
-    values: Sequence[tf.Tensor], bytes_per_bucket: int = BYTES_PER_BUCKET
-) -> list[tf.Tensor]:
+def add_up(values: Tensors, bytes_per_bucket: int = BYTES_PER_BUCKET) -> list[tf.Tensor]:
     """Returns the sums over all replicas.
 
     A collective sends a bucket: the values of a type, in their order, that begin within so many
@@ -63,7 +61,6 @@ def add_up(
         buckets[dtype, sizes[dtype] // bytes_per_bucket][place] = sent
         sizes[dtype] += dtype.size * (sent.shape.num_elements() or 0)
     sums: dict[int, tf.Tensor] = {}
-    context = tf.distribute.get_replica_context()
     for bucket in buckets.values():
-        sums |= context.all_reduce(tf.distribute.ReduceOp.SUM, bucket)
+        sums |= tf.distribute.get_replica_context().all_reduce("SUM", bucket)
     return [received(sums[place], value.dtype) for place, value in enumerate(values)]

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, TypeVar, Union, cast
 
 import tensorflow as tf
+from tensorflow.data import Dataset
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import Origin, find_origins
@@ -126,7 +127,7 @@ def names_of_tensors(share: Share) -> list[str]:
     ]
 
 
-def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def undivided_shares(dataset: Dataset) -> Dataset:
     """Returns the dataset of shares that have all rows of each batch of a dataset."""
     origins = find_origins(dataset)
 
@@ -135,7 +136,7 @@ def undivided_shares(dataset: tf.data.Dataset) -> tf.data.Dataset:
         marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
         return share(batch, origins)._replace(marks=marks)
 
-    return tf.data.Dataset.zip((dataset,)).map(shared)
+    return Dataset.zip((dataset,)).map(shared)
 
 
 def is_one_of(thing: object, kinds: Iterable[private_names.Name]) -> bool:
@@ -143,7 +144,7 @@ def is_one_of(thing: object, kinds: Iterable[private_names.Name]) -> bool:
     return isinstance(thing, tuple(kind.get() for kind in kinds))
 
 
-def without(dataset: tf.data.Dataset, kinds: Collection[private_names.Name]) -> tf.data.Dataset:
+def without(dataset: Dataset, kinds: Collection[private_names.Name]) -> Dataset:
     """Returns what a dataset is made of, without these kinds at its end."""
     while is_one_of(dataset, kinds):
         (dataset,) = private_names.INPUTS.of(dataset)()
@@ -172,8 +173,9 @@ def without_optionals(batch: Structure) -> Structure:
 
 def type_of(value: Any) -> tf.TypeSpec | None:
     """Returns the type of a part of a batch, given as a tensor, its type or None."""
-    is_type = value is None or isinstance(value, tf.TypeSpec)
-    return value if is_type else tf.type_spec_from_value(value)
+    if value is None or isinstance(value, tf.TypeSpec):
+        return value
+    return tf.type_spec_from_value(value)
 
 
 def has_rows(value: object) -> bool:

@@ -54,13 +54,12 @@ class Comparison:
 
     def row(self, replica: int, batch: Batch) -> tf.Tensor:
         """Returns what a replica adds to the table for a batch, as float32."""
-        is_share = isinstance(batch, Share)
-        self._names = names_of_tensors(batch) if is_share else ()
         optimizer = getattr(self._model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
         rows = [tf.stack([[rate, 0.0, float(Origin.EQUAL)]])]
-        if is_share:
+        if isinstance(batch, Share):
+            self._names = names_of_tensors(batch)
             rows.append(batch.digest)
         of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
         return of_replica * tf.concat(rows, axis=0)
@@ -87,12 +86,11 @@ class Comparison:
             elif origins[0] == Origin.EQUAL:
                 name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
                 remedy = REMEDY_OF_DATA if place else REMEDY
-                shown = [str(value) for value in values]
                 error = difference(
                     self._workers,
                     reporter.where(),
                     name,
-                    shown,
+                    [*map(str, values)],
                     remedy,
                 )
                 raise FitError(f"{MARK}{error}")

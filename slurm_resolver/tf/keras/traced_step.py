@@ -6,6 +6,7 @@ import contextlib
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
+from tensorflow.types.experimental import ConcreteFunction
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug, warn_once
@@ -37,7 +38,7 @@ class PlannedStep(NamedTuple):
         takes_any_rows: whether it is traced for any number of rows.
     """
 
-    function: tf.types.experimental.ConcreteFunction
+    function: ConcreteFunction
     plan: Plan | None
     reason: str | None
     draws: bool
@@ -91,8 +92,7 @@ class TracedStep:
             except Exception as error:
                 if repr(spec) == kind:
                     raise
-                reason = f"it fails if the number of rows is not a constant: {error}"
-                self._refused[kind] = reason
+                self._refused[kind] = f"it fails if the number of rows is not a constant: {error}"
         # If this fails, it is the program's own error.
         return self._look_up(spec, self._refused[kind])
 
@@ -140,19 +140,16 @@ class TracedStep:
             takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
         )
 
-    def _plan_split(
-        self, traced: tf.types.experimental.ConcreteFunction
-    ) -> tuple[Plan | None, str | None]:
+    def _plan_split(self, traced: ConcreteFunction) -> tuple[Plan | None, str | None]:
         """Returns the plan by which each replica computes its own rows, or why there is none."""
-        is_one = self._strategy.sharing.local_replicas == 1
         try:
-            return plan_step(traced, sends_inside=is_one), None
+            return plan_step(traced, sends_inside=self._strategy.sharing.local_replicas == 1), None
         except PlanError as error:
             return None, str(error)
         except Exception as error:
             return None, reason_of_fault(error)
 
-    def _trace(self, spec: Structure) -> tf.types.experimental.ConcreteFunction:
+    def _trace(self, spec: Structure) -> ConcreteFunction:
         """Traces the step until it makes no variable."""
         while True:
             made = self._made
@@ -207,8 +204,7 @@ def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
 
 def _reason_of_types(spec: Structure) -> str | None:
     """Returns why batches of these types are computed whole: not all tensors have rows."""
-    kinds = set(map(type, tf.nest.flatten(spec)))
-    if kinds.isdisjoint((tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+    if {tf.RaggedTensorSpec, tf.SparseTensorSpec}.isdisjoint(map(type, tf.nest.flatten(spec))):
         return None
     return "a tensor of its batches is ragged or sparse"
 

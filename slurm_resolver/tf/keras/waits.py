@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import AddUp
+from slurm_resolver.tf.partition.values import Tensors
 
 
 def timed(add_up: AddUp, waited: tf.Variable | None) -> AddUp:
@@ -22,7 +21,7 @@ def timed(add_up: AddUp, waited: tf.Variable | None) -> AddUp:
     if waited is None or not has_clock():
         return add_up
 
-    def add_up_timed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def add_up_timed(tensors: Tensors) -> list[tf.Tensor]:
         began = _time_after(tensors)
         sums = add_up(list(tensors))
         waited.assign_add(_time_after(sums) - began)
@@ -41,7 +40,7 @@ def has_clock() -> bool:
     return True
 
 
-def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def _time_after(tensors: Tensors) -> tf.Tensor:
     """Returns the time in seconds when all of these have been computed."""
     with tf.control_dependencies(tensors), tf.device("/cpu:0"):
         return tf.timestamp()
