@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import os
-import secrets
 import sys
-import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
-from time import monotonic
+from math import inf
+from secrets import token_hex
+from threading import TIMEOUT_MAX, Condition, Lock, Thread
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
@@ -65,11 +64,11 @@ class Client:
     # the rank of the service's task, known once it has been reached
     _service_rank = 0
     # after a failure of the connection: when the service counts as gone
-    _gone_at = math.inf
+    _gone_at = inf
     # once the service has run and ended: why it is lost, or ""
     _end: str | None = None
     # when the log says that the service cannot be reached
-    _notice_at = math.inf
+    _notice_at = inf
     # whether the network has ended the last connection, not the service's process
     _was_cut = False
 
@@ -80,11 +79,11 @@ class Client:
         self._process = Process(
             rank=address.rank,
             role="launcher" if address.starts_program else "program",
-            number=secrets.token_hex(8),
+            number=token_hex(8),
             pid=os.getpid(),
         )
         # notified of each message, and of each change of the state
-        self._changed = threading.Condition()
+        self._changed = Condition()
         # how many gathers this task has begun, by purpose
         self.begun = Counter[str]()
         # what the service has answered to those that still run
@@ -99,7 +98,7 @@ class Client:
             self._notice_at = monotonic() + Timeouts.first_notice
         if address.hosts_service:
             self._start_service()
-        self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
+        self._thread = Thread(target=self._run, name="slurm_resolver client", daemon=True)
         self._thread.start()
 
     def gather(
@@ -121,7 +120,7 @@ class Client:
         Raises:
             RendezvousError: in each of them, with the names of the missing or lost tasks.
         """
-        seconds = math.inf if timeout is None else timeout
+        seconds = inf if timeout is None else timeout
         of_step = range(self.address.num_tasks)
         ranks = of_step if ranks is None else [*ranks]
         with self._changed:
@@ -176,10 +175,10 @@ class Client:
             self._send(message)
             self._changed.notify_all()
 
-    def wait_for(self, predicate: Callable[[], object], seconds: float = math.inf) -> bool:
+    def wait_for(self, predicate: Callable[[], object], seconds: float = inf) -> bool:
         """Waits for what a listener or `refusal` makes true; returns whether it came true."""
         with self._changed:
-            return bool(self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX)))
+            return bool(self._changed.wait_for(predicate, min(seconds, TIMEOUT_MAX)))
 
     def listen(self, key: str, listener: Listener) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
@@ -228,7 +227,7 @@ class Client:
                         f"this node: {error.strerror}. End the process that uses it, or choose "
                         "another port_base (--port-base); without it, start the step again."
                     ) from error
-                time.sleep(_PAUSE)
+                sleep(_PAUSE)
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
@@ -265,8 +264,8 @@ class Client:
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
             self._connection = connection
-            self._gone_at = math.inf
-            self._notice_at = math.inf
+            self._gone_at = inf
+            self._notice_at = inf
             self._end = None
             for message in self._standing.values():
                 self._send(message)
@@ -296,9 +295,9 @@ class Client:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem = str(error).rstrip(".") or type(error).__name__
         if monotonic() > self._notice_at:
-            self._notice_at = math.inf
+            self._notice_at = inf
             warn("waiting for %s: %s", self.address.name, self.problem)
-        if self._gone_at == math.inf:  # it has not been reached before
+        if self._gone_at == inf:  # it has not been reached before
             return
         # A firewall refuses, too; it has cut the connection before.
         if isinstance(error, ConnectionRefusedError) and not self._was_cut:
@@ -308,7 +307,7 @@ class Client:
 
     def _lose_service(self, why: str) -> None:
         """Notes that the process of the service is lost."""
-        self._gone_at = math.inf
+        self._gone_at = inf
         self._end = why
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
@@ -343,7 +342,7 @@ class Client:
 
 _clients: dict[ServiceAddress, Client] = {}
 _of_parents: list[Client] = []  # garbage collection would close reused file descriptors
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
@@ -380,7 +379,7 @@ def _leave_at_exit() -> None:
 def _close_in_child() -> None:
     """Closes a forked process's copies of the connections."""
     global _lock
-    _lock = threading.Lock()  # another thread may have held it
+    _lock = Lock()  # another thread may have held it
     for address in _clients:
         for number, _ in sockets_at(address.port):
             os.close(number)  # the parent's stay open

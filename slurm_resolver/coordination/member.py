@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from threading import Thread
 from typing import Callable
 
 from slurm_resolver.coordination.client import Client
@@ -53,7 +53,7 @@ class Member:
     def _end(self, status: int, message: str) -> None:
         if not self.outcome:
             self.outcome = Outcome(status, message)
-            threading.Thread(target=self._on_over, args=(self, self.outcome), daemon=True).start()
+            Thread(target=self._on_over, args=(self, self.outcome), daemon=True).start()
 
     def _take_state(self, message: Message) -> None:
         self._has_joined = True

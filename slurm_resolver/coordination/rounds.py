@@ -12,7 +12,7 @@ Every task gets the answer, including those that come later or ask again.
 
 from __future__ import annotations
 
-import math
+from math import inf
 from time import monotonic
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
@@ -31,10 +31,10 @@ class Round:
     """One round: which tasks have come, and its answer."""
 
     # when the first time of a task is up, and how many seconds it waits; without end if patient
-    deadline = math.inf
-    timeout = math.inf
+    deadline = inf
+    timeout = inf
     # when the missing tasks are reported
-    next_notice = math.inf
+    next_notice = inf
 
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
@@ -91,7 +91,7 @@ class Rounds:
             current.deadline = deadline
             current.timeout = message["timeout"]
         if not current.waiting:
-            seconds = _FIRST_PATIENT_NOTICE if deadline == math.inf else Timeouts.first_notice
+            seconds = _FIRST_PATIENT_NOTICE if deadline == inf else Timeouts.first_notice
             current.next_notice = monotonic() + seconds
         current.waiting.add(rank)
 
@@ -129,7 +129,7 @@ class Rounds:
             waiting = current.waiting & current.values.keys()
             if not waiting:
                 continue
-            is_patient = current.timeout == math.inf
+            is_patient = current.timeout == inf
             gone = self._endings.keys() - current.values.keys()
             if is_patient and gone:
                 self._end_without(current, min(gone))

@@ -12,14 +12,14 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
+from secrets import token_bytes, token_hex
+from shutil import which
 from time import monotonic
 
 from slurm_resolver.errors import RendezvousError
@@ -55,15 +55,15 @@ class Secret:
         offer: the message from which a task of the same user obtains it.
     """
 
-    _renew_at = math.inf
+    _renew_at = inf
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
         self.offer = {"means": find_means()}
         self.key = _key_of_variable()
         if self.offer["means"] == MUNGE:
-            self.key = secrets.token_bytes(32)
-            self.offer["key"] = secrets.token_hex(16)
+            self.key = token_bytes(32)
+            self.offer["key"] = token_hex(16)
             self._encrypt()
 
     @property
@@ -120,7 +120,7 @@ def find_means() -> str:
     """Returns VARIABLE, MUNGE or NONE; raises RefusedError if the variable is too short."""
     value = os.environ.get(VARIABLE)
     if value is None:
-        return MUNGE if shutil.which("unmunge") and Path(_munge_socket()).is_socket() else NONE
+        return MUNGE if which("unmunge") and Path(_munge_socket()).is_socket() else NONE
     if len(value) < _SHORTEST:
         raise RefusedError(
             f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "

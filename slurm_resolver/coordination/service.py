@@ -22,15 +22,15 @@ messages. It waits for them for the grace.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
-import resource
-import secrets
 import socket
-import threading
-from asyncio import StreamReader, StreamWriter
+from asyncio import StreamReader, StreamWriter, get_running_loop, sleep
 from collections.abc import Container
 from dataclasses import dataclass
+from math import inf
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
+from secrets import token_hex
+from threading import Thread
 from time import monotonic
 from typing import NoReturn
 
@@ -96,7 +96,7 @@ class Service:
     # why it cannot serve: the secret cannot be obtained, or too few files may be open
     _problem = ""
     # until when it waits, at its end, for the tasks to learn that
-    _inform_until = math.inf
+    _inform_until = inf
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread.
@@ -133,7 +133,7 @@ class Service:
         self._told: dict[tuple[str, int], Message] = {}
         # the connections of who has not proved the secret; the oldest come first
         self._strangers: dict[StreamWriter, None] = {}
-        self._thread = threading.Thread(
+        self._thread = Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
         self._thread.start()
@@ -173,11 +173,11 @@ class Service:
         )
         self._socket.listen(_BACKLOG)
         while not self._training.is_leaving or self._has_to_tell():
-            await asyncio.sleep(_TICK_SECONDS)
+            await sleep(_TICK_SECONDS)
             self._tick()
         await self._close_links()
         server.close()
-        await asyncio.sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
+        await sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
 
     def _tick(self) -> None:
         if self._departed:  # one message, as large steps end at once
@@ -195,7 +195,7 @@ class Service:
         self.send(None, {"closing": True})
         until = monotonic() + self.address.grace
         while self._links and monotonic() < until:
-            await asyncio.sleep(_TICK_SECONDS / 25)
+            await sleep(_TICK_SECONDS / 25)
 
     def _has_to_tell(self) -> bool:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""
@@ -237,8 +237,8 @@ class Service:
         if self._problem:
             await self._tell_problem(reader, writer)
         if self._secret.is_due:  # munge may take long
-            await asyncio.get_running_loop().run_in_executor(None, self._secret.renew)
-        challenge = secrets.token_hex(16)
+            await get_running_loop().run_in_executor(None, self._secret.renew)
+        challenge = token_hex(16)
         offer = self._secret.offer
         _send(writer, {"protocol": PROTOCOL, "challenge": challenge, "offer": offer})
         hello = await _receive(reader)
@@ -353,7 +353,7 @@ class Service:
             if not isinstance(error, ConnectionResetError):
                 seconds = Timeouts.closed
                 link.reason = "its process has ended"
-        link.loss = asyncio.get_running_loop().call_later(seconds, self._end, link, link.reason)
+        link.loss = get_running_loop().call_later(seconds, self._end, link, link.reason)
         self._silence.heard(link.process)
         self._rounds.disconnected(link.process)
 
@@ -435,8 +435,8 @@ def _refuse(writer: StreamWriter, message: Message) -> NoReturn:
 def _allow_connections(address: ServiceAddress) -> None:
     """Raises this process's limit on open files, or RendezvousError if it stays too low."""
     needed = address.num_tasks + _SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed + _STRANGERS), hard), hard))
+    soft, hard = getrlimit(RLIMIT_NOFILE)  # never unlimited on Linux
+    setrlimit(RLIMIT_NOFILE, (min(max(soft, needed + _STRANGERS), hard), hard))
     if hard < needed:
         raise RendezvousError(
             f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one "

@@ -20,11 +20,11 @@ leader is the chief, or worker 0 without a chief.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
-import math
+from asyncio import get_running_loop
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from math import inf
 from time import monotonic
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
     return {
         "training": wire.pack(map(json.dumps, jobs)),
         "leader": min(trainers, key=tasks.__getitem__),
-        "cluster": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16],
+        "cluster": sha256(json.dumps(tasks).encode()).hexdigest()[:16],
         "serves": jobs[rank] == "ps",
     }
 
@@ -75,7 +75,7 @@ class ServedTraining:
     _leader = 0
     _cluster = ""
     # when the service may end although some tasks have not been told
-    _keep_until = math.inf
+    _keep_until = inf
     _outcome: Outcome | None = None
 
     def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
@@ -112,9 +112,7 @@ class ServedTraining:
         if not self._jobs:
             self._begin(message)
         if "seconds" in message:
-            asyncio.get_running_loop().call_later(
-                message["seconds"], self._end_wait, message["seconds"]
-            )
+            get_running_loop().call_later(message["seconds"], self._end_wait, message["seconds"])
         if message["serves"]:
             self._ends.pop(rank, None)
         elif rank not in self._present:
@@ -149,7 +147,7 @@ class ServedTraining:
         if self._outcome:
             return
         name = self._name_of(rank)
-        call_later = asyncio.get_running_loop().call_later
+        call_later = get_running_loop().call_later
         if rank not in self._ends:
             self._take_end_of_server(
                 rank, failure or "its process ended before those that it serves"

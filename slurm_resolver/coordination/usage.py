@@ -8,10 +8,10 @@ them it is WAITING.
 from __future__ import annotations
 
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from operator import itemgetter
+from statistics import mean, median, median_low
 
 from slurm_resolver.coordination.progress import Report
 from slurm_resolver.wording import brief, counted
@@ -102,7 +102,7 @@ def describe(workers: Workers, nodes: int = 0) -> str:
     if not steps:
         return ""
     epochs = max(report.epochs for report in reports)
-    ms = statistics.median(report.ms for report in reports)
+    ms = median(report.ms for report in reports)
     pace = f", {ms:.1f} ms a step" if ms else ""  # of one step, it is not known
     place = f" on {counted(nodes, 'node')}" if nodes else ""
     return (
@@ -123,7 +123,7 @@ def _details(workers: Workers) -> list[str]:
         parts.append(f"GPU memory at most {memory / 2**30:.1f} GiB")
     busy = [report.gpu_busy for report in workers.values() if report.gpu_busy is not None]
     if busy:
-        parts.append(f"GPUs busy {statistics.mean(busy):.0%} of the time")
+        parts.append(f"GPUs busy {mean(busy):.0%} of the time")
     slow = slowest(workers)
     if slow:
         parts.append(f"slowest: {slow}")
@@ -163,7 +163,7 @@ def slowest(workers: Workers) -> str:
     """Returns the name of the worker for which the others wait; "" if none is clearly slower."""
     busy = {name: share_of(report, *_BUSY) for name, report in workers.items()}
     slow = max(busy, key=busy.__getitem__, default="")
-    if not slow or busy[slow] - statistics.median_low(busy.values()) < _SLOWER:
+    if not slow or busy[slow] - median_low(busy.values()) < _SLOWER:
         return ""
     return slow
 

@@ -44,14 +44,14 @@ The service sends:
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
-import secrets
 import select
 import socket
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from secrets import token_hex
 from time import monotonic
 from typing import Any, Callable, NamedTuple
 
@@ -129,12 +129,12 @@ def pack(values: Iterable[str]) -> str:
     numbers: dict[str, int] = {}
     index = [numbers.setdefault(value, len(numbers)) for value in values]
     text = f"[[{','.join(numbers)}],{json.dumps(index)}]"
-    return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
+    return b64encode(zlib.compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    distinct, index = json.loads(zlib.decompress(base64.b64decode(packed)))
+    distinct, index = json.loads(zlib.decompress(b64decode(packed)))
     return [distinct[number] for number in index]
 
 
@@ -217,7 +217,7 @@ def _shake(
         hello = {
             **process._asdict(),
             "identity": address.identity,
-            "challenge": secrets.token_hex(16),
+            "challenge": token_hex(16),
         }
         challenge = greeting.get("challenge")
         connection.send({**hello, "proof": prove(key, "task", challenge, hello)})

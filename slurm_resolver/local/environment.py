@@ -6,13 +6,13 @@ and the site; the tests compare them with srun of the version `slurm_resolver.lo
 
 from __future__ import annotations
 
-import getpass
 import os
-import random
 import re
-import socket
 from contextlib import suppress
+from getpass import getuser
 from pathlib import Path
+from random import sample
+from socket import gethostname
 
 from slurm_resolver.coordination.tcp import listen_at
 from slurm_resolver.errors import GpuError, LaunchError
@@ -92,7 +92,7 @@ def step_environment(
         "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(options.num_tasks + 1))),
         "SLURM_STEP_TASKS_PER_NODE": tasks,
         "SLURM_SUBMIT_DIR": _current_folder(),
-        "SLURM_SUBMIT_HOST": socket.gethostname(),
+        "SLURM_SUBMIT_HOST": gethostname(),
         "SLURM_TASKS_PER_NODE": tasks,
     }
     if restarts:
@@ -103,7 +103,7 @@ def step_environment(
 def _user_name() -> str:
     """Returns the user's name, or the number of one that has none, as in many containers."""
     try:
-        return getpass.getuser()
+        return getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
         return str(os.getuid())
 
@@ -122,7 +122,7 @@ def free_ports(count: int) -> list[int]:
     """Returns ports of this machine that no process listens on, below the ephemeral ones."""
     ports = []
     # in any order, so that two steps that start at the same time find different ones
-    for port in random.sample(_PORTS, len(_PORTS)):
+    for port in sample(_PORTS, len(_PORTS)):
         with suppress(OSError), listen_at(port):
             ports.append(port)
         if len(ports) == count:

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import tempfile
 import time
+from asyncio import get_running_loop
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import NamedTemporaryFile
 from typing import Any, Callable
 
-from slurm_resolver import signals
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.local.run_events import VARIABLE
-from slurm_resolver.signals import REQUEUE_STATUS
+from slurm_resolver.signals import PASSED_ON, REQUEUE_STATUS, shell_status, signal_name
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import counted
 
@@ -42,8 +42,8 @@ async def run_job(options: RunOptions) -> int:
     steps = 0
     while True:
         step = _Step(options)
-        for number in (signal.SIGCHLD, *signals.PASSED_ON):
-            asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
+        for number in (SIGCHLD, *PASSED_ON):
+            get_running_loop().add_signal_handler(number, step.on_signal, number)
         await step.run(
             step_environment(
                 options,
@@ -97,7 +97,7 @@ class _Step:
     def __init__(self, options: RunOptions) -> None:
         self._options = options
         # every task that has been started, by rank
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Popen[bytes]] = []
         # the ranks of those that have not ended
         self._running: set[int] = set()
         # set when the last task has ended
@@ -106,7 +106,7 @@ class _Step:
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         output = Output(self._options.num_tasks, self._options.label)
-        with closing(output), tempfile.NamedTemporaryFile() as self._reports:
+        with closing(output), NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
                     self._start_task(rank, variables, output)
@@ -120,18 +120,18 @@ class _Step:
                     )
             finally:
                 # What the tasks left running ends as well, as at the end of a Slurm step.
-                self._send(range(len(self._processes)), signal.SIGKILL)
+                self._send(range(len(self._processes)), SIGKILL)
 
-    def on_signal(self, number: signal.Signals) -> None:
+    def on_signal(self, number: Signals) -> None:
         """Passes SIGUSR1 on to the tasks, preempts them on SIGUSR2, and ends them on any other.
 
         SIGCHLD says that a task has ended.
         """
-        if number == signal.SIGCHLD:
+        if number == SIGCHLD:
             self._find_ended()
-        elif number == signal.SIGUSR1:
+        elif number == SIGUSR1:
             self._send(self._running, number)
-        elif number == signal.SIGUSR2:
+        elif number == SIGUSR2:
             self._preempt()
         else:
             self._end_all(number.name, number)
@@ -140,7 +140,7 @@ class _Step:
         for rank in sorted(self._running):
             status = self._processes[rank].poll()
             if status is not None:
-                self._on_task_end(rank, signals.shell_status(status))
+                self._on_task_end(rank, shell_status(status))
 
     def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
         environ = {
@@ -151,12 +151,12 @@ class _Step:
         if self._options.preempt_after is not None:
             environ[VARIABLE] = self._reports.name
         try:
-            process = subprocess.Popen(
+            process = Popen(
                 end_with_this(self._options.command),
                 env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
                 start_new_session=True,  # a process group with all that the task starts
             )
         except OSError as error:
@@ -192,19 +192,19 @@ class _Step:
             if self._running and not self._ending:
                 action(*arguments)
 
-        asyncio.get_running_loop().call_later(seconds, act)
+        get_running_loop().call_later(seconds, act)
 
-    def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
+    def _send_limit_signal(self, number: Signals, seconds: int) -> None:
         """Sends the signal of --signal."""
         print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
         # A stopped task could not handle it; Slurm sends both as well.
-        self._send(self._running, number, signal.SIGCONT)
+        self._send(self._running, number, SIGCONT)
 
     def _fail_as_planned(self, rank: int) -> None:
         """Kills the task of --fail-after, unless it has ended."""
         if rank in self._running:
             print_line(f"killing task {rank} (--fail-after)")
-            self._send([rank], signal.SIGKILL)
+            self._send([rank], SIGKILL)
 
     def _preempt(self) -> None:
         """Ends all tasks, and has the job start anew, unless they end already."""
@@ -232,17 +232,17 @@ class _Step:
         if asks_for_requeue and not self.requeue_reason:
             self.requeue_reason = f"task {rank} asked for it with exit status {status}"
             if ends_others:  # by themselves, first: they may be saving a checkpoint
-                self._end_tasks_after_grace(signal.SIGTERM)
+                self._end_tasks_after_grace(SIGTERM)
         elif status and not asks_for_requeue:
             end = _describe_end(rank, status)
             self.failure = self.failure or end
             if self._running and ends_others:
                 print_line(f"{end}; ending the other tasks")
-                self._end_tasks(signal.SIGTERM)
+                self._end_tasks(SIGTERM)
             else:
                 print_line(end)
 
-    def _end_all(self, why: str, number: int = signal.SIGTERM) -> None:
+    def _end_all(self, why: str, number: int = SIGTERM) -> None:
         """Ends all tasks, whatever they exit with."""
         print_line(f"{why}: ending all tasks")
         self.status = max(self.status, 128 + number)
@@ -250,18 +250,18 @@ class _Step:
         self.failure = ""
         self._ignore_statuses = True
         # A second signal ends them at once.
-        self._end_tasks(signal.SIGKILL if self._ending else number)
+        self._end_tasks(SIGKILL if self._ending else number)
 
     def _end_tasks(self, number: int) -> None:
         """Asks all tasks to end, and kills those that have not ended after a while."""
         if self._running:
-            self._send(self._running, signal.SIGCONT, number)  # a stopped task would not end
-            self._end_tasks_after_grace(signal.SIGKILL)
+            self._send(self._running, SIGCONT, number)  # a stopped task would not end
+            self._end_tasks_after_grace(SIGKILL)
 
     def _end_tasks_after_grace(self, number: int) -> None:
         """Ends the tasks that have not ended by themselves in some seconds."""
         self._ending = True
-        asyncio.get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, number)
+        get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, number)
 
     def _send(self, ranks: Iterable[int], *numbers: int) -> None:
         """Sends signals to tasks, with all processes that they have started."""
@@ -272,7 +272,7 @@ class _Step:
 
 
 def _describe_end(rank: int, status: int) -> str:
-    name = signals.signal_name(status - 128)
+    name = signal_name(status - 128)
     if name:
         return f"task {rank} was ended by {name}"
     return f"task {rank} ended with exit status {status}"

@@ -5,12 +5,12 @@ All output comes through pipes, and threads copy it, so that lines of several ta
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import subprocess
-import threading
 from contextlib import suppress
+from functools import partial
+from subprocess import Popen
+from threading import Lock, Thread
 from typing import IO
 
 from slurm_resolver import log
@@ -22,7 +22,7 @@ _EARLY_NOTES = re.compile(
 )
 
 # prints a line of the launcher's own
-print_line = functools.partial(log.print_line, program="slurm-resolver run")
+print_line = partial(log.print_line, program="slurm-resolver run")
 
 
 class Output:
@@ -36,16 +36,16 @@ class Output:
         self._num_tasks = num_tasks
         self._label = label
         # one for each pipe
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         # for lines, which tasks write at the same time
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
-    def copy(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def copy(self, rank: int, process: Popen[bytes]) -> None:
         """Starts to copy what comes from a task's pipes to the screen."""
         width = len(str(self._num_tasks - 1))
         label = f"{rank:{width}d}: ".encode() if self._label else b""
         for source, screen in ((process.stdout, 1), (process.stderr, 2)):
-            thread = threading.Thread(target=self._copy, args=(source, screen, label), daemon=True)
+            thread = Thread(target=self._copy, args=(source, screen, label), daemon=True)
             thread.start()
             self._threads.append(thread)
 

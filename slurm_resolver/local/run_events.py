@@ -5,15 +5,15 @@ A variable contains the path of the file. Without it, or without the file, nothi
 
 from __future__ import annotations
 
-import contextlib
 import os
+from contextlib import suppress
 
 VARIABLE = "SLURM_RESOLVER_TRAINING_REPORTS"
 
 
 def report_first_step() -> None:
     """Writes to the file that the first step is done: the training would save on a signal."""
-    with contextlib.suppress(OSError):  # there is none: run has ended, or a container hides it
+    with suppress(OSError):  # there is none: run has ended, or a container hides it
         file = os.open(os.environ.get(VARIABLE, ""), os.O_WRONLY | os.O_APPEND)
         os.write(file, b"ready\n")
         os.close(file)

@@ -23,9 +23,9 @@ happens if its batch file ends then (live on 22.05, 24.11 and 26.05, and from sl
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
+from contextlib import suppress
 from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
@@ -152,7 +152,7 @@ def requeue_job(
     elif max_restarts is not None and restarts >= max_restarts:
         state = "restarted too often"
         if job and not step.simulated:
-            with contextlib.suppress(OSError):  # Slurm itself may requeue it
+            with suppress(OSError):  # Slurm itself may requeue it
                 job_ref, _ = scontrol.own_job(step, seconds_left())
                 scontrol.forbid_requeue(job_ref, seconds_left())
     elif not job or step.simulated:  # scontrol might requeue a real job with the same id

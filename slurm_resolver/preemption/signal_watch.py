@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import signal
-import threading
 from collections.abc import Collection
+from signal import SIG_IGN, SIGTERM, Signals
+from threading import current_thread, main_thread
 
 from slurm_resolver import signals
 from slurm_resolver.errors import ResumeError
@@ -28,26 +29,26 @@ class SignalWatch:
     def __init__(self, names: Collection[str]) -> None:
         names = (names,) if isinstance(names, str) else tuple(names)
         for name in names:
-            if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+            if name not in Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
                 raise ResumeError(
                     f"signals={names!r}: {name!r} is not a signal that a process can handle; "
                     "expected names such as 'SIGUSR1' and 'SIGTERM'."
                 )
-        self._numbers = [signal.Signals[name] for name in names]
+        self._numbers = [Signals[name] for name in names]
         # Python removes its handlers before TensorFlow has shut down. A signal in between must not
         # kill a program that has finished.
-        atexit.register(signals.handle, self._numbers, signal.SIG_IGN)
+        atexit.register(signals.handle, self._numbers, SIG_IGN)
         signals.end_children_by_sigterm(self._record)
         # The other signals reach all processes of the step: a child that reads data must live until
         # the training is saved.
-        signals.keep_from_children({*self._numbers} - {signal.SIGTERM})
+        signals.keep_from_children({*self._numbers} - {SIGTERM})
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""
-        if threading.current_thread() is not threading.main_thread():
+        if current_thread() is not main_thread():
             raise ResumeError(
                 "termination_config was called, or its config used, in the thread "
-                f"{threading.current_thread().name!r}; expected the main thread: "
+                f"{current_thread().name!r}; expected the main thread: "
                 "Python installs signal handlers only there."
             )
         signals.handle(self._numbers, self._record)
@@ -55,12 +56,12 @@ class SignalWatch:
     def leave_on_sigterm(self) -> None:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
         self._leaving = True
-        signal.signal(signal.SIGTERM, self._record)
+        signal.signal(SIGTERM, self._record)
 
     def _record(self, number: int, frame: object) -> None:
         # No lock: the code that the signal has interrupted may hold it.
-        if number == signal.SIGTERM:
+        if number == SIGTERM:
             self.terminated = True
             self.ended = self._leaving
         if not self.received and not self._leaving:
-            self.received = signal.Signals(number).name
+            self.received = Signals(number).name

@@ -9,9 +9,8 @@ all of them stop after the same round. Where all answer at once there is one rou
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
-from time import monotonic
+from time import monotonic, sleep
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.training_group import Group
@@ -73,4 +72,4 @@ def wait_until_reached(
         if address.rank == waiting.ranks[0] and now > notice_at:
             notice_at += Timeouts.next_notices
             warn("has waited %.0f s: %s", now - began, text)
-        time.sleep(_PAUSE)
+        sleep(_PAUSE)

@@ -5,9 +5,9 @@ If a task is missing, different or out of reach, TensorFlow waits for ever and p
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from time import monotonic
 from typing import Any
 
@@ -100,7 +100,7 @@ def find_group(cluster: Cluster, jobs: Collection[str] | None = None) -> Group |
 
 def agreement_facts(cluster: Cluster) -> Note:
     """Returns what must be the same in all tasks, by what it is: causes before effects."""
-    digest = hashlib.sha256(repr(cluster.tasks).encode()).hexdigest()
+    digest = sha256(repr(cluster.tasks).encode()).hexdigest()
     return {
         "the version of slurm_resolver": __version__,
         "the version of TensorFlow": find_tensorflow_version(),

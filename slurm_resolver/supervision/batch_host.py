@@ -6,10 +6,10 @@ be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 from slurm_resolver.slurm.scontrol import JobRef
 
@@ -53,7 +53,7 @@ class Watch:
     When the node of the batch file has failed, it requeues or cancels the job.
     """
 
-    _srun: subprocess.Popen[str] | None = None
+    _srun: Popen[str] | None = None
 
     def __init__(self, every: float, requeue: bool) -> None:
         self._every = every
@@ -63,7 +63,7 @@ class Watch:
         """Starts the step on the last of these nodes, as it may be a spare one, unless it runs."""
         if not self._every or not nodes or (self._srun and self._srun.poll() is None):
             return
-        self._srun = subprocess.Popen(
+        self._srun = Popen(
             [
                 "srun",
                 *_OPTIONS,
@@ -77,9 +77,9 @@ class Watch:
                 *self._end.split(),
             ],
             env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,  # srun reports each end, also the one of `stop`
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=PIPE,  # srun reports each end, also the one of `stop`
             text=True,
             errors="replace",
         )
@@ -92,7 +92,7 @@ class Watch:
         ended = srun.poll() is not None
         srun.terminate()
         words = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutExpired):
             words = srun.communicate(timeout=_END_SECONDS)[1].strip()
         srun.kill()
         return words if ended else ""

@@ -6,16 +6,17 @@ the tasks decides as well: srun may first report one that has ended because of a
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import platform
 import re
-import signal
-import subprocess
-import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from signal import SIGINT, SIGKILL, Signals, strsignal
+from subprocess import PIPE, Popen
+from threading import Event, Thread
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from slurm_resolver import log, signals
@@ -37,18 +38,18 @@ _VARYING = re.compile("0x[0-9a-f]+|[0-9]{4,}")  # process ids, times and address
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
 # The exit status of a task that a signal has ended, by what srun prints.
-_BY_SIGNAL = {signal.strsignal(number): 128 + number for number in signal.Signals}
-_BY_SIGNAL["Out Of Memory"] = 128 + signal.SIGKILL
+_BY_SIGNAL = {strsignal(number): 128 + number for number in Signals}
+_BY_SIGNAL["Out Of Memory"] = 128 + SIGKILL
 
 
 def _write(data: bytes) -> None:
     """Writes to standard error; a full disk must not end a training."""
-    with contextlib.suppress(OSError), open(2, "wb", closefd=False) as stream:
+    with suppress(OSError), open(2, "wb", closefd=False) as stream:
         stream.write(data)
 
 
 # prints a line for the user
-say = functools.partial(log.print_line, program="slurm-resolver supervise")
+say = partial(log.print_line, program="slurm-resolver supervise")
 
 
 class SignalRelay:
@@ -61,23 +62,23 @@ class SignalRelay:
         srun: the process that gets them.
     """
 
-    received: signal.Signals | None = None
-    srun: subprocess.Popen[bytes] | None = None
+    received: Signals | None = None
+    srun: Popen[bytes] | None = None
 
     def __init__(self) -> None:
         signals.handle(signals.PASSED_ON, self._pass_on)
 
     def _pass_on(self, number: int, frame: object) -> None:
-        self.received = self.received or signal.Signals(number)
+        self.received = self.received or Signals(number)
         # A terminal sends Ctrl-C to srun as well, and a second one makes it abort the step.
-        if self.srun and (number != signal.SIGINT or not os.isatty(0)):
+        if self.srun and (number != SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
-        until = time.monotonic() + seconds
-        while not self.received and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
+        until = monotonic() + seconds
+        while not self.received and monotonic() < until:
+            sleep(_POLL_SECONDS)
 
 
 class StepFailure(NamedTuple):
@@ -121,7 +122,7 @@ class StepOutput(FailureReader):
     def __init__(self) -> None:
         super().__init__(file="")
         self.bad: dict[str, str] = {}
-        self._begun = time.monotonic()
+        self._begun = monotonic()
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes."""
@@ -183,7 +184,7 @@ class StepOutput(FailureReader):
             status=status,
             text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
             error=_VARYING.sub("0", why) if line else f"{end.task}: {end.line}",
-            seconds=time.monotonic() - self._begun,
+            seconds=monotonic() - self._begun,
             node=end.node,
             progress=self._progress,
         )
@@ -224,7 +225,7 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
         for held in scontrol.show_steps(slurm_job)
         if held.get("SrunHost:Pid") == f"{host}:{srun}"
     ]
-    with contextlib.suppress(OSError):  # they may have ended by now
+    with suppress(OSError):  # they may have ended by now
         scontrol.cancel_steps(steps)
     return bool(steps)
 
@@ -236,12 +237,12 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
     for a node that is silent without a limit (26.05): then srun is killed, and leaves a step behind
     (`end_held_steps`).
     """
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0)
+    process = Popen(command, stderr=PIPE, bufsize=0)
     relay.srun = process
     if relay.received:  # while srun was being started
         process.send_signal(relay.received)
     output = StepOutput()
-    ended = threading.Event()
+    ended = Event()
 
     def end_tasks() -> None:
         if ended.wait(_END_SECONDS):
@@ -251,10 +252,10 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
         if not ended.wait(_find_kill_wait() + _REPORT_SECONDS):
             process.kill()
 
-    ending = threading.Thread(target=end_tasks, daemon=True)
+    ending = Thread(target=end_tasks, daemon=True)
     with process:
         assert process.stderr
-        for data in iter(functools.partial(process.stderr.read, _PIECE), b""):
+        for data in iter(partial(process.stderr.read, _PIECE), b""):
             _write(data)
             output.feed(data)
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
@@ -265,6 +266,6 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
 
 
 def _find_kill_wait() -> float:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return float(scontrol.show_config()["KillWait"].split()[0])
     return _KILL_SECONDS

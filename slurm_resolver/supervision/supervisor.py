@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from slurm_resolver.signals import REQUEUE_STATUS
@@ -234,14 +235,14 @@ class Supervisor:
 
         On the `unended` nodes, tasks of the last step may not have ended.
         """
-        until = time.monotonic() + Timeouts.controller
+        until = monotonic() + Timeouts.controller
         while not self._relay.received:
             try:
                 self._end_former_step(unended)
                 self._ask_for_states()
                 return
             except OSError as error:
-                if time.monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
+                if monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
                     raise NoRestartError(
                         f"Slurm does not know job {self._step.job_label}, or does not answer "
                         f"({error})"
@@ -278,9 +279,9 @@ class Supervisor:
     def _end_former_step(self, unended: Collection[str]) -> None:
         """Ends what the last srun has left behind, or notes which nodes still hold it."""
         relay = self._relay
-        until = time.monotonic() + Timeouts.held_step
+        until = monotonic() + Timeouts.held_step
         while relay.srun and not relay.received and end_held_steps(self._step, relay.srun.pid):
-            if time.monotonic() > until:
+            if monotonic() > until:
                 self._holding.update(unended)
                 self._sharing = ("--overlap",)
                 return
