@@ -87,8 +87,12 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
     with reporting(name) as report:
         kinds_of_all = workers.exchange(f"calls {name}", ", ".join(kinds) or "none")
         remedy = f"{REMEDY} Callbacks: {workers.holders(kinds_of_all)}."
-        described = [*describe_call(name, arguments), *describe_model(model)]
-        compare_weights(workers, model, f"at the start of {name}", remedy, described)
+        compare_weights(
+            model,
+            f"at the start of {name}",
+            remedy,
+            described=[*describe_call(name, arguments), *describe_model(model)],
+        )
         reporter.enter(IDLE, "")
         reporter.begin_training(is_measured=has_clock())
         if arguments["verbose"] == "auto" and workers.index:  # one bar is enough

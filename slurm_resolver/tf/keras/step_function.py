@@ -80,9 +80,8 @@ class StepFunction:
         self._step = TracedStep(model, kind)
         self._comparison = Comparison(strategy, model)
         self._waited = strategy.waited if kind == "train" else None
-        self._verification: Verification | None = None
-        if strategy.verified_steps:
-            self._verification = Verification(model, kind, strategy.verified_steps)
+        steps = strategy.verified_steps
+        self._verification = Verification(model, kind, steps) if steps else None
         self._graphs = compiled(self._write_step)
         self._is_written = False
 
@@ -93,9 +92,8 @@ class StepFunction:
             self._compare_in_own_loop()
         reporter.begin_step(count)
         results: list[Structure] = []
-        begins = STEP_OF_CALLBACK if is_in_hook() else STEP
         try:
-            with self._strategy.workers.step(begins):
+            with self._strategy.workers.step(STEP_OF_CALLBACK if is_in_hook() else STEP):
                 batches = itertools.islice(noting(data), count)
                 results = [self._compute(_as_share(batch)) for batch in batches]
                 if not results:
@@ -114,8 +112,7 @@ class StepFunction:
         step = self._own_steps = self._own_steps + 1
         if step % _COMPARED and step & (step - 1):
             return
-        when = f"before step {step} of train_on_batch"
-        compare_weights(self._strategy.workers, self._model, when)
+        compare_weights(self._model, f"before step {step} of train_on_batch")
 
     def choose_data(self, data: WorkerData) -> None:
         """Lets the worker read whole batches if a step must compute them."""
@@ -123,8 +120,7 @@ class StepFunction:
             return
         marks = {"rows": tf.TensorSpec([data.size, 0])}  # as of the first batch
         first = data.shares.element_spec._replace(marks=marks)
-        is_whole = self._runs_eagerly() or self._verification
-        if is_whole or not self._write(first):
+        if self._runs_eagerly() or self._verification or not self._write(first):
             data.undivide()
 
     def _runs_eagerly(self) -> bool:
@@ -134,14 +130,14 @@ class StepFunction:
         """Returns the result of a step; the first ones may be compared with one process."""
         if self._runs_eagerly():
             return self._run_eagerly(batch)
-        is_alone = self._strategy.sharing.replicas == 1
-        if not (is_alone or self._step.fault) and has_unequal_rows(batch):
+        is_split = self._strategy.sharing.replicas > 1 and not self._step.fault
+        if is_split and has_unequal_rows(batch):
             if self._is_written:
                 warn_of_sequences(self._planned(batch))
             self._give_up("the tensors of a batch have different numbers of rows")
         step = functools.partial(self._run, batch)
         if self._verification:
-            planned = self._planned(of_first_replica(self._strategy, batch))
+            planned = self._planned(batch)
             return self._verification.compute(planned, batch, step)
         return step()
 
@@ -186,7 +182,7 @@ class StepFunction:
             batch: of which the graph's inputs are made.
         """
         patch_metrics()
-        planned = self._planned(of_first_replica(self._strategy, batch))
+        planned = self._planned(batch)
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
@@ -203,7 +199,7 @@ class StepFunction:
     def _planned(self, batch: Batch) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
         reporter.enter(COMPILING)
-        return self._step.planned(type_of_batch(batch))
+        return self._step.planned(type_of_batch(of_first_replica(self._strategy, batch)))
 
     def _run_eagerly(self, batch: Batch) -> Structure:
         """Returns the result of a step that computes all rows in each worker, as one process."""
@@ -221,8 +217,9 @@ class StepFunction:
         """Says why every worker computes whole batches, or cannot."""
         if self._strategy.sharing.replicas == 1:
             return
-        reason = reason.rstrip(".")
-        text = f"the {self._kind} step of {self._model.name!r} cannot be split: {reason}."
+        text = (
+            f"the {self._kind} step of {self._model.name!r} cannot be split: {reason.rstrip('.')}."
+        )
         if not isinstance(batch, Share):
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "

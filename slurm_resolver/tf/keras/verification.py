@@ -26,8 +26,8 @@ from slurm_resolver.tf.keras.replica_step import call_traced
 from slurm_resolver.tf.keras.replicas import of_first_replica
 from slurm_resolver.tf.keras.sharing import Batch, Share, Structure
 from slurm_resolver.tf.keras.traced_step import PlannedStep
-from slurm_resolver.tf.keras.weight_comparison import paths_of
-from slurm_resolver.tf.partition.values import LOCAL
+from slurm_resolver.tf.keras.weight_comparison import variables_of
+from slurm_resolver.tf.partition.values import LOCAL, Tensors
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
 
@@ -74,8 +74,7 @@ class Verification:
         return self._compare(planned, batch, step)
 
     def _compare(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
-        strategy = self._model.distribute_strategy
-        variables = of_first_replica(strategy, planned.function.variables)
+        variables = of_first_replica(self._model.distribute_strategy, planned.function.variables)
         before = _values(variables)
         results = step()
         after = _values(variables)
@@ -91,10 +90,9 @@ class Verification:
             of_one = call_traced(planned, batch.batch)
             runs.append(_pairs(begin, [*_values(variables), *_values(of_one)]))
         _assign(variables, after)
-        keys = sorted(results) if isinstance(results, dict) else range(len(flat))
         self._check(
             variables,
-            keys,
+            sorted(results) if isinstance(results, dict) else range(len(flat)),
             runs,
             epsilon,
         )
@@ -116,7 +114,7 @@ class Verification:
                 variables and results before and after it.
             epsilon: what rounding changes, relative to a number.
         """
-        paths = paths_of(self._model)
+        paths = {id(variable): path for path, variable in variables_of(self._model)}
         names = [
             f"the variable {paths.get(id(variable), variable.name)!r}" for variable in variables
         ]
@@ -124,8 +122,14 @@ class Verification:
         rows = list(zip(names, *runs))
         # The gradient of a bias before a normalization cancels out, and leaves what was rounded
         # in numbers as large as the gradients of other variables.
-        of_one = [row[2] for variable, row in zip(variables, rows) if variable.trainable]
-        largest = max((norm(_change(*pair)) for pair in of_one), default=0.0)
+        largest = max(
+            (
+                norm(_change(*row[2]))  # of one process
+                for variable, row in zip(variables, rows)
+                if variable.trainable
+            ),
+            default=0.0,
+        )
         for name, *pairs in rows:
             of_workers, of_one_process, *others = itertools.starmap(_change, pairs)
             size = norm(_change(0.0, pairs[0][0]))
@@ -164,13 +168,15 @@ def _why_not(planned: PlannedStep, batch: Batch) -> str:
 def _epsilon_of(planned: PlannedStep) -> float:
     """Returns what rounding changes in a step, relative to a number."""
     graph = str(planned.function.graph.as_graph_def())
-    has_tf32 = tf.config.experimental.tensor_float_32_execution_enabled
-    on_gpu = tf.config.list_logical_devices("GPU")
-    has_halves = "HALF" in graph or "BFLOAT16" in graph or (on_gpu and has_tf32())
+    has_tf32 = (
+        tf.config.list_logical_devices("GPU")
+        and tf.config.experimental.tensor_float_32_execution_enabled()
+    )
+    has_halves = "HALF" in graph or "BFLOAT16" in graph or has_tf32
     return _EPSILON_OF_HALVES if has_halves else _EPSILON
 
 
-def _values(tensors: Sequence[tf.Tensor]) -> list[Any]:
+def _values(tensors: Tensors) -> list[Any]:
     return [0.0 if tensor.dtype == tf.string else tensor.numpy() for tensor in tensors]
 
 
@@ -187,9 +193,8 @@ def _rounded(value: Any, epsilon: float, seed: int) -> Any:
 
 def _change(begin: npt.ArrayLike, end: npt.ArrayLike) -> npt.NDArray[np.complex128]:
     """Returns how far numbers have changed, as a vector without NaN."""
-    change = np.subtract(end, begin, dtype=complex).ravel()
     return np.nan_to_num(
-        change,
+        np.subtract(end, begin, dtype=complex).ravel(),
         nan=1e30,
         posinf=1e30,
         neginf=-1e30,

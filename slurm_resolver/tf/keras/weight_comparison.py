@@ -20,13 +20,13 @@ from slurm_resolver.tf.keras.protocols import Logs, Model
 def digest_of(model: Model) -> int:
     """Returns a digest of all variables of a model and its optimizers."""
     digest = 0
-    for _, variable in _variables_of(model):
+    for _, variable in variables_of(model):
         digest = zlib.crc32(variable.numpy().tobytes(), digest)
     return digest
 
 
-def _variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
-    """Yields the paths and values of a model's variables, after those of its optimizers.
+def variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
+    """Yields the paths and values of this worker's variables: of the optimizers, then of the model.
 
     The states of random generators are not among them: the workers draw different numbers.
     """
@@ -45,13 +45,7 @@ def _variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
             yield variable.path, local(variable.value)[0]
 
 
-def paths_of(model: Model) -> dict[int, str]:
-    """Returns the paths of a model's variables in this worker, by their ids."""
-    return {id(variable): path for path, variable in _variables_of(model)}
-
-
 def compare_weights(
-    workers: Workers,
     model: Model,
     when: str,
     remedy: str = REMEDY,
@@ -60,15 +54,18 @@ def compare_weights(
     """Raises FitError in every worker if their variables differ by more than rounding.
 
     Args:
-        workers: of which this one has one model.
         model: this worker's.
         when: such as "after epoch 2".
         remedy: the end of the error.
         described: what else is compared, before the variables.
     """
-    digests = [described, digest_of(model)]
-    entries = itertools.chain(described, measures(_variables_of(model)))
-    compare(workers, when, digests, entries, remedy)
+    compare(
+        model.distribute_strategy.workers,
+        when,
+        [described, digest_of(model)],
+        itertools.chain(described, measures(variables_of(model))),
+        remedy,
+    )
 
 
 def measures(variables: Iterable[tuple[str, tf.Variable]]) -> Iterator[Entry]:
@@ -99,12 +96,12 @@ def callback_of(workers: Workers, remedy: str) -> object:
             stops = workers.exchange(
                 f"ends epoch {epoch + 1}", stops_here, STOPPED if stops_here else ENDED
             )
-            compare_weights(workers, self.model, f"after epoch {epoch + 1}", remedy)
+            compare_weights(self.model, f"after epoch {epoch + 1}", remedy)
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)
 
         def on_train_end(self, logs: Logs = None) -> None:
-            compare_weights(workers, self.model, "after fit", remedy)
+            compare_weights(self.model, "after fit", remedy)
 
         def on_test_end(self, logs: Logs = None) -> None:
             for comparison in self.model.distribute_strategy.comparisons:
