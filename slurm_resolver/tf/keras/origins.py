@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 import tensorflow as tf
+from tensorflow.data import Dataset
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.called_functions import with_called
@@ -31,7 +32,7 @@ class Origin(enum.IntEnum):
     EQUAL = 2  # from operations that compute the same in every worker
 
 
-def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
+def find_origins(dataset: Dataset) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
     origins = [
         origin for source in private_names.INPUTS.of(dataset)() for origin in find_origins(source)
@@ -47,7 +48,7 @@ def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
     return [min(lowest, origin) for origin in _of_all(origins, count)]
 
 
-def serialized_graph(dataset: tf.data.Dataset) -> bytes:
+def serialized_graph(dataset: Dataset) -> bytes:
     """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be had."""
     try:
         ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
@@ -70,8 +71,7 @@ def _origins_of_results(graph: tf.Graph, of_arguments: list[Origin]) -> list[Ori
     def origin_of(tensor: tf.Tensor) -> Origin:
         reference = tensor.ref()
         if reference not in known:
-            needed = map(origin_of, tensor.op.inputs)
-            known[reference] = min([_lowest([tensor.op]), *needed])
+            known[reference] = min([_lowest([tensor.op]), *map(origin_of, tensor.op.inputs)])
         return known[reference]
 
     return [origin_of(tensor) for tensor in graph.outputs]
