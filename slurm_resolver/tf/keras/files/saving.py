@@ -107,7 +107,11 @@ def _take(scratch: str, path: str, workers: Workers | None) -> bool:
             return seen is not None
         if workers:
             workers.refuse_loss()
-        states = _states_below(scratch)
+        states = [
+            _state(os.path.join(parent, name))
+            for parent, _, files in os.walk(scratch)
+            for name in files
+        ]
         if states != seen:
             seen = states
             since = time.monotonic()
@@ -117,12 +121,6 @@ def _take(scratch: str, path: str, workers: Workers | None) -> bool:
                 f"{Timeouts.saving:.0f} s. Read its log; if it was killed, remove that folder."
             )
         time.sleep(0.02)
-
-
-def _states_below(folder: str) -> list[tuple[int, ...] | None]:
-    return [
-        _state(os.path.join(parent, name)) for parent, _, files in os.walk(folder) for name in files
-    ]
 
 
 def _state(path: str) -> tuple[int, ...] | None:
