@@ -107,8 +107,7 @@ class CheckpointFolder:
     def _find_numbers(self) -> list[int]:
         """Returns the numbers of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
-        indices = self._list(r"ckpt-\d+\.index")
-        numbers = sorted((int(name[5:-6]) for name in indices), reverse=True)
+        numbers = sorted((int(name[5:-6]) for name in self._list(r"ckpt-\d+\.index")), reverse=True)
         seen = self._ranks.compare("the restore", [problem, numbers])
         problem, newest = next(iter(seen.values()))  # the leader's
         if not problem and not newest and any(others for _, others in seen.values()):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 from tensorflow.compat.v1 import NodeDef
+from tensorflow.data import Dataset
 
 from slurm_resolver.tf.keras.origins import serialized_graph
 from slurm_resolver.tf.partition.values import names
@@ -66,16 +67,15 @@ class Findings(NamedTuple):
     shuffles: bool = True
 
 
-def look_through(dataset: tf.data.Dataset) -> Findings:
+def look_through(dataset: Dataset) -> Findings:
     """Returns what the graph of a dataset tells; of a graph that cannot be had, to draw again."""
     graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
     if not graph.node:
         return Findings(again=True)
     functions = {body.signature.name: body.node_def for body in graph.library.function}
     nodes = {node.name: node for node in graph.node}
-    again = any(map(_changes, itertools.chain(*functions.values()))) or _draws_late(
-        nodes, graph.node[-1]
-    )
+    called = itertools.chain(*functions.values())
+    again = any(map(_changes, called)) or _draws_late(nodes, graph.node[-1])
     return Findings(
         again,
         _find_other(dataset, nodes, functions),
@@ -126,7 +126,7 @@ def _checksum(nodes: Iterable[NodeDef]) -> int:
     return checksum
 
 
-def _find_other(dataset: tf.data.Dataset, nodes: Nodes, functions: Bodies) -> str:
+def _find_other(dataset: Dataset, nodes: Nodes, functions: Bodies) -> str:
     """Returns why every run reads other data, and what to write; "" if none is known."""
     for node in nodes.values():
         if _lacks_seed(nodes, node):

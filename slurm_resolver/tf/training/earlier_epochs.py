@@ -92,9 +92,8 @@ def read_earlier(
         says: whether to log how many batches are read.
     """
     epochs = range(fit.initial_epoch, last)
-    again = findings.again or private_names.STEPS_PER_EPOCH.of(data) is not None
     counted = steps if private_names.NUM_BATCHES.of(data) is None else math.inf
-    again |= counted is None
+    again = findings.again or private_names.STEPS_PER_EPOCH.of(data) is not None or counted is None
     batches = len(epochs) * (data.num_batches or (steps or 1) - 1)
     if again and batches and says:
         warn("reads %s batches of the data again, which depend on those before", batches)

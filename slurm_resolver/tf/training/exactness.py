@@ -23,9 +23,9 @@ def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
             "keras.random and seed=keras.random.SeedGenerator(n), an attribute of the layer or "
             "model"
         )
-    saved = tf.train.TrackableView(checkpoint).descendants()
     if any(node.op == "RngReadAndSkip" for node in nodes) and not any(
-        isinstance(item, tf.random.Generator) for item in saved
+        isinstance(item, tf.random.Generator)
+        for item in tf.train.TrackableView(checkpoint).descendants()
     ):
         return (
             "the step draws from a tf.random.Generator that is not saved: pass it, "

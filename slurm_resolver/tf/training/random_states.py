@@ -52,5 +52,6 @@ def restore_random(saved: States, before: States) -> None:
     Those that have changed since are used by the data, which have drawn again what they drew.
     """
     now = random_states()
-    unused = {name: state for name, state in saved.items() if now.get(name) == before.get(name)}
-    set_random_states(unused)
+    set_random_states(
+        {name: state for name, state in saved.items() if now.get(name) == before.get(name)}
+    )
