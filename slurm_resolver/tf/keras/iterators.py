@@ -27,8 +27,7 @@ def make_iterator(original: Method, data: EpochIterator) -> Any:
     # The attributes hold what TensorFlow ends. Without this copy, they would go with the iterator.
     # Clearing the iterator's own dictionary would crash Python 3.13.0.
     attributes = dict(vars(iterator))
-    ends = threading.Thread(target=attributes.clear)
-    weakref.finalize(iterator, ends.start).atexit = False
+    weakref.finalize(iterator, threading.Thread(target=attributes.clear).start).atexit = False
     return iterator
 
 

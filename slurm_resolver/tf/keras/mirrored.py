@@ -30,7 +30,7 @@ from slurm_resolver.tf.keras.metrics_in_run import adding_up
 from slurm_resolver.tf.keras.one_process import place_beside, place_slot, update_once
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
-from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing
+from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
 from slurm_resolver.tf.private_names import Method
@@ -109,8 +109,7 @@ class MultiWorkerMirroredStrategy(
                 "it out. A later version does not accept it"
             )
         self.comparisons: weakref.WeakSet[Comparison] = weakref.WeakSet()
-        if cluster_resolver is None:
-            cluster_resolver = SlurmClusterResolver()
+        cluster_resolver = cluster_resolver or SlurmClusterResolver()
         _check_job(cluster_resolver)
         # Before TensorFlow starts its threads: those that run the generators of datasets may start
         # processes, too.
@@ -184,10 +183,13 @@ class MultiWorkerMirroredStrategy(
             FitError: in every worker, if not all have the same number of batches.
         """
         length = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
-        call = self.workers.call
-        compare(self.workers, f"at the start of {call}", length, [length], REMEDY_OF_DATA)
-        in_memory = isinstance(private_names.DATA_ADAPTER.of(iterator), private_names.ARRAYS.get())
-        self.unread = share_out(dataset, self.sharing, in_memory)
+        when = f"at the start of {self.workers.call}"
+        compare(self.workers, when, length, [length], REMEDY_OF_DATA)
+        self.unread = share_out(
+            dataset,
+            self.sharing,
+            in_memory=is_one_of(private_names.DATA_ADAPTER.of(iterator), [private_names.ARRAYS]),
+        )
         return self.unread or self.experimental_distribute_dataset(dataset)
 
     def run(self, fn: Method, *args: object, **kwargs: object) -> Any:
@@ -206,11 +208,13 @@ def _configure_heartbeats() -> None:
     configure = private_names.CONFIGURE_HEARTBEATS
     if not configure.is_missing():
         context = private_names.CONTEXT.get()()
-        with_timeout = functools.partial(
-            configure.of(context),
-            heartbeat_timeout_in_ms=_HEARTBEAT_MS,
+        configure.set(
+            context,
+            functools.partial(
+                configure.of(context),
+                heartbeat_timeout_in_ms=_HEARTBEAT_MS,
+            ),
         )
-        configure.set(context, with_timeout)
 
 
 def _read_waited(waited: tf.Variable) -> float:

@@ -119,8 +119,7 @@ def _read_data(
         original(iterator, distribute_strategy, **kwargs)
         return
     read = functools.partial(distribute_strategy.read_dataset, iterator)
-    reader = types.SimpleNamespace(experimental_distribute_dataset=read)
-    original(iterator, reader, **kwargs)
+    original(iterator, types.SimpleNamespace(experimental_distribute_dataset=read), **kwargs)
 
 
 def _build_without_data(original: Method, model: Model, **kwargs: object) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from slurm_resolver.coordination import progress as phases
+from slurm_resolver.coordination.progress import (
+    CALLBACK,
+    DATA,
+    IDLE,
+    MEETING,
+    PREPARING,
+    START,
+    TRAINING,
+    VALIDATION,
+)
 from slurm_resolver.tf.keras.protocols import Logs
 from slurm_resolver.tf.reporter import reporter
 
@@ -18,33 +27,33 @@ def reporting(name: str) -> Iterator[object]:
     """
     import keras
 
-    stage = phases.TRAINING if name == "fit" else name
+    stage = TRAINING if name == "fit" else name
 
     class SlurmResolverProgress(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_begin(self, logs: Logs = None) -> None:
-            reporter.enter(phases.PREPARING, stage)
+            reporter.enter(PREPARING, stage)
 
         def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
             reporter.begin_epoch(epoch + 1)
 
         def on_test_begin(self, logs: Logs = None) -> None:
             reporter.step = 0
-            reporter.enter(phases.START, phases.VALIDATION if name == "fit" else stage)
+            reporter.enter(START, VALIDATION if name == "fit" else stage)
 
         def on_test_end(self, logs: Logs = None) -> None:
-            reporter.enter(phases.CALLBACK, stage)
+            reporter.enter(CALLBACK, stage)
 
         on_predict_begin = on_test_begin
 
         def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
             reporter.step = batch + 1
-            reporter.enter(phases.DATA)
+            reporter.enter(DATA)
 
         on_test_batch_begin = on_train_batch_begin
         on_predict_batch_begin = on_train_batch_begin
 
-    reporter.enter(phases.MEETING, name)
+    reporter.enter(MEETING, name)
     try:
         yield SlurmResolverProgress()
     finally:
-        reporter.enter(phases.IDLE, "")
+        reporter.enter(IDLE, "")
