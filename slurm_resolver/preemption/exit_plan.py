@@ -23,14 +23,23 @@ happens if its batch file ends then (live on 22.05, 24.11 and 26.05, and from sl
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
+from math import inf
 from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.signals import MAX_RESTARTS_STATUS, REQUEUE_STATUS, TERMINATED_STATUS
-from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.scontrol import (
+    RUNNING_STATES,
+    Fields,
+    forbid_requeue,
+    is_preempted,
+    own_job,
+    run_on,
+    show_config,
+    show_preempt_mode,
+)
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.whole_number import whole_number
 
@@ -56,58 +65,6 @@ class ExitPlan(NamedTuple):
     status: int
     message: str
     wait: float = 0.0
-
-
-# By the state of the job: how the tasks exit. Messages have the names of values in braces.
-_PLANS = {
-    "requeue unwanted": ExitPlan(
-        TERMINATED_STATUS,
-        "ending, without a requeue (requeue=None)",
-    ),
-    "restarted too often": ExitPlan(
-        MAX_RESTARTS_STATUS,
-        "not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}. The "
-        "checkpoint is kept: submit the job again to resume",
-    ),
-    "outside Slurm": ExitPlan(
-        REQUEUE_STATUS,
-        "exit status {status} asks to start the program again",
-    ),
-    "left to the batch file": ExitPlan(
-        REQUEUE_STATUS,
-        "{problem}exit status {status} leaves job {job} to be requeued, by the batch file or with "
-        "scontrol",
-    ),
-    "requeued already": ExitPlan(
-        REQUEUE_STATUS,
-        "job {job} has been requeued already",
-    ),
-    "cancelled": ExitPlan(
-        TERMINATED_STATUS,
-        "job {job} is being cancelled: not requeued",
-    ),
-    "task failed": ExitPlan(
-        TERMINATED_STATUS,
-        "job {job} not requeued: this step received SIGTERM, but Slurm is neither preempting nor "
-        "ending the job, and {others} of its step's {tasks} tasks did not save, one of which may "
-        "have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH --signal=USR1@120)",
-    ),
-    "requeued by Slurm": ExitPlan(
-        TERMINATED_STATUS,  # does not ask the batch file for another requeue
-        "job {job} is preempted, and Slurm requeues it, restart {restart}",
-        wait=5.0,
-    ),
-    "to requeue": ExitPlan(
-        REQUEUE_STATUS,
-        "job {job} requeued, restart {restart}",
-        wait=60.0,
-    ),
-}
-# What is run on the job in some of these states.
-_COMMANDS = {
-    "requeued by Slurm": ("scancel", "--batch", "--signal=TERM"),  # ends the batch file's shell
-    "to requeue": ("scontrol", "requeue"),
-}
 
 
 def check_options(requeue: str | None, max_restarts: int | None) -> None:
@@ -143,78 +100,88 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
-    others = 0 if announced else (step.num_tasks or 1) - saved
     seconds_left = _start_clock(step)
     job = step.job_label
     problem = ""
     if requeue is None:
-        state = "requeue unwanted"
-    elif max_restarts is not None and restarts >= max_restarts:
-        state = "restarted too often"
+        return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
+    if max_restarts is not None and restarts >= max_restarts:
         if job and not step.simulated:
             with suppress(OSError):  # Slurm itself may requeue it
-                job_ref, _ = scontrol.own_job(step, seconds_left())
-                scontrol.forbid_requeue(job_ref, seconds_left())
-    elif not job or step.simulated:  # scontrol might requeue a real job with the same id
-        state = "outside Slurm"
-    elif requeue == "exit-code":
-        state = "left to the batch file"
-    else:
-        try:
-            job_ref, slurm_job = scontrol.own_job(step, seconds_left())
-            state = _state_of(slurm_job, restarts, others, seconds_left)
-            if state in _COMMANDS:
-                scontrol.run_on(job_ref, *_COMMANDS[state], timeout=seconds_left())
-            job = job_ref
-        except (OSError, KeyError, ValueError) as error:  # of Slurm, or of what it prints
-            state = "left to the batch file"
-            problem = f"not requeued ({error}); "
-    plan = _PLANS[state]
-    return plan._replace(
-        message=plan.message.format(
-            status=plan.status,
-            job=job,
-            problem=problem,
-            restarts=restarts,
-            restart=restarts + 1,
-            max_restarts=max_restarts,
-            others=others,
-            tasks=step.num_tasks,
+                job_ref, _ = own_job(step, seconds_left())
+                forbid_requeue(job_ref, seconds_left())
+        return ExitPlan(
+            MAX_RESTARTS_STATUS,
+            f"not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"
+            ". The checkpoint is kept: submit the job again to resume",
         )
+    if not job or step.simulated:  # scontrol might requeue a real job with the same id
+        return ExitPlan(
+            REQUEUE_STATUS,
+            f"exit status {REQUEUE_STATUS} asks to start the program again",
+        )
+    if requeue == "scontrol":
+        try:
+            others = 0 if announced else (step.num_tasks or 1) - saved
+            return _requeue_in_slurm(step, restarts, others, seconds_left)
+        except (OSError, KeyError, ValueError) as error:  # of Slurm, or of what it prints
+            problem = f"not requeued ({error}); "
+    return ExitPlan(
+        REQUEUE_STATUS,
+        f"{problem}exit status {REQUEUE_STATUS} leaves job {job} to be requeued, by the batch file "
+        "or with scontrol",
     )
 
 
 def _start_clock(step: SlurmStep) -> Clock:
     # All commands together may take a quarter of the time until the job's end.
-    quarter = ((step.job_end_time or math.inf) - time.time()) / 4
+    quarter = ((step.job_end_time or inf) - time.time()) / 4
     until = time.monotonic() + min(_MOST_SECONDS, max(_LEAST_SECONDS, quarter))
     return lambda: until - time.monotonic()
 
 
-def _state_of(slurm_job: scontrol.Fields, restarts: int, others: int, seconds_left: Clock) -> str:
-    """Returns the state of a Slurm job (`show_job`) whose step has been restarted so often.
+def _requeue_in_slurm(step: SlurmStep, restarts: int, others: int, seconds_left: Clock) -> ExitPlan:
+    """Requeues the job, which was restarted so often before, if its state allows it.
 
     `others` is how many tasks of a step that received SIGTERM alone did not save.
 
     Raises:
-        OSError: if Slurm does not answer.
+        OSError, KeyError, ValueError: if Slurm does not answer as expected.
     """
-    is_running = slurm_job["JobState"] in scontrol.RUNNING_STATES
-    is_preempted = scontrol.is_preempted(slurm_job)
+    job, slurm_job = own_job(step, seconds_left())
+    is_running = slurm_job["JobState"] in RUNNING_STATES
+    preempted = is_preempted(slurm_job)
     if int(slurm_job.get("Restarts", "0")) > restarts:
-        return "requeued already"
+        return ExitPlan(REQUEUE_STATUS, f"job {job} has been requeued already")
     if not is_running and slurm_job.get("Reason") != "TimeLimit":
-        return "cancelled"
-    if others > 0 and is_running and not is_preempted:
-        return "task failed"
-    if is_preempted and _slurm_requeues(slurm_job, seconds_left):
-        return "requeued by Slurm"
-    return "to requeue"
+        return ExitPlan(TERMINATED_STATUS, f"job {job} is being cancelled: not requeued")
+    if others > 0 and is_running and not preempted:
+        return ExitPlan(
+            TERMINATED_STATUS,
+            f"job {job} not requeued: this step received SIGTERM, but Slurm is neither preempting "
+            f"nor ending the job, and {others} of its step's {step.num_tasks} tasks did not save, "
+            "one of which may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
+            "--signal=USR1@120)",
+        )
+    if preempted and _slurm_requeues(slurm_job, seconds_left):
+        # The signal ends the batch file's shell.
+        run_on(job, "scancel", "--batch", "--signal=TERM", timeout=seconds_left())
+        return ExitPlan(
+            TERMINATED_STATUS,  # does not ask the batch file for another requeue
+            f"job {job} is preempted, and Slurm requeues it, restart {restarts + 1}",
+            wait=5.0,
+        )
+    run_on(job, "scontrol", "requeue", timeout=seconds_left())
+    return ExitPlan(
+        REQUEUE_STATUS,
+        f"job {job} requeued, restart {restarts + 1}",
+        wait=60.0,
+    )
 
 
-def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Clock) -> bool:
+def _slurm_requeues(slurm_job: Fields, seconds_left: Clock) -> bool:
     """Whether Slurm itself requeues this job (`show_job`), which it preempts."""
-    config = scontrol.show_config(seconds_left())
+    config = show_config(seconds_left())
     may_be_requeued = slurm_job.get("Requeue") == slurm_job.get("BatchFlag") == "1"
     # the controller's version; the commands may be those of another one
     if not may_be_requeued or config.get("SLURM_VERSION", "") < _FIRST_THAT_REQUEUES:
@@ -222,7 +189,7 @@ def _slurm_requeues(slurm_job: scontrol.Fields, seconds_left: Clock) -> bool:
     what = ["partition", slurm_job.get("Partition", "")]
     if config.get("PreemptType") == "preempt/qos":
         what = ["assoc_mgr", f"qos={slurm_job.get('QOS', '')}", "flags=qos"]
-    mode = scontrol.show_preempt_mode(*what, timeout=seconds_left())
+    mode = show_preempt_mode(*what, timeout=seconds_left())
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")
     return "REQUEUE" in mode.split(",")
