@@ -8,8 +8,8 @@ from collections.abc import Collection
 from signal import SIG_IGN, SIGTERM, Signals
 from threading import current_thread, main_thread
 
-from slurm_resolver import signals
 from slurm_resolver.errors import ResumeError
+from slurm_resolver.signals import end_children_by_sigterm, handle, keep_from_children
 
 
 class SignalWatch:
@@ -37,11 +37,11 @@ class SignalWatch:
         self._numbers = [Signals[name] for name in names]
         # Python removes its handlers before TensorFlow has shut down. A signal in between must not
         # kill a program that has finished.
-        atexit.register(signals.handle, self._numbers, SIG_IGN)
-        signals.end_children_by_sigterm(self._record)
+        atexit.register(handle, self._numbers, SIG_IGN)
+        end_children_by_sigterm(self._record)
         # The other signals reach all processes of the step: a child that reads data must live until
         # the training is saved.
-        signals.keep_from_children({*self._numbers} - {SIGTERM})
+        keep_from_children({*self._numbers} - {SIGTERM})
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""
@@ -51,7 +51,7 @@ class SignalWatch:
                 f"{current_thread().name!r}; expected the main thread: "
                 "Python installs signal handlers only there."
             )
-        signals.handle(self._numbers, self._record)
+        handle(self._numbers, self._record)
 
     def leave_on_sigterm(self) -> None:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
