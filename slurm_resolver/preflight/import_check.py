@@ -8,10 +8,10 @@ its memory. It does not import them, as that would take several seconds on every
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import util
+from math import ceil
 from pathlib import Path
 from statistics import median_low
 from time import monotonic
@@ -48,6 +48,6 @@ def check_imports(seconds_on: Mapping[str, float]) -> Result:
             for node, seconds in seconds_on.items()
             if seconds > most
         ],
-        f"half of the nodes or more read TensorFlow's modules within {math.ceil(median)} s",
+        f"half of the nodes or more read TensorFlow's modules within {ceil(median)} s",
         WARNING,
     )

@@ -50,10 +50,12 @@ def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, R
         of_tasks = dict(zip(by_rank, map(Result._make, lists)))
         worst = max(of_tasks.values(), key=lambda result: _FROM_GOOD_TO_BAD.index(result.status))
         if worst.is_bad:
-            bad = {rank: result.detail for rank, result in of_tasks.items() if result.is_bad}
             worst = result_of(
                 worst.id,
-                named(bad, cluster.name_of),
+                named(
+                    {rank: result.detail for rank, result in of_tasks.items() if result.is_bad},
+                    cluster.name_of,
+                ),
                 "",
                 worst.status,
             )

@@ -20,7 +20,7 @@ from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_versions
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
-from slurm_resolver.start.ready import Note, agreement_facts, find_disagreement
+from slurm_resolver.start.ready import Note, Notes, agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.wording import counted
 
@@ -45,8 +45,10 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         notes = client.gather("the exchange of results", note, _PROBING_SECONDS)
     results = merge({rank: note["results"] for rank, note in notes.items()}, cluster)
     if not results["gpus"].is_bad:
-        devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-        results["gpus"] = check_gpus(devices, cluster.tasks)
+        results["gpus"] = check_gpus(
+            {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]},
+            cluster.tasks,
+        )
     return [
         *results.values(),
         *_check_nodes(notes, cluster.tasks),
@@ -70,7 +72,7 @@ def _make_note(cluster: Cluster, service: ServiceAddress, port_taken: str) -> No
     }
 
 
-def _check_nodes(notes: Mapping[int, Note], tasks: Sequence[Task]) -> list[Result]:
+def _check_nodes(notes: Notes, tasks: Sequence[Task]) -> list[Result]:
     """Returns the results of the checks that compare nodes."""
     cpus = defaultdict(list)
     imports = {}
@@ -108,13 +110,14 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
 
 def _check_reach(cluster: Cluster, service: ServiceAddress) -> Result:
     asked = tasks_to_ask(service.rank, cluster.tasks)
-    unreached = [
-        f"cannot reach {cluster.name_of(rank)} at {cluster.tasks[rank].address}: "
-        f"{error}{service.remedy}"
-        for rank, error in find_unreached(asked).items()
-    ]
     return result_of(
-        "reach", sorted(unreached), f"each task reaches {counted(len(asked), 'other')}"
+        "reach",
+        sorted(
+            f"cannot reach {cluster.name_of(rank)} at {cluster.tasks[rank].address}: "
+            f"{error}{service.remedy}"
+            for rank, error in find_unreached(asked).items()
+        ),
+        f"each task reaches {counted(len(asked), 'other')}",
     )
 
 
@@ -144,7 +147,10 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     }
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
         return Result("gpus", OK, use)
-    transport = find_transport(training)
-    if transport.remedy:
-        return Result("gpus", WARNING, f"{transport.sentence}: {transport.remedy}")
-    return Result("gpus", OK, f"{use}; {transport.sentence}")
+    _, sentence, remedy = find_transport(training)
+    return result_of(
+        "gpus",
+        [remedy and f"{sentence}: {remedy}"],
+        f"{use}; {sentence}",
+        WARNING,
+    )

@@ -13,7 +13,7 @@ from slurm_resolver.start.keras_version import (
 from slurm_resolver.start.transport import CUDA_REMEDY
 
 
-def check_versions(uses_gpus: bool = False) -> list[Result]:
+def check_versions(uses_gpus: bool) -> list[Result]:
     """Returns the results of the checks `tensorflow` and `keras` for this task."""
     return [_check_tensorflow(uses_gpus), _check_keras()]
 
@@ -40,6 +40,9 @@ def _check_keras() -> Result:
     """An old Keras 3 beside tf_keras is no warning: the program may import tf_keras."""
     keras = installed_version("keras") or installed_version("keras-nightly")
     tf_keras = installed_version("tf_keras")
-    problem = keras_problem(keras) if keras and not tf_keras else ""
-    versions = f"Keras {keras or 'none'}, tf_keras {tf_keras or 'none'}"
-    return result_of("keras", [problem], versions, WARNING)
+    return result_of(
+        "keras",
+        ["" if tf_keras else keras_problem(keras)],
+        f"Keras {keras or 'none'}, tf_keras {tf_keras or 'none'}",
+        WARNING,
+    )

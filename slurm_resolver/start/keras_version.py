@@ -25,8 +25,11 @@ _FIRST_RIGHT = "3.10"
 
 
 def keras_problem(version: str) -> str:
-    """Returns what is wrong with the `fit` of this Keras on several workers; '' if nothing is."""
-    if not (3, 0) <= _minor(version) < _minor(_FIRST_RIGHT):
+    """Returns what is wrong with the `fit` of this Keras on several workers; '' if nothing is.
+
+    `version` is '' where there is none.
+    """
+    if not version or not (3, 0) <= _minor(version) < _minor(_FIRST_RIGHT):
         return ""
     return (
         f"Keras {version} trains incorrectly on several workers: its metrics, and up to 3.7 its "
@@ -37,8 +40,7 @@ def keras_problem(version: str) -> str:
 
 def check_keras() -> None:
     """Raises KerasError if this process's Keras would train incorrectly."""
-    version = _loaded_version("keras")
-    problem = keras_problem(version) if version else ""
+    problem = keras_problem(_loaded_version("keras"))
     if problem:
         raise KerasError(problem)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from os import strerror
+from socket import SHUT_RDWR, socket
 from threading import Thread
 
 from slurm_resolver.cluster.addresses import Task
@@ -27,7 +27,7 @@ def listening(task: Task) -> Iterator[str]:
     try:
         server = listen_at(port)
     except OSError as error:
-        yield f"port {port}: {os.strerror(error.errno or 0)} (ss -ltnp shows by what)"
+        yield f"port {port}: {strerror(error.errno or 0)} (ss -ltnp shows by what)"
         return
     Thread(target=_accept, args=[server, task.rank], daemon=True).start()
     try:
@@ -35,18 +35,18 @@ def listening(task: Task) -> Iterator[str]:
     finally:
         # close() alone would not wake the thread that waits in accept()
         with suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
+            server.shutdown(SHUT_RDWR)
         server.close()
 
 
-def _accept(server: socket.socket, rank: int) -> None:
+def _accept(server: socket, rank: int) -> None:
     with suppress(OSError):
         while True:
             connection, _ = server.accept()
             Thread(target=_tell_rank, args=[connection, rank], daemon=True).start()
 
 
-def _tell_rank(connection: socket.socket, rank: int) -> None:
+def _tell_rank(connection: socket, rank: int) -> None:
     with connection, suppress(OSError):
         connection.settimeout(_CONNECT_SECONDS)
         connection.sendall(b"%d\n" % rank)
@@ -55,7 +55,7 @@ def _tell_rank(connection: socket.socket, rank: int) -> None:
         connection.recv(1)
 
 
-def call(address: str) -> socket.socket:
+def call(address: str) -> socket:
     """Returns a connection to an address; what takes longer than some seconds there fails.
 
     TensorFlow, too, tries the first address of a name first.
@@ -114,5 +114,4 @@ def find_unreached(asked: Sequence[Task], serving: Collection[int] = ()) -> dict
 
     # All at the same time: each question whose packets are dropped takes its full timeout.
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        problems = pool.map(problem, asked)
-        return {task.rank: text for task, text in zip(asked, problems) if text}
+        return {task.rank: text for task, text in zip(asked, pool.map(problem, asked)) if text}

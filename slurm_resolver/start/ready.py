@@ -5,9 +5,9 @@ If a task is missing, different or out of reach, TensorFlow waits for ever and p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from hashlib import sha256
+from json import dumps
 from time import monotonic
 from typing import Any
 
@@ -25,6 +25,7 @@ from slurm_resolver.version import __version__
 _CLOSE_SECONDS = 60.0  # for a machine with far too many processes
 
 Note = dict[str, Any]
+Notes = Mapping[int, Note]  # by rank
 
 
 def wait_until_ready(
@@ -61,16 +62,14 @@ def wait_until_ready(
     return group
 
 
-def _check(notes: Mapping[int, Note], cluster: Cluster) -> None:
+def _check(notes: Notes, cluster: Cluster) -> None:
     """Raises RendezvousError if tasks disagree, or cannot listen at their ports."""
     problems = [
         f"{cluster.name_of(rank)} cannot listen at {note['port_taken']}"
         for rank, note in notes.items()
         if note["port_taken"]
     ]
-    disagreement = find_disagreement(notes, cluster)
-    if disagreement:
-        problems.append(disagreement)
+    problems += filter(None, [find_disagreement(notes, cluster)])
     if problems:
         raise RendezvousError(
             f"not ready: {'. '.join(problems)}. All tasks must run the same script with the same "
@@ -100,23 +99,22 @@ def find_group(cluster: Cluster, jobs: Collection[str] | None = None) -> Group |
 
 def agreement_facts(cluster: Cluster) -> Note:
     """Returns what must be the same in all tasks, by what it is: causes before effects."""
-    digest = sha256(repr(cluster.tasks).encode()).hexdigest()
     return {
         "the version of slurm_resolver": __version__,
         "the version of TensorFlow": find_tensorflow_version(),
         "the jobs (argument jobs)": {job: len(ranks) for job, ranks in cluster.roles.items()},
         "where the ranks run, or their jobs or addresses (arguments placement, het_groups, "
-        "port_base and node_address)": digest[:16],
+        "port_base and node_address)": sha256(repr(cluster.tasks).encode()).hexdigest()[:16],
     }
 
 
-def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> str:
+def find_disagreement(notes: Notes, cluster: Cluster) -> str:
     """Returns the first difference between the tasks, with its values; '' if all agree."""
     # Tasks with another version of this package may tell other facts, or none.
     facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
     for what in max(facts.values(), key=len):
         lines = named(
-            {rank: json.dumps(fact.get(what), sort_keys=True) for rank, fact in facts.items()},
+            {rank: dumps(fact.get(what), sort_keys=True) for rank, fact in facts.items()},
             cluster.name_of,
         )
         if len(lines) > 1:
