@@ -74,7 +74,7 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
     """
     if not any(task.usable for task in tasks.values()):
         return Transport(False, "gradients use gRPC: no task computes on a GPU")
-    hidden = ""
+    hidden = ""  # why NCCL copies through the host's memory
     first_on: dict[str, str] = {}  # the first task of each node
     owners: dict[tuple[str, str], str] = {}  # by node and GPU
     for name, task in tasks.items():
@@ -107,11 +107,6 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
             )
         if is_second and task.confined and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
-    return _nccl(hidden)
-
-
-def _nccl(hidden: str) -> Transport:
-    """Returns NCCL; `hidden` is why it copies through the host's memory, or ''."""
     if hidden:
         return Transport(
             True,
