@@ -58,6 +58,8 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Container[int]) -> list[str]
     >>> aligned([["node", "tasks"], ["n1", "2"]], numbers=[1])
     ['node  tasks', 'n1        2']
     """
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    cells = [f"{{:{'>' if at in numbers else '<'}{width}}}" for at, width in enumerate(widths)]
+    cells = [
+        f"{{:{'>' if at in numbers else '<'}{max(map(len, column))}}}"
+        for at, column in enumerate(zip(*rows))
+    ]
     return ["  ".join(cells).format(*row).rstrip() for row in rows]

@@ -104,8 +104,8 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-@functools.lru_cache(maxsize=4)
-def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
+@functools.cache
+def _ask_slurm(nodes: str, delay: float) -> Hosts:
     from slurm_resolver.slurm.scontrol import show_nodes  # few steps need it
 
     time.sleep(delay)

@@ -75,7 +75,7 @@ def _check_outside(step: SlurmStep, jobs: JobCounts | None) -> None:
         )
     elif step.remains:
         removed = (
-            f"of Slurm's variables, this process has only {shorten(step.remains, 5)}, and /proc "
+            f"of Slurm's variables, this process has only {shorten(step.remains)}, and /proc "
             "hides what started it"
         )
     if removed:
@@ -107,7 +107,7 @@ def _check_step_ids(step: SlurmStep) -> None:
 def _check_node(step: SlurmStep) -> None:
     """Raises EnvironmentValueError where the variables are those of a task on another node."""
     node = step.node_name
-    if node is not None and not is_this_machine(node, step.nodes or ()):
+    if node and not is_this_machine(node, step.nodes or ()):
         raise EnvironmentValueError(
             f"SLURMD_NODENAME={node}, but this machine is called {socket.gethostname()}, and no "
             f"address of {node} is its own: the variables are those of a task on another node, "

@@ -34,8 +34,8 @@ def describe_cluster(
     """
     if not cluster:
         return _NO_CLUSTER
-    by_node = sorted(cluster.tasks, key=lambda task: cluster.layout.node_of[task.rank])
-    tasks = by_node[:most_tasks]
+    node_of = cluster.layout.node_of
+    tasks = sorted(cluster.tasks, key=lambda task: node_of[task.rank])[:most_tasks]
     lines = [
         _describe_step(cluster),
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),

@@ -56,19 +56,22 @@ def framework_variables(cluster: ResolvedStep, contract: Contract) -> Exports:
     if not cluster.task:
         return {}
     values = {**placeholders(cluster), **_values_for_programs(cluster, cluster.task)}
-    texts = {name: text.format(**values) for name, text in _TEMPLATES[contract].items()}
-    return {name: text for name, text in texts.items() if text}
+    return {
+        name: text
+        for name, template in _TEMPLATES[contract].items()
+        if (text := template.format(**values))
+    }
 
 
 def _values_for_programs(cluster: ResolvedStep, task: Task) -> dict[str, object]:
     node = cluster.layout.node_of[task.rank]
-    # A program of PyTorch uses the GPU with this number. Slurm may show it fewer than the node has.
-    shown = cluster.gpu_decision.visible_before or cluster.tasks
     return {
         "tf_config": json.dumps(cluster.tf_config()),
         "node_number": node,
         "tasks_on_node": len(cluster.layout.ranks_on(node)),
-        "gpu": task.local_rank % len(shown),
+        # A program of PyTorch uses the GPU with this number. Slurm may show it fewer than the node
+        # has.
+        "gpu": task.local_rank % len(cluster.gpu_decision.visible_before or cluster.tasks),
         "gpus": ",".join(numbered(cluster.gpus or ())),
     }
 

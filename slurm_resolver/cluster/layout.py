@@ -264,7 +264,7 @@ def _find_plane_size(step: SlurmStep, counts: Counts, component: Component) -> i
         return max(counts)
     if distribution == "cyclic":
         return 1
-    if component.plane_size is None:
+    if not component.plane_size:
         raise LayoutError(
             "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
             f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."

@@ -113,8 +113,7 @@ def _ports_from(port_base: int, count: int, source: PortSource = PortSource.PORT
             f"up to {count} tasks on a node need a port each."
         )
     after = first + count
-    service_port = after if after <= LAST_PORT else first - 1
-    return Ports(range(first, after), source, service_port)
+    return Ports(range(first, after), source, after if after <= LAST_PORT else first - 1)
 
 
 def derive_service_port(step: SlurmStep) -> int:

@@ -34,7 +34,6 @@ from slurm_resolver.slurm.variable_types import Environ
 
 # The step with the values that replaced variables, and its layout.
 StepAndLayout = tuple[SlurmStep, Layout]
-LayoutOf = Callable[[SlurmStep, ClusterOptions], StepAndLayout]
 
 
 def resolve(
@@ -99,7 +98,7 @@ def resolve(
 def resolve_step(
     step: SlurmStep,
     options: ClusterOptions,
-    layout_of: LayoutOf | None = None,
+    layout_of: Callable[[SlurmStep, ClusterOptions], StepAndLayout] | None = None,
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.
 
@@ -107,7 +106,7 @@ def resolve_step(
     """
     options.check_choices()
     reason = why_alone(step, options)
-    if reason is not None:
+    if reason:
         warn_once(reason)
         return Cluster(step=step)
     if step.is_live:

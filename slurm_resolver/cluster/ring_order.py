@@ -51,11 +51,8 @@ def _number_by_lowest_ranks(node_of: ByRank) -> ByRank:
 
     Only a topology has ordered the nodes otherwise.
     """
-    nodes = list(dict.fromkeys(node_of))
-    if nodes == sorted(nodes):
-        return node_of
-    place_of = {node: place for place, node in enumerate(nodes)}
-    return [place_of[node] for node in node_of]
+    place_of = dict(zip(dict.fromkeys(node_of), itertools.count()))
+    return list(map(place_of.__getitem__, node_of))
 
 
 def _leaves_each_node_once(nodes: Iterator[int]) -> bool:

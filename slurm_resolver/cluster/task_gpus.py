@@ -95,14 +95,17 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
         JobsError: for a name in `gpu_jobs` that is not the name of a job.
     """
     rank = step.require(SlurmStep.rank)
-    jobs = jobs_with_gpus(roles, options)
-    without = set(ranks_of(roles, roles.keys() - jobs))  # in a large step these are few
-    ranks = layout.ranks_on(layout.node_of[rank])
+    # in a large step these are few
+    without = set(ranks_of(roles, roles.keys() - jobs_with_gpus(roles, options)))
     return gpus_on_node(
         NodeGpus(
             step=step,
             local_rank=layout.local_rank_of[rank],
-            users=[local_rank for local_rank, other in enumerate(ranks) if other not in without],
+            users=[
+                local_rank
+                for local_rank, other in enumerate(layout.ranks_on(layout.node_of[rank]))
+                if other not in without
+            ],
             options=options,
         )
     )
@@ -163,7 +166,7 @@ def _add_settings(gpus: TaskGpus, visible: VisibleDevices, step: SlurmStep) -> T
             "start as many tasks on each node as it has slices"
         )
     # Other jobs use a GPU with shards as well.
-    shared = gpus.shared or (bool(devices) and step.shards_on_node is not None)
+    shared = gpus.shared or bool(devices and step.shards_on_node)
     return gpus._replace(
         devices=devices,
         settings=visible.settings_for(devices),
@@ -180,7 +183,7 @@ def _ask_driver(step: SlurmStep) -> Devices | None:
     granted = step.gpus_on_node
     if granted == 0:
         return ()
-    if step.node_name is not None and not step.is_live:
+    if step.node_name and not step.is_live:
         return None  # another task's driver is not known
     number = count_driver_gpus()
     # Which of the driver's GPUs the step was granted is unknown if it was granted only some.
@@ -216,8 +219,7 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     if node.options.gives_gpu_counts:
         return _by_given_counts(node, visible)
     if not shown:
-        state = "shows none" if visible.shown else "is not set"
-        return TaskGpus(shown, f"{visible.name} {state}")
+        return TaskGpus(shown, f"{visible.name} {'shows none' if visible.shown else 'is not set'}")
     if not visible.shown:
         return _divide(node, shown, "the driver's GPUs")
     if not _is_bound(step, shown):
@@ -234,7 +236,7 @@ def _has_batch_scripts_variables(step: SlurmStep) -> bool:
     may run on nodes without.
     """
     has_none = step.gpus_on_node is None and not step.step_gpus
-    return has_none and step.het_size is not None and bool(step.job_gpus)
+    return bool(has_none and step.het_size is not None and step.job_gpus)
 
 
 def _kind_of_binding(step: SlurmStep) -> str:

@@ -126,11 +126,11 @@ class SlurmStep(Variables):
     step_gpus = text_variable("SLURM_STEP_GPUS")
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
 
-    settings: Settings = Settings()
-    foreign: ForeignVariables = ForeignVariables()
+    settings = Settings()
+    foreign = ForeignVariables()
     components: tuple[Component, ...] = ()
-    ancestors: Ancestors = Ancestors()
-    is_component: bool = False
+    ancestors = Ancestors()
+    is_component = False
     remains: tuple[str, ...] = ()
 
     @classmethod
@@ -156,8 +156,9 @@ class SlurmStep(Variables):
         if step.het_job_id not in (None, step.job_id):
             step = step.replace(het_size=None)  # inherited from the job that submitted this one
         if step.het_size:
-            components = [_component(environ, group) for group in range(step.het_size)]
-            step = step.replace(components=tuple(components))
+            step = step.replace(
+                components=tuple(_component(environ, group) for group in range(step.het_size))
+            )
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.where == "step" and not step.is_live):
             return step
@@ -215,7 +216,7 @@ class SlurmStep(Variables):
         """Where this process runs: in a "step", in an "allocation" without srun, or "none"."""
         if self.step_id in _STEP_IDS_WITHOUT_SRUN:
             return "allocation"
-        if self.nodes is not None or self.num_tasks is not None:
+        if self.nodes or self.num_tasks:
             return "step"
         if self.job_id or self.job_nodelist:
             return "allocation"
@@ -283,7 +284,7 @@ def _component(environ: Environ, group: int) -> Component:
         return None
 
     nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes)
-    if nodes is None:
+    if not nodes:
         raise EnvironmentValueError(
             f"SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}, but SLURM_JOB_NODELIST_HET_GROUP_{group} "
             f"is not set; expected the nodes of every component. {RESTART_HINT}"

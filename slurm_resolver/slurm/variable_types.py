@@ -103,9 +103,9 @@ def number_variable(
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
     return Variable(
-        name=name,
-        read=lambda text: read_whole_number(text, minimum, maximum),
-        expected=f"a whole number from {minimum} to {maximum}",
+        name,
+        lambda text: read_whole_number(text, minimum, maximum),
+        f"a whole number from {minimum} to {maximum}",
         empty_is_unset=empty_is_unset,
     )
 
