@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from slurm_resolver.sbatch.settings import (
-    DEFAULT_SIGNAL,
-    BatchSettings,
-    check_settings,
-)
+from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, BatchSettings, check_settings
 from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.version import __version__
+
+# Each is a text with places for settings, or an empty value if it is not needed.
+Texts = list[object]
 
 
 def batch_file(settings: BatchSettings) -> str:
@@ -43,8 +42,8 @@ def batch_file(settings: BatchSettings) -> str:
     )
 
 
-def _options(settings: BatchSettings) -> list[object]:
-    """Returns the options of sbatch; what is not needed is an empty value."""
+def _options(settings: BatchSettings) -> Texts:
+    """Returns the options of sbatch."""
     return [
         (
             "#!/bin/bash\n"
@@ -90,7 +89,7 @@ def _options(settings: BatchSettings) -> list[object]:
     ]
 
 
-def _preparations(settings: BatchSettings) -> list[object]:
+def _preparations(settings: BatchSettings) -> Texts:
     """Returns what precedes the steps: their environment, their options and the trap."""
     several_nodes = settings.nodes > 1
     return [
@@ -125,7 +124,7 @@ def _preparations(settings: BatchSettings) -> list[object]:
     ]
 
 
-def _check(settings: BatchSettings) -> list[object]:
+def _check(settings: BatchSettings) -> Texts:
     """Returns the step that checks."""
     return [
         (
@@ -149,7 +148,7 @@ def _check(settings: BatchSettings) -> list[object]:
     ]
 
 
-def _training(settings: BatchSettings) -> list[object]:
+def _training(settings: BatchSettings) -> Texts:
     """Returns the step that trains, and the requeue."""
     by_script = settings.requeues_by_script
     by_tasks = settings.requeue and not by_script
@@ -201,7 +200,7 @@ def _training(settings: BatchSettings) -> list[object]:
     ]
 
 
-def _supervision(settings: BatchSettings) -> list[object]:
+def _supervision(settings: BatchSettings) -> Texts:
     """Returns the command that starts the step again."""
     return [
         "slurm-resolver supervise --restarts {settings.restarts}",

@@ -84,12 +84,15 @@ class BatchSettings(NamedTuple):
 
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid."""
-    _check_signal(settings)
-    _check_gpus(settings)
-    _check_time(settings)
-    _check_command(settings.command)
-    _check_nodes(settings)
-    _check_parameter_servers(settings)
+    for check in (
+        _check_signal,
+        _check_gpus,
+        _check_time,
+        _check_command,
+        _check_nodes,
+        _check_parameter_servers,
+    ):
+        check(settings)
 
 
 def _check_signal(settings: BatchSettings) -> None:
@@ -114,7 +117,7 @@ def _check_gpus(settings: BatchSettings) -> None:
 
 def _check_time(settings: BatchSettings) -> None:
     limit = parse_time(settings.time)
-    if settings.signal and limit is not None and limit <= settings.least_time:
+    if settings.signal and limit and limit <= settings.least_time:
         raise LaunchError(
             f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
             f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
@@ -122,7 +125,8 @@ def _check_time(settings: BatchSettings) -> None:
         )
 
 
-def _check_command(command: Sequence[str]) -> None:
+def _check_command(settings: BatchSettings) -> None:
+    command = settings.command
     if command[0][:1] in ("", "-") or any(map(_MISREAD.search, command)):
         raise LaunchError(
             f"the command {command!r}: srun reads a first word that is empty or begins with '-' as "
