@@ -115,8 +115,8 @@ def _print_any_text() -> None:
 def _parse(words: Sequence[str]) -> Namespace:
     """Returns the options and arguments of the subcommand; ends the program for a wrong one."""
     # The parser's own options end the program, so the subcommand is the first other word.
-    parser = build_parser([word for word in words if not word.startswith("-")][:1])
-    args, unknown = parser.parse_known_args(words)
+    names = [word for word in words if not word.startswith("-")][:1]
+    args, unknown = build_parser(names).parse_known_args(words)
     if unknown:
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
     return args

@@ -14,7 +14,7 @@ from typing import NoReturn
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_cluster_options,
-    cluster_options,
+    options_of,
     values_of,
 )
 from slurm_resolver.cluster.options import ClusterOptions
@@ -84,7 +84,7 @@ def _check(step: SlurmStep, args: Namespace) -> tuple[list[Result], bool]:
 
     until = time.monotonic() + args.timeout
     try:
-        cluster = resolve_step(step, cluster_options(args)._replace(until=until))
+        cluster = resolve_step(step, options_of(args, ClusterOptions, until=until))
         if not cluster.service:
             raise NotInStepError(
                 "no step to check: start this command with srun, like the training, to check all "

@@ -8,17 +8,17 @@ import re
 import signal
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from typing import NoReturn
 
 from slurm_resolver import pythonpath, signals
 from slurm_resolver.cli.shared_options import (
+    Command,
     OptionAdder,
     add_cluster_options,
     add_command,
     check_startable,
-    cluster_options,
     command_of,
+    options_of,
     values_of,
 )
 from slurm_resolver.cluster.cluster import Cluster
@@ -98,17 +98,16 @@ def main(args: Namespace) -> int:
     check_startable(command)  # before the tasks meet: the others would wait for this one
     until = None if args.wait is None else time.monotonic() + args.wait
     # The program may connect to the other tasks as well.
-    options = cluster_options(args)._replace(starts_program=True, until=until)
+    options = options_of(args, ClusterOptions, starts_program=True, until=until)
     cluster = resolve_step(SlurmStep.read(), options)
-    if until is not None:
+    if until:
         from slurm_resolver.start.ready import wait_until_ready
 
         wait_until_ready(cluster, until - time.monotonic())
-    environ = _environment(args, cluster)
-    _start(fill_in(command, cluster), environ)
+    _start(fill_in(command, cluster), _environment(args, cluster))
 
 
-def _start(command: list[str], environ: Exports) -> NoReturn:
+def _start(command: Command, environ: Exports) -> NoReturn:
     """Replaces this process by the program."""
     try:
         leave_all()  # the program represents the task
@@ -145,12 +144,13 @@ def _replace_classes(args: Namespace, cluster: Cluster, environ: Exports) -> Non
         replaced = [*replaced, "servers"]
         environ[pythonpath.OPTIONS] = json.dumps(values_of(args, ClusterOptions))
     if replaced:
-        folders = filter(None, [pythonpath.FOLDER, environ.get("PYTHONPATH")])
-        environ["PYTHONPATH"] = os.pathsep.join(folders)
+        environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [pythonpath.FOLDER, environ.get("PYTHONPATH")])
+        )
         environ[pythonpath.VARIABLE] = ",".join(replaced)
 
 
-def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
+def fill_in(words: Command, cluster: Cluster) -> Command:
     """Returns the words with the placeholders filled in; other braces stay."""
     values = placeholders(cluster)
     values.update({f"{{{name}}}": f"{{{name}}}" for name in values})

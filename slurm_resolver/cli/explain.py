@@ -51,9 +51,7 @@ _LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank befo
 
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
-    add.parser.add_argument(
-        "logs", nargs="*", metavar="LOGFILE", help="a log, or - for standard input (default)"
-    )
+    add("logs LOGFILE", "a log, or - for standard input (default)", nargs="*")
 
 
 def main(args: Namespace) -> int:
@@ -141,7 +139,7 @@ def _describe_first(
 
 def _find_ended_task(readers: Sequence[FailureReader]) -> str:
     """Returns the task whose end is the first failure of a log; "" if there are several."""
-    firsts = [reader.first() for reader in readers]
+    firsts = map(FailureReader.first, readers)
     ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
     return ends.pop() if len(ends) == 1 else ""
 

@@ -28,12 +28,7 @@ examples:
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
     add("--max-restarts N", "requeue the job at most N times (no limit)", type=number_type(0))
-    add.parser.add_argument(
-        "status",
-        type=number_type(0, 255),
-        metavar="STATUS",
-        help="the training's exit status",
-    )
+    add("status STATUS", "the training's exit status", type=number_type(0, 255))
 
 
 def main(args: Namespace) -> int:

@@ -11,7 +11,7 @@ from slurm_resolver.cli.shared_options import (
     check_startable,
     command_of,
     number_type,
-    values_of,
+    options_of,
 )
 from slurm_resolver.local import IMITATED_SLURM
 
@@ -93,11 +93,12 @@ def main(args: Namespace) -> int:
     from slurm_resolver.local.job import run_job
     from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
-    values = values_of(args, RunOptions)
-    values["command"] = command = command_of(args)
+    command = command_of(args)
     check_startable(command)
-    options = RunOptions(
-        **values,
+    options = options_of(
+        args,
+        RunOptions,
+        command=command,
         gpu_variables=gpu_variables(args.gpus, os.environ),
         time_limit=args.time and parse_time(args.time),
         limit_signal=args.signal and parse_signal(args.signal),

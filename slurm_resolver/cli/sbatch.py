@@ -9,9 +9,8 @@ from argparse import Namespace
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
-    add_tasks_per_node,
     command_of,
-    values_of,
+    options_of,
 )
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
@@ -38,7 +37,7 @@ SLURMS_OPTIONS = (
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
     add("-N --nodes N", "nodes (1)", default=1)
-    add_tasks_per_node(add)
+    add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", default=1)
     add("-c --cpus-per-task N", "CPUs of each task")
     add("--gpus-per-node [TYPE:]N", "GPUs of each node, divided among its tasks")
     add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
@@ -66,7 +65,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
-    settings = BatchSettings(**{**values_of(args, BatchSettings), "command": command_of(args)})
+    settings = options_of(args, BatchSettings, command=command_of(args))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
     print(batch_file(settings), end="")

@@ -7,11 +7,14 @@ import re
 import shutil
 from argparse import REMAINDER, ArgumentTypeError, Namespace, _ActionsContainer
 from contextlib import suppress
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
-from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
+from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number
+
+Command = list[str]  # the words of a command line
+Options = TypeVar("Options")
 
 
 def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
@@ -64,10 +67,11 @@ class OptionAdder(NamedTuple):
     def __call__(self, spelling: str, help: str, **keywords: Any) -> None:
         """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch.
 
-        The name of the value says how it is read, unless `keywords` have a type.
+        The name of the value says how it is read, unless `keywords` have a type. An argument has
+        its own name before that of its value: "logs LOGFILE".
         """
         words = spelling.split()
-        names = [word for word in words if word.startswith("-")]
+        names = [word for word in words if word.startswith("-")] or words[:1]
         if len(names) < len(words):
             keywords["metavar"] = words[-1]
             keywords.setdefault("type", _TYPES.get(words[-1]))
@@ -116,14 +120,14 @@ def add_cluster_options(add: OptionAdder) -> None:
     )
 
 
-def cluster_options(args: Namespace) -> ClusterOptions:
-    """Returns the values of these options."""
-    return ClusterOptions(**values_of(args, ClusterOptions))
-
-
 def values_of(args: Namespace, kind: Any) -> dict[str, Any]:
     """Returns the values of the options that are fields of a NamedTuple."""
     return {name: value for name, value in vars(args).items() if name in kind._fields}
+
+
+def options_of(args: Namespace, kind: Callable[..., Options], **others: Any) -> Options:
+    """Returns a NamedTuple with the values of its options, and `others`."""
+    return kind(**{**values_of(args, kind), **others})
 
 
 def add_command(add: OptionAdder, metavar: str = "COMMAND [ARGUMENT …]") -> None:
@@ -131,18 +135,9 @@ def add_command(add: OptionAdder, metavar: str = "COMMAND [ARGUMENT …]") -> No
     add.parser.add_argument("command_line", nargs=REMAINDER, metavar=f"-- {metavar}")
 
 
-def add_tasks_per_node(add: OptionAdder) -> None:
-    """Adds an option with both of Slurm's spellings."""
-    add(
-        "--tasks-per-node --ntasks-per-node N",
-        "tasks on each node (1)",
-        default=1,
-    )
-
-
-def command_of(args: Namespace) -> list[str]:
+def command_of(args: Namespace) -> Command:
     """Returns the words of the command line to start."""
-    words: list[str] = args.command_line
+    words: Command = args.command_line
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
@@ -150,7 +145,7 @@ def command_of(args: Namespace) -> list[str]:
     return words
 
 
-def check_startable(command: list[str]) -> None:
+def check_startable(command: Command) -> None:
     """Raises LaunchError if PATH has no program for a command line."""
     if not shutil.which(command[0]):
         raise LaunchError(

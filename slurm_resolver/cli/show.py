@@ -6,9 +6,10 @@ import json
 import time
 from argparse import Namespace
 
-from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, cluster_options
+from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, options_of
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.cluster_text import describe_cluster, describe_gpus
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import NotInStepError, RendezvousError
@@ -36,7 +37,7 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Prints the cluster; always returns 0."""
     until = time.monotonic() + Timeouts.check
-    cluster = resolve_step(SlurmStep.read(), cluster_options(args)._replace(until=until))
+    cluster = resolve_step(SlurmStep.read(), options_of(args, ClusterOptions, until=until))
     if not cluster.task:
         raise NotInStepError(
             "this process trains alone: there is no cluster to show. Start it with srun -N 2 "

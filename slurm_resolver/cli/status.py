@@ -57,11 +57,10 @@ _NO_REPORT = (
 
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments."""
-    add.parser.add_argument(
-        "step",
+    add(
+        "step JOBID[_TASK][.STEP]",
+        "default: this job, and its newest step that answers",
         nargs="?",
-        metavar="JOBID[_TASK][.STEP]",
-        help="default: this job, and its newest step that answers",
     )
     add("--json", "print JSON")
     add(
@@ -89,9 +88,8 @@ def _print(answer: Message, as_json: bool) -> None:
     silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
     if as_json:
         slow = None if silent else slowest(reports)
-        ranks = (worker["rank"] for worker in workers if worker["name"] == slow)
-        shown = {"workers": workers, "slowest": next(ranks, None), "silent": silent}
-        print(json.dumps(shown))
+        rank_of = {worker["name"]: worker["rank"] for worker in workers}
+        print(json.dumps({"workers": workers, "slowest": rank_of.get(slow), "silent": silent}))
         return
     lines = [table(reports), describe(reports), *advise(reports)] if workers else [_NO_REPORT]
     print("\n".join(filter(None, [*lines, *silent])))

@@ -6,13 +6,13 @@ import os
 from argparse import Namespace
 
 from slurm_resolver.cli.shared_options import (
+    Command,
     OptionAdder,
     add_command,
-    add_tasks_per_node,
     check_startable,
     command_of,
     number_type,
-    values_of,
+    options_of,
 )
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.timeouts import Timeouts
@@ -38,7 +38,7 @@ def add_arguments(add: OptionAdder) -> None:
         "--min-nodes N",
         "continue with at least N nodes if fewer than --nodes are healthy",
     )
-    add_tasks_per_node(add)
+    add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", default=1)
     add("--requeue", "end with status 75, for a requeue, if nodes or time run short")
     add(
         "--pause SECONDS",
@@ -78,12 +78,11 @@ def main(args: Namespace) -> int:
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    values = values_of(args, SupervisorOptions)
-    values["command"] = command
-    return Supervisor(SupervisorOptions(**values), step, SignalRelay()).run()
+    options = options_of(args, SupervisorOptions, command=command)
+    return Supervisor(options, step, SignalRelay()).run()
 
 
-def _check_srun(command: list[str]) -> None:
+def _check_srun(command: Command) -> None:
     if os.path.basename(command[0]) != "srun" or len(command) < 2:
         raise LaunchError(
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
