@@ -106,8 +106,7 @@ class FailureReader(MessageReader):
         super().read(text, number)
         text = text[:_LONGEST].rstrip()
         self.all_end |= bool(_ENDS_ALL.match(text))
-        is_refusal = text.startswith("srun: error: ")
-        self._refusal = Failure(number, text) if is_refusal else None
+        self._refusal = Failure(number, text) if text.startswith("srun: error: ") else None
         if _LAUNCHER.match(text):
             self._read_node(text, number)
             self._read_ends(text, number)
@@ -195,33 +194,28 @@ class FailureReader(MessageReader):
             return None
         return clue or end or self._refusal
 
-    def _reported(self, ends: Failures, errors: Failures) -> list[Failure]:
-        """Returns the ends of tasks without an error of their own, as others report them."""
-        failures = []
+    def _reported(self, ends: Failures, errors: Failures) -> Iterator[Failure]:
+        """Yields the ends of tasks without an error of their own, as others report them."""
         for rank, report in {**ends, **self._gone}.items():
             if rank not in errors:
                 end = ends.get(rank, report)  # the launcher knows how, but may report later
-                failures.append(
-                    end._replace(
-                        line_number=min(report.line_number, end.line_number),
-                        node=report.node,
-                        # A task without an error of its own ends because of one that crashes.
-                        follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
-                    )
+                yield end._replace(
+                    line_number=min(report.line_number, end.line_number),
+                    node=report.node,
+                    # A task without an error of its own ends because of one that crashes.
+                    follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
                 )
             elif errors[rank].follows and rank in self._gone:
                 # A task that has been cut off reports that the others are gone.
-                failures.append(report)
-        return failures
+                yield report
 
     def _errors(self) -> Failures:
         """Returns the errors by rank; '' without a label: of any of the tasks."""
-        errors = {}
-        for rank, task in self._tasks.items():
-            error = task.error(has_failed=rank in self.ends or (not rank and bool(self.ends)))
-            if error:
-                errors[rank] = error
-        return errors
+        return {
+            rank: error
+            for rank, task in self._tasks.items()
+            if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
+        }
 
     def _failed_checks(self) -> Iterator[Failure]:
         for (id, address), finding in self.found.items():
@@ -240,9 +234,11 @@ class FailureReader(MessageReader):
         failures = [self.node] if self.node else []
         failures += self._reported(ends, errors)
         failures += self._failed_checks()
-        for rank, error in errors.items():
-            reported = self._gone.get(rank) or self.ends.get(rank) or error
-            failures.append(error._replace(rank=rank, node=reported.node))
+        reports = {**self.ends, **self._gone}
+        failures += [
+            error._replace(rank=rank, node=reports.get(rank, error).node)
+            for rank, error in errors.items()
+        ]
         first = min(failures, key=attrgetter("follows", "line_number"), default=None)
         saved = first and SAVED.match(first.line)
         if saved and (self.continues or not saved["terminated"]):

@@ -35,7 +35,7 @@ class KnownMessage(NamedTuple):
 
 CAUSES = ("cause", "request")  # the kinds of messages that say why
 FAULTS = (*CAUSES, "effect")
-_JOINTS = {"cause": " ", "remedy": " "}  # between the lines of a value; by default nothing
+_TEXTS = ("cause", "remedy")  # a space joins the lines of these values, and nothing the others
 
 
 def _read_messages() -> dict[str, KnownMessage]:
@@ -48,7 +48,7 @@ def _read_messages() -> dict[str, KnownMessage]:
         id: KnownMessage(
             id,
             *[
-                sections[id][name].replace("\n", _JOINTS.get(name, ""))
+                sections[id][name].replace("\n", " " if name in _TEXTS else "")
                 for name in KnownMessage._fields[1:]
             ],
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from slurm_resolver.diagnostics.known_messages import FAULTS, MESSAGES, KnownMessage
 
+Hit = re.Match[str]  # where a known message is in a line
+
 
 @dataclass
 class Finding:
@@ -76,7 +78,7 @@ class MessageReader:
             if known and match:
                 self._add(known, match, number)
 
-    def _add(self, known: KnownMessage, match: re.Match[str], number: int) -> None:
+    def _add(self, known: KnownMessage, match: Hit, number: int) -> None:
         address = _named_task(match)
         first = Finding(
             self.file,
@@ -114,7 +116,7 @@ class MessageReader:
         return [finding for finding in self.found.values() if finding.known.id in shown]
 
 
-def search(text: str) -> tuple[KnownMessage | None, re.Match[str] | None]:
+def search(text: str) -> tuple[KnownMessage | None, Hit | None]:
     """Returns the message in a text, with its match."""
     if not text.startswith("slurm-resolver supervise: "):  # it repeats the error of a task
         for cue, known in _CUES:
@@ -124,7 +126,7 @@ def search(text: str) -> tuple[KnownMessage | None, re.Match[str] | None]:
     return None, None
 
 
-def _named_task(match: re.Match[str]) -> str | None:
+def _named_task(match: Hit) -> str | None:
     """Returns the task in the match, or else the last one near it in the line."""
     address = match.groupdict().get("address")
     if address:
@@ -133,7 +135,7 @@ def _named_task(match: re.Match[str]) -> str | None:
     return near[-1].replace("%5B", "[").replace("%5D", "]") if near else None
 
 
-def _shorten(match: re.Match[str]) -> str:
+def _shorten(match: Hit) -> str:
     """Returns the part of the line around the message, without control characters."""
     start = match.start()
     first = start - 40 if start > _SHOWN_LENGTH // 2 else 0

@@ -80,8 +80,8 @@ def _take_secret(slurm_job: Fields) -> None:
     """
     ids = {slurm_job["JobId"], slurm_job.get("HetJobId")}
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        lines = read_proc(f"/proc/{process}/environ").split("\0")
-        values = dict(line.split("=", 1) for line in lines if "=" in line)
+        environ = read_proc(f"/proc/{process}/environ")
+        values = dict(line.split("=", 1) for line in environ.split("\0") if "=" in line)
         if values.get("SLURM_JOB_ID") in ids and values.get(VARIABLE):
             os.environ.setdefault(VARIABLE, values[VARIABLE])
             return
@@ -120,11 +120,12 @@ def _find_addresses(
 
 def _find_steps(slurm_job: Fields, step_id: str) -> list[tuple[int, Fields]]:
     """Returns the steps of a job that srun has started, newest first, or the one with this id."""
-    steps = []
-    for fields in scontrol.show_steps(slurm_job):
-        name = fields.get("StepId", "").rpartition(".")[2]
-        if name.isdigit() and step_id in ("", name):
-            steps.append((int(name), fields))
+    steps = [
+        (int(name), fields)
+        for fields in scontrol.show_steps(slurm_job)
+        for name in [fields.get("StepId", "").rpartition(".")[2]]
+        if name.isdigit() and step_id in ("", name)
+    ]
     return sorted(steps, key=itemgetter(0), reverse=True)
 
 

@@ -184,8 +184,9 @@ class TaskOutput:
             return None
         if not has_failed and self._error.line_number < self.trained:
             return None
-        follows = self._error.follows or kind_of(self._error.line) == "effect"
-        return self._error._replace(follows=follows)
+        return self._error._replace(
+            follows=self._error.follows or kind_of(self._error.line) == "effect"
+        )
 
     def clue(self, has_failed: bool) -> Failure | None:
         """Returns the line that tells why a program exited, if it `has_failed` or ends there."""
