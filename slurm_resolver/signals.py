@@ -52,8 +52,7 @@ def ignore_in_children() -> None:
     """Lets children that this process forks ignore OF_USERS, unless it handles them."""
 
     def ignore() -> None:
-        unexpected = [n for n in OF_USERS if signal.getsignal(n) == signal.SIG_DFL]
-        handle(unexpected, signal.SIG_IGN)
+        handle([n for n in OF_USERS if signal.getsignal(n) == signal.SIG_DFL], signal.SIG_IGN)
 
     os.register_at_fork(after_in_child=ignore)
 
@@ -80,10 +79,7 @@ def keep_from_children(numbers: Collection[int]) -> None:
 
 def signal_name(number: int) -> str:
     """Returns the name of a signal, such as "SIGKILL"; "" if there is none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
+    return next((known.name for known in signal.Signals if known == number), "")
 
 
 def shell_status(status: int) -> int:
