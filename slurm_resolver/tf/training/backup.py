@@ -12,9 +12,9 @@ import inspect
 import os
 import sys
 import traceback
-import types
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -26,7 +26,6 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn, warn_once
 from slurm_resolver.start.keras_version import check_keras
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.protocols import EpochIterator, Logs
 from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
@@ -142,18 +141,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
         if lacking:
             raise private_names.error_of(*lacking)
-        self._begin(fit, callbacks, data)
+        self._come_last(callbacks)
+        self._begin(fit, data)
 
-    def _begin(
-        self,
-        fit: types.SimpleNamespace,
-        callbacks: keras.callbacks.CallbackList,
-        data: EpochIterator,
-    ) -> None:
-        """Restores the training, and comes last among the callbacks. Keras is beginning to train.
+    def _begin(self, fit: SimpleNamespace, data: EpochIterator) -> None:
+        """Restores the training. Keras is beginning to train.
 
-        `fit` has the variables of Keras' `fit`, `callbacks` is Keras' list of all callbacks, and
-        `data` makes the iterators over the data.
+        `fit` has the variables of Keras' `fit`, and `data` makes the iterators over the data.
         """
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
@@ -162,7 +156,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
-        self._come_last(callbacks)
         self._restore()
         findings = findings_of(data, fit)
         self._check_fit(findings.content)
@@ -175,6 +168,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             name.set(data, functools.partial(wrapper, name.of(data)))
 
     def _come_last(self, callbacks: keras.callbacks.CallbackList) -> None:
+        """Moves to the end of Keras' list of all callbacks, and puts a helper before them."""
         ours = (self, self._first)  # Keras' list may be that of an earlier fit
         self._others = [other for other in callbacks.callbacks if other not in ours]
         self._first = keras.callbacks.LambdaCallback(
@@ -188,7 +182,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         states = random_states()
         self._build()
         # A run without this callback builds later, or not at all; Keras' seed may be Python's.
-        set_random_states({name: states[name] for name in states if name != "random"})
+        del states["random"]
+        set_random_states(states)
         folder = os.fspath(self.options["directory"])
         self._key = os.path.abspath(folder)
         if self._key in _finished:
@@ -203,9 +198,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._saved = self._backup.more or {}
         self._backup.say_start(self.params["epochs"])
 
-    def _go_to_step(
-        self, fit: types.SimpleNamespace, data: EpochIterator, findings: Findings
-    ) -> None:
+    def _go_to_step(self, fit: SimpleNamespace, data: EpochIterator, findings: Findings) -> None:
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
         # With batches of another size, an epoch has another number of steps.
@@ -216,10 +209,16 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if backup.restored:
             private_names.INITIAL_EPOCH.set(self.model, backup.epoch)
             self._before = random_states()
-            steps = None if resized else self._saved["steps"]
             if self._draws:  # also for a fit that has ended, as the next may read the same data
-                last = self._saved["last"] or backup.epoch
-                read_earlier(self.model, fit, data, findings, last, steps, backup.leads)
+                read_earlier(
+                    self.model,
+                    fit,
+                    data,
+                    findings,
+                    last=self._saved["last"] or backup.epoch,
+                    steps=None if resized else self._saved["steps"],
+                    says=backup.leads,
+                )
             else:
                 self._move_by_samples()
 
@@ -289,7 +288,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _restore_random(self) -> None:
         """Restores the global random generators, once the data was read that was read before."""
-        if self._before is not None:
+        if self._before:
             restore_random(self._saved["random"], self._before)
         self._before = None
 
@@ -437,8 +436,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         Without a strategy, Keras would build them in the first step.
         """
         model = self.model
-        data = private_names.DISTRIBUTED_DATASET.of(self._data)
-        spec = data.whole.element_spec if isinstance(data, WorkerData) else data.element_spec
+        spec = _whole(self._data).element_spec
         with model.distribute_strategy.scope():
             problem: object = "Keras could not infer its inputs' shapes"
             try:
@@ -454,7 +452,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 model.optimizer.build(model.trainable_variables)
 
 
-def _running_fit() -> types.SimpleNamespace:
+def _running_fit() -> SimpleNamespace:
     """Returns the variables of Keras' `fit`, which calls this.
 
     Keras passes neither the other callbacks nor the data to a callback.
@@ -462,11 +460,17 @@ def _running_fit() -> types.SimpleNamespace:
     code = inspect.unwrap(keras.Model.fit).__code__
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if frame.f_code is code:
-            return types.SimpleNamespace(**frame.f_locals)
+            return SimpleNamespace(**frame.f_locals)
     raise ResumeError(
         "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
         "For a training loop of your own use ResumableLoop."
     )
+
+
+def _whole(data: EpochIterator | None) -> Any:
+    """Returns the dataset that `fit` reads, of global batches."""
+    dataset = private_names.DISTRIBUTED_DATASET.of(data)
+    return getattr(dataset, "whole", dataset)  # a `WorkerData` has only the rows of a worker
 
 
 def _batch_size(data: EpochIterator) -> int:
@@ -474,7 +478,7 @@ def _batch_size(data: EpochIterator) -> int:
     adapter = private_names.DATA_ADAPTER.of(data)
     if isinstance(adapter, private_names.ARRAYS.get()):
         return int(private_names.ARRAYS_BATCH_SIZE.of(adapter))
-    return batch_size_of(private_names.DISTRIBUTED_DATASET.of(data))
+    return batch_size_of(_whole(data))
 
 
 def _left_out(model: keras.Model) -> list[tf.Variable]:

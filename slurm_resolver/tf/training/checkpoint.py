@@ -21,7 +21,6 @@ from slurm_resolver.local import run_events
 from slurm_resolver.log import warn
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.causes import OF_PEERS, cause_of
-from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.sharing import without
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
@@ -199,9 +198,12 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         saves = alone and is_between_steps
         with contextlib.suppress(ResumeError):
             saves = self._ranks.ask_leader("the save after an error", is_between_steps, _ERROR_WAIT)
-        end = "saved as it was before" if saves else "not saved, as the leader may be within"
-        failed = "after %s, the training failed (%s); it is %s this step"
-        warn(failed, received, cause_of(error), end)
+        warn(
+            "after %s, the training failed (%s); it is %s this step",
+            received,
+            cause_of(error),
+            "saved as it was before" if saves else "not saved, as the leader may be within",
+        )
         if saves:
             self.save()
             self._termination.exit_fn()
@@ -238,8 +240,7 @@ def batch_size_of(data: Any) -> int:
     It is read from the dataset's chain of inputs, as TensorFlow's own sharding does.
     """
     # A strategy's dataset holds the one that it distributes.
-    is_ours = isinstance(data, WorkerData)
-    whole = data.whole if is_ours else private_names.ORIGINAL_DATASET.of(data, data)
+    whole = private_names.ORIGINAL_DATASET.of(data, data)
     try:
         return int(private_names.BATCH_SIZE.of(without(whole, _BATCH_BY_BATCH), 0))
     except (TypeError, ValueError):  # a tensor without a value yet
