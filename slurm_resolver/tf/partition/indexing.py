@@ -10,7 +10,6 @@ In the equations, the axes of the places are capital letters, and those of an en
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,17 +23,14 @@ from slurm_resolver.tf.partition.values import COUNTS, SUM, NotByPartError, Tens
 
 def _is_each_row(op: Operation, number: int) -> bool:
     """Whether a tensor is the numbers of all rows, in their order: 0, 1, …, N - 1."""
-    flat = op.sizes.flat
-    kind = flat.kind(number)
+    kind, inputs = op.sizes.flat.made(number)
     if kind in ("Cast", "Identity", "Reshape"):
-        return _is_each_row(op, flat.makers[number].inputs[0])
-    if kind == "SelectV2":
-        # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
-        test, selected, _ = flat.makers[number].inputs
-        if _tests_for_rows(op, test):
-            return _is_each_row(op, selected)
-    pair = op.sizes.numbers(number) or ()
-    return bool(pair) and all(
+        return _is_each_row(op, inputs[0])
+    # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
+    if kind == "SelectV2" and _tests_for_rows(op, inputs[0]):
+        return _is_each_row(op, inputs[1])
+    pair = op.sizes.numbers(number)
+    return pair is not None and all(
         map(
             np.array_equal,
             map(np.ravel, pair),
@@ -45,11 +41,11 @@ def _is_each_row(op: Operation, number: int) -> bool:
 
 def _tests_for_rows(op: Operation, number: int) -> bool:
     """Whether a tensor is N > 1."""
-    flat = op.sizes.flat
-    if flat.kind(number) != "Greater":
-        return False
-    limits = [op.sizes.numbers(one) or () for one in flat.makers[number].inputs]
-    return np.array_equal(limits, (COUNTS, (1, 1)))
+    kind, inputs = op.sizes.flat.made(number)
+    return kind == "Greater" and np.array_equal(
+        [op.sizes.numbers(one) or () for one in inputs],
+        (COUNTS, (1, 1)),
+    )
 
 
 def _begins_with_row(op: Operation, place: int) -> bool:
@@ -57,19 +53,13 @@ def _begins_with_row(op: Operation, place: int) -> bool:
 
     They are stacked of columns, of which the first one is `tf.range(N)`.
     """
-    flat = op.sizes.flat
-    number = op.node.inputs[place]
-    if op.rank(place) != 2 or flat.kind(number) not in ("ConcatV2", "Pack"):
+    stack = op.tensor(place).op
+    kind, columns = op.sizes.flat.made(op.node.inputs[place])
+    if op.rank(place) != 2 or kind not in ("ConcatV2", "Pack"):
         return False
-    node = flat.makers[number]
-    return _stacking_axis(node.operation) in (1, -1) and _is_each_row(op, node.inputs[0])
-
-
-def _stacking_axis(operation: tf.Operation) -> Any:
-    """Returns the axis of a Pack or ConcatV2; None if it is unknown."""
-    if operation.type == "Pack":
-        return operation.get_attr("axis")
-    return tf.get_static_value(operation.inputs[-1])
+    is_pack = kind == "Pack"
+    axis = stack.get_attr("axis") if is_pack else tf.get_static_value(stack.inputs[-1])
+    return axis in (1, -1) and _is_each_row(op, columns[0])
 
 
 def _unchanged(op: Operation, axis: int) -> Split | None:

@@ -162,9 +162,13 @@ class Flat:
         self.makers.update(dict.fromkeys(results, node))
         return [node], results
 
-    def kind(self, number: int) -> str:
-        """Returns the type of the operation that computes a tensor; "" for an input."""
-        return self.makers[number].kind if number in self.makers else ""
+    def made(self, number: int) -> tuple[str, TensorNumbers]:
+        """Returns the type and the inputs of the operation that computes a tensor.
+
+        For an input of the graph, these are "" and nothing.
+        """
+        node = self.makers.get(number)
+        return (node.kind, node.inputs) if node else ("", ())
 
     def _needed(self) -> list[Node]:
         """Returns the nodes on which an output or a side effect depends, in their order."""

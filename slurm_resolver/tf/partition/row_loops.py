@@ -105,19 +105,17 @@ class RowLoop:
 
     def _origin(self, number: int) -> int:
         """Returns the tensor of which another one is a copy."""
-        if self._body.kind(number) != "Identity":
-            return number
-        return self._origin(self._body.makers[number].inputs[0])
+        kind, inputs = self._body.made(number)
+        return self._origin(inputs[0]) if kind == "Identity" else number
 
     def _counts(self, place: int) -> bool:
         """Whether a variable counts the rounds, from 0."""
         number = self._results[place]
-        if self._body.kind(number) != "AddV2":
+        kind, inputs = self._body.made(number)
+        if kind != "AddV2" or self._origin(inputs[0]) != place:
             return False
-        node = self._body.makers[number]
-        step = tf.get_static_value(node.operation.inputs[1])
-        is_next = self._origin(node.inputs[0]) == place and np.array_equal(step, 1)
-        return is_next and np.array_equal(self._op.numbers(place), (0, 0))
+        step = tf.get_static_value(self._body.tensors[number].op.inputs[1])
+        return np.array_equal(step, 1) and np.array_equal(self._op.numbers(place), (0, 0))
 
     def _check_rounds(self, test: Flat) -> None:
         """Raises NotByPartError unless a round follows if there is another row."""
@@ -134,8 +132,11 @@ class RowLoop:
         if node.kind != "Less":
             return False
         counter, end = node.inputs
-        is_compared = counter in self._counters and end in self._kept
-        return is_compared and self._is_n(self._op.node.inputs[end])
+        return (
+            counter in self._counters
+            and end in self._kept
+            and self._is_n(self._op.node.inputs[end])
+        )
 
     def _is_n(self, number: int) -> bool:
         """Whether a tensor outside the loop is N."""
@@ -191,10 +192,10 @@ class RowLoop:
 
     def _is_for_rows(self, number: int) -> bool:
         """Whether a list is new: a stack, or one with a place for each row."""
-        flat = self._op.sizes.flat
-        if flat.kind(number) == "TensorListReserve":
-            return self._is_n(flat.makers[number].inputs[1])
-        return flat.kind(number) == "EmptyTensorList"
+        kind, inputs = self._op.sizes.flat.made(number)
+        if kind == "TensorListReserve":
+            return self._is_n(inputs[1])
+        return kind == "EmptyTensorList"
 
     def _make(self, emission: Emission, inputs: Tensors) -> Tensors:
         """Writes the loop with a round for each of the replica's rows."""
