@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.values import SUM, PlanError, Tensors, names
@@ -90,7 +91,7 @@ def drawn(op: Operation) -> Split:
         is_first = emission.rows.replica == 0
         if not is_first and not is_harmless:
             return [tf.zeros(output.shape, output.dtype) for output in op.traced.outputs]
-        results = emission.create(op.node, inputs)
+        results = create(op.traced, inputs)
         return results if is_first else list(map(tf.zeros_like, results))
 
     return op.split(SUM, make=make)

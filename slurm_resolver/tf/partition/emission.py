@@ -164,7 +164,7 @@ class Emission:
     def _compute(self, step: Compute) -> None:
         node, split, _ = step
         inputs = list(map(self.get, node.inputs, split.wants))
-        outputs = split.make(self, inputs) if split.make else self.create(node, inputs)
+        outputs = split.make(self, inputs) if split.make else create(node.operation, inputs)
         for number, value, tensor in zip(node.outputs, split.results, outputs):
             self._keep(
                 number,
@@ -179,15 +179,11 @@ class Emission:
         self._forms[number, value] = tensor
         return tensor
 
-    def create(self, node: Node, inputs: Tensors) -> Tensors:
-        """Creates an operation as it was traced, with other inputs."""
-        return create(node.operation, inputs)
-
     def as_traced(self, flat: Flat, inputs: Tensors) -> Tensors:
         """Writes a function as it was traced, and returns its outputs."""
         tensors = dict(zip(flat.inputs, inputs))
         for node in flat.nodes:
-            outputs = self.create(node, [tensors[number] for number in node.inputs])
+            outputs = create(node.operation, [tensors[number] for number in node.inputs])
             tensors.update(zip(node.outputs, outputs))
         return [tensors[number] for number in flat.outputs]
 
@@ -208,7 +204,7 @@ class Emission:
         if isinstance(want, Sizes):
             return self.sized(
                 self.get(number, SAME),
-                want,
+                want.rows,
                 self.rows.own,
             )
         if want == SAME:
@@ -234,7 +230,7 @@ class Emission:
     def _computed_whole(self, number: int) -> tf.Tensor:
         """Writes a tensor that each replica can compute for itself."""
         node = self._plan.flat.makers[number]
-        outputs = self.create(node, [self.get(one, SAME) for one in node.inputs])
+        outputs = create(node.operation, [self.get(one, SAME) for one in node.inputs])
         return outputs[node.outputs.index(number)]
 
     def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
@@ -243,10 +239,10 @@ class Emission:
         return tf.math.multiply_no_nan(statistic, weight)  # that of no rows is NaN
 
     @staticmethod
-    def sized(sizes: tf.Tensor, want: Sizes, count: tf.Tensor) -> tf.Tensor:
-        """Returns a vector of sizes, with that of so many rows in one place."""
+    def sized(sizes: tf.Tensor, value: Value, count: tf.Tensor) -> tf.Tensor:
+        """Returns a vector of sizes, with that of so many rows at the place of their axis."""
         found = tf.unstack(sizes)
-        found[want.place] = tf.cast(count * (want.outer * want.inner), sizes.dtype)
+        found[value.axis] = tf.cast(count * (value.outer * value.inner), sizes.dtype)
         return tf.stack(found)
 
     # --- Collectives -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.rules import by_equation, letters
@@ -177,4 +178,4 @@ def _write_own_places(
     given = tensors[indices]
     own = tf.range(emission.rows.own, dtype=tf.int32)[:, tf.newaxis]
     tensors[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
-    return emission.create(op.node, tensors)
+    return create(op.traced, tensors)

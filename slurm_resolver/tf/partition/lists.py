@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import Operation, Rule, size_at
+from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     OWN,
@@ -21,6 +21,7 @@ from slurm_resolver.tf.partition.values import (
     Kind,
     Literal,
     NotByPartError,
+    Sizes,
     Value,
     Want,
     as_tuple,
@@ -99,7 +100,7 @@ def element_shape(op: Operation, place: int, element: Value) -> Want:
     """Returns the shape of elements that are read from the list: those of the replica's rows."""
     tensor = op.tensor(place)
     is_vector = tensor.shape.rank == 1 and tensor.op.type != "TensorListElementShape"
-    return size_at(element) if element.has_rows and is_vector else SAME
+    return Sizes(element) if element.has_rows and is_vector else SAME
 
 
 def element_of(op: Operation) -> Value:
@@ -215,7 +216,7 @@ def optional(op: Operation) -> Split:
     return op.split(list_of(op.raw[0]), op.raw[0])
 
 
-LIST_RULES: dict[str, Rule] = {
+LIST_RULES: Rules = {
     "AddN": joined,
     "AddV2": joined,
     "EmptyTensorList": new,

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
+from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.rules import by_equation, combined, letters
 from slurm_resolver.tf.partition.sizes import batches, is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
     Shape,
+    Sizes,
     Value,
     rows,
 )
@@ -42,7 +43,7 @@ def reshape(op: Operation) -> Split:
     return op.split(
         result,
         value,
-        size_at(result),
+        Sizes(result),
     )
 
 
@@ -113,14 +114,14 @@ def repeated(op: Operation) -> Split:
         return by_equation(op, "...,#->...")
     value = first_rows(*op.shape(RESULT))
     if op.kind == "Fill":
-        return op.split(value, size_at(value))
+        return op.split(value, Sizes(value))
     axis = value.axis - op.rank(RESULT) + op.rank()
     if axis >= 0 and op.size(axis) != (1, 1):
         raise NotByPartError("rows that are not one entry")
     return op.split(
         value,
         SAME,
-        size_at(value),
+        Sizes(value),
     )
 
 

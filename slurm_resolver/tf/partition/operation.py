@@ -22,7 +22,6 @@ from slurm_resolver.tf.partition.values import (
     Pair,
     Samples,
     Shapes,
-    Sizes,
     T,
     Value,
     Values,
@@ -168,13 +167,5 @@ class Operation:
         )
 
 
-def size_at(value: Value) -> Sizes:
-    """Returns the want of a vector of sizes, in which the rows' size is this replica's."""
-    return Sizes(
-        value.axis,
-        value.outer,
-        value.inner,
-    )
-
-
 Rule = Callable[[Operation], Split]
+Rules = dict[str, Rule]  # by the type of the operation

@@ -20,7 +20,7 @@ lists, conditions and loops are computed whole from the beginning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Spl
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.moving import first_rows
-from slurm_resolver.tf.partition.operation import Operation, Rule
+from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import SizesOf
 from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
@@ -139,8 +139,7 @@ class Planner(Plan):
         Args:
             needed: the tensors that are waited for; those of this operation are added.
         """
-        is_ready = self._done.issuperset(node.after)
-        if not is_ready or not self.values.keys() >= {*node.inputs}:
+        if not (self._done.issuperset(node.after) and self.values.keys() >= {*node.inputs}):
             return False
         step = self._compute(node)
         missing = self._missing(zip(node.inputs, step.split.wants))
@@ -301,7 +300,7 @@ class Planner(Plan):
         return self._source(first)
 
 
-def _by_rule(op: Operation, table: Mapping[str, Rule]) -> Split:
+def _by_rule(op: Operation, table: Rules) -> Split:
     """Returns how a replica computes an operation by its rule in a table."""
     if op.kind not in table:
         raise NotByPartError("no rule")

@@ -25,14 +25,16 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
+from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.emission import Emission, Split
-from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
+from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
     NotByPartError,
+    Sizes,
     Tensors,
     Value,
     names,
@@ -64,7 +66,7 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     if "#" in terms:
         if not is_count(op.size(axis, RESULT), value):
             raise NotByPartError("another size")
-        wants[terms.index("#")] = size_at(value)
+        wants[terms.index("#")] = Sizes(value)
     return op.split(value, *wants)
 
 
@@ -146,7 +148,7 @@ def _write_sizes(op: Operation, emission: Emission, inputs: Tensors) -> Tensors:
         if value.has_rows:
             shape = emission.sized(
                 shape,
-                size_at(value),
+                value,
                 emission.rows.total,
             )
         shapes.append(shape)
@@ -163,13 +165,11 @@ def reduction(op: Operation) -> Split:
         adds=is_mean or op.kind == "Sum",
     )
     if is_mean and SUM in found.results:
-        return found._replace(make=functools.partial(_write_mean, op))
+        # The mean of a replica's rows becomes an addend to that of all rows.
+        return found._replace(
+            make=lambda emission, inputs: list(map(emission.weighted, create(op.traced, inputs)))
+        )
     return found
-
-
-def _write_mean(op: Operation, emission: Emission, inputs: Tensors) -> Tensors:
-    """Writes the mean of a replica's rows as an addend to that of all rows."""
-    return list(map(emission.weighted, emission.create(op.node, inputs)))
 
 
 def matrix_product(op: Operation) -> Split:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
-from slurm_resolver.tf.partition.operation import RESULT, Operation, size_at
+from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.sizes import batches
 from slurm_resolver.tf.partition.slice_limits import (
     KEPT,
@@ -40,8 +40,8 @@ def slice_by_size(op: Operation) -> Split:
     return op.split(
         part,
         value,
-        size_at(value._replace(outer=first)),
-        size_at(part),
+        Sizes(value._replace(outer=first)),
+        Sizes(part),
     )
 
 
@@ -78,9 +78,11 @@ def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Si
         raise NotByPartError("some of the rows")
     return [
         Sizes(
-            place,
-            _whole_batches(pair, value),
-            value.inner,
+            rows(
+                place,
+                _whole_batches(pair, value),
+                value.inner,
+            )
         )
         for pair in limits
     ]
@@ -123,7 +125,8 @@ def strided_slice(op: Operation) -> Split:
     )
     if not limits:
         return op.split(value.at(axis), value)
-    count = limits[1].outer - limits[0].outer
+    begin, end = limits
+    count = end.rows.outer - begin.rows.outer
     if count <= 0:
         raise NotByPartError("no rows")
     return op.split(
@@ -162,7 +165,7 @@ def strided_slice_gradient(op: Operation) -> Split:
     ) or (SAME, SAME)
     return op.split(
         result,
-        size_at(result),
+        Sizes(result),
         *limits,
         SAME,
         value,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from slurm_resolver.tf.partition import indexing, moving, rules, slices
-from slurm_resolver.tf.partition.operation import Rule
+from slurm_resolver.tf.partition.operation import Rules
 from slurm_resolver.tf.partition.values import SAME, names
 
 BY_ENTRY = """
@@ -100,7 +100,7 @@ EQUATIONS = """
 
 
 # All others: the types of operations, and their rule.
-RULES: dict[str, Rule] = {
+RULES: Rules = {
     BY_ENTRY: rules.by_entry,
     "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum": rules.reduction,
     "Assert": lambda op: op.split((), SAME, *op.values[1:]),
@@ -137,7 +137,7 @@ RULES: dict[str, Rule] = {
     "Unpack": lambda op: rules.combined(op, [op.attribute("axis")], removed=True),
     "UnsortedSegmentSum": indexing.segment_sum,
 }
-TABLE: dict[str, Rule] = {kind: rule for kinds, rule in RULES.items() for kind in kinds.split()}
+TABLE: Rules = {kind: rule for kinds, rule in RULES.items() for kind in kinds.split()}
 TABLE |= {
     # A result without axes has the sums of the rows.
     kind: functools.partial(rules.by_equation, equation=equation, adds=equation.endswith("->"))

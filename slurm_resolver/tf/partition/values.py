@@ -43,16 +43,8 @@ Tensors = Sequence[tf.Tensor]
 TensorNumbers = Sequence[int]  # of tensors in a graph; see `inlining.Flat`
 
 
-class Kind(enum.Enum):
-    """What a replica has of a tensor; the module's table has the meanings."""
-
-    SAME = 1
-    ROWS = 2
-    SUM = 3
-    LIST = 4
-    LOCAL = 5
-    OWN = 6
-    PLACE = 7
+# What a replica has of a tensor; the module's table has the meanings.
+Kind = enum.Enum("Kind", "SAME ROWS SUM LIST LOCAL OWN PLACE")
 
 
 class Value(NamedTuple):
@@ -117,12 +109,10 @@ class Sizes(NamedTuple):
     """An input that is a vector of sizes, one of which is this replica's: outer · n · inner.
 
     Attributes:
-        place: of that size in the vector.
+        rows: whose axis is the place of that size in the vector.
     """
 
-    place: int
-    outer: int
-    inner: int
+    rows: Value
 
 
 class Literal(NamedTuple):
