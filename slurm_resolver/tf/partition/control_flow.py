@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import RANDOM
 from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of_part
-from slurm_resolver.tf.partition.inlining import CALLS, Flat
+from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.row_loops import STACKS, RowLoop
@@ -116,22 +116,15 @@ def _write_branch(emission: Emission, plan: Plan, given: Tensors) -> Tensors:
 
 def loop(planner: Plan, op: Operation, given: Values) -> Split:
     """While: its variables are the same kind of value in each round."""
-    body = op.function("body")
-    test = op.function("cond")
     if not STACKS.isdisjoint(given):
-        return RowLoop(
-            op,
-            body,
-            test,
-        ).split()
+        return RowLoop(op).split()
     plan, alike = _plan_round(
         planner,
         op,
-        body,
         given,
     )
     test_plan = planner.inner(
-        test,
+        op.function("cond"),
         plan.inputs,
         alike,
         [SAME],
@@ -153,13 +146,13 @@ def loop(planner: Plan, op: Operation, given: Values) -> Split:
 def _plan_round(
     planner: Plan,
     op: Operation,
-    body: Flat,
     given: Values,
 ) -> tuple[Plan, Alike]:
     """Returns the plan of a loop's round, whose outputs become what its inputs are.
 
     It also returns the variables whose sizes no round changes.
     """
+    body = op.function("body")
     values = list(given)
     alike = list(zip(op.node.inputs, body.inputs))
     for _ in range(_ROUNDS):
@@ -213,7 +206,7 @@ def _write_loop(
     emission: Emission,
     inputs: Tensors,
 ) -> Tensors:
-    is_ordered = any(map(_needs_order, (plan, test_plan)))
+    is_ordered = _needs_order(plan) or _needs_order(test_plan)
     found: Tensors = tf.while_loop(
         lambda *state: emission.inside(test_plan, state)[0],
         lambda *state: emission.inside(plan, state),

@@ -74,20 +74,18 @@ class RowLoop:
 
     Args:
         op: the loop.
-        body: the function of a round.
-        test: the function that says whether there is another round.
 
     Raises:
         NotByPartError: if it is another loop.
     """
 
-    def __init__(self, op: Operation, body: Flat, test: Flat) -> None:
+    def __init__(self, op: Operation) -> None:
         self._op = op
-        self._body = body
+        self._body = body = op.function("body")
         self._results = list(map(self._origin, body.outputs))
         self._kept = [place for place in body.inputs if self._results[place] == place]
         self._counters = list(filter(self._counts, body.inputs))
-        self._check_rounds(test)
+        self._check_rounds(op.function("cond"))
         self._kinds = {node.kind for node in body.nodes}
         # What a tensor of a round is, and which list or total.
         self._known = {place: self._in_round(place) for place in body.inputs}
