@@ -35,11 +35,10 @@ from slurm_resolver.tf.partition.values import (
     Shape,
     Shapes,
     T,
+    Tensors,
     Value,
     names,
 )
-
-TensorPair = Pair[tf.Tensor]
 
 _OPAQUE = (tf.resource, tf.variant)
 _CALLS = names("Case If StatelessCase StatelessIf StatelessWhile While")
@@ -76,7 +75,7 @@ class SizesOf:
     def __init__(self, flat: Flat, values: Mapping[int, Value]) -> None:
         self.flat = flat
         self._values = values
-        self._scratch: dict[int, TensorPair] = {}  # tensors, by number
+        self._scratch: dict[int, Tensors] = {}  # a tensor for each N, by number
         self._shapes: dict[int, Shapes] = {}  # that are known from elsewhere
 
     def bind(
@@ -90,8 +89,7 @@ class SizesOf:
             self._shapes[number] = shapes
         if numbers is not None:
             dtype = self.flat.tensors[number].dtype
-            first, second = (self.flat.scratch.constant(one, dtype) for one in numbers)
-            self._scratch[number] = first, second
+            self._scratch[number] = [self.flat.scratch.constant(one, dtype) for one in numbers]
 
     def shape(self, number: int) -> Shapes | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
@@ -120,7 +118,7 @@ class SizesOf:
             first[value.axis], second[value.axis] = sizes_of(value.outer, value.inner)
         return None if None in first else (first, second)
 
-    def _scratched(self, number: int) -> TensorPair:
+    def _scratched(self, number: int) -> Tensors:
         """Returns the tensor for both N in the scratch graph."""
         waiting = [number]
         while waiting:
@@ -153,8 +151,9 @@ class SizesOf:
         traced = self.flat.tensors[number]
         both = shapes or [traced.shape] * 2
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
-        first, second = (self.flat.scratch.placeholder(traced.dtype, shape) for shape in both)
-        self._scratch[number] = first, second
+        self._scratch[number] = [
+            self.flat.scratch.placeholder(traced.dtype, shape) for shape in both
+        ]
 
     def _copy(self, node: Node) -> None:
         """Infers the results of an operation for both N, or what is certain of their shapes."""
@@ -175,19 +174,20 @@ class SizesOf:
                     exact,
                 )
 
-    def _inferred(self, node: Node) -> Iterable[TensorPair]:
+    def _inferred(self, node: Node) -> Iterable[Tensors]:
         """Returns the results of an operation, as TensorFlow infers them for both N."""
         given = [self._scratch[one] for one in node.inputs]
-        first, second = (
-            self.flat.scratch.copy(node.operation, [pair[turn] for pair in given])
-            for turn in range(2)
+        return zip(
+            *(
+                self.flat.scratch.copy(node.operation, [pair[turn] for pair in given])
+                for turn in range(2)
+            )
         )
-        return zip(first, second)
 
     def _note(
         self,
         number: int,
-        pair: TensorPair,
+        pair: Tensors,
         parts: Collection[int],
         exact: bool,
     ) -> None:
@@ -256,7 +256,7 @@ def _if_known(first: T | None, second: T | None) -> Pair[T] | None:
     return None if first is None or second is None else (first, second)
 
 
-def _shapes(pair: TensorPair) -> Shapes | None:
+def _shapes(pair: Tensors) -> Shapes | None:
     """Returns the shapes of a tensor for both N as lists; None for an unknown rank."""
     first, second = (one.shape for one in pair)
     return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
