@@ -41,7 +41,7 @@ def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool
         return False
     if kind in _EXACT_IF:
         first, second = numbers
-        return first is not None and second is not None and _EXACT_IF[kind](first, second)
+        return bool(first and second and _EXACT_IF[kind](first, second))
     return kind in _EXACT
 
 

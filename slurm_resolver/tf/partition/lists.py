@@ -73,8 +73,8 @@ def _joined_lists(first: Value, second: Value) -> Value:
     Raises:
         NotByPartError: if they are not.
     """
-    if first.element is None or second.element is None:
-        found = second if first.element is None else first
+    if not (first.element and second.element):
+        found = first if first.element else second
         if found.element == OWN:
             raise NotByPartError("a list of rows")
         return found
@@ -106,7 +106,7 @@ def element_shape(op: Operation, place: int, element: Value) -> Want:
 def element_of(op: Operation) -> Value:
     """Returns what the elements of the list are that an operation gets first."""
     element = op.raw[0].element
-    if element is None or element.kind in (Kind.OWN, Kind.PLACE):
+    if not element or element.kind in (Kind.OWN, Kind.PLACE):
         raise NotByPartError("a list without elements, or of rows")
     return element
 

@@ -294,8 +294,12 @@ class Planner(Plan):
             return number
         first, *others = (one for one in node.inputs if self.values[one] != SAME)
         given, result = (self.flat.tensors[one] for one in (first, number))
-        is_alike = given.shape.num_elements() == result.shape.num_elements()
-        if others or self.values[first] != SUM or given.dtype != result.dtype or not is_alike:
+        if (
+            others
+            or self.values[first] != SUM
+            or given.dtype != result.dtype
+            or given.shape.num_elements() != result.shape.num_elements()
+        ):
             return number
         return self._source(first)
 

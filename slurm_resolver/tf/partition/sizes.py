@@ -85,21 +85,20 @@ class SizesOf:
         numbers: Pair[npt.ArrayLike] | None = None,
     ) -> None:
         """Notes what is known of a tensor from elsewhere."""
-        if shapes is not None:
+        if shapes:
             self._shapes[number] = shapes
-        if numbers is not None:
+        if numbers:
             dtype = self.flat.tensors[number].dtype
             self._scratch[number] = [self.flat.scratch.constant(one, dtype) for one in numbers]
 
     def shape(self, number: int) -> Shapes | None:
         """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
-        known = self._known_shape(number)
-        return known or _shapes(self._scratched(number))
+        return self._known_shape(number) or _shapes(self._scratched(number))
 
     def size(self, number: int, axis: int) -> Pair[int] | None:
         """Returns the size along an axis for both N; None if it is unknown."""
         shapes = self.shape(number)
-        if shapes is None or axis >= len(shapes[0]):
+        if not shapes or axis >= len(shapes[0]):
             return None
         return _if_known(*(shape[axis] for shape in shapes))
 
@@ -126,7 +125,7 @@ class SizesOf:
             node = self.flat.makers.get(one)
             if one in self._scratch:
                 waiting.pop()
-            elif node is None or self._is_enough(one, node):
+            elif not node or self._is_enough(one, node):
                 self._place(one, self._known_shape(one))
             else:
                 missing = [other for other in node.inputs if other not in self._scratch]

@@ -74,7 +74,7 @@ def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Si
         [op.numbers(1), op.numbers(2)],
         size,
     )
-    if limits is None:
+    if not limits:
         raise NotByPartError("some of the rows")
     return [
         Sizes(
