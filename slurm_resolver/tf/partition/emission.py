@@ -18,7 +18,7 @@ from slurm_resolver.tf.partition.collectives import (
 )
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.sizes import SizesOf
+from slurm_resolver.tf.partition.sizes import OPAQUE, SizesOf
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
@@ -174,7 +174,7 @@ class Emission:
 
     def _keep(self, number: int, value: Value, tensor: tf.Tensor) -> tf.Tensor:
         """Notes a form of a tensor, with the shape that is known since the step was traced."""
-        if tensor.dtype not in (tf.variant, tf.resource):
+        if tensor.dtype not in OPAQUE:
             tensor.set_shape(shape_of_part(self._plan.flat.tensors[number], value))
         self._forms[number, value] = tensor
         return tensor
@@ -216,15 +216,14 @@ class Emission:
         whole = self.get(number, SAME)
         if want == SUM:
             return whole if self.rows.replica == 0 else tf.zeros_like(whole)
-        part = tf.gather(
-            whole,
-            own_places(want, self.rows),
-            axis=want.axis,
-        )
         return self._keep(
             number,
             want,
-            part,
+            tf.gather(
+                whole,
+                own_places(want, self.rows),
+                axis=want.axis,
+            ),
         )
 
     def _computed_whole(self, number: int) -> tf.Tensor:
@@ -248,8 +247,7 @@ class Emission:
     # --- Collectives -----------------------------------------------------------------------------
 
     def _put_together(self, numbers: TensorNumbers, add_up: AddUp) -> None:
-        sums = add_up(list(map(self._sent, numbers)))
-        for number, total in zip(numbers, sums):
+        for number, total in zip(numbers, add_up(list(map(self._sent, numbers)))):
             self._keep(
                 number,
                 SAME,

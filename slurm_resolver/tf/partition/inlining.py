@@ -194,8 +194,8 @@ def _called_function(operation: tf.Operation) -> str:
         name: str = operation.get_attr("f").name
         return "" if OF_OWN_ROWS in name else name
     # In TensorFlow 1's graphs, the type of a call is the name of the function.
-    is_known = hasattr(tf.raw_ops, operation.type) or not _find_function(operation, operation.type)
-    return "" if is_known else operation.type
+    name = operation.type
+    return "" if hasattr(tf.raw_ops, name) or not _find_function(operation, name) else name
 
 
 def function_graph(operation: tf.Operation, name: str) -> tf.Graph:

@@ -145,8 +145,7 @@ def add(op: Operation, place: int) -> Split:
     """
     given = op.raw[0]
     element = op.values[place]
-    kinds = {element.kind, given.element and given.element.kind}
-    is_mixed = kinds == {Kind.ROWS, Kind.SAME}
+    is_mixed = {element.kind, given.element and given.element.kind} == {Kind.ROWS, Kind.SAME}
     found = given if is_mixed else _joined_lists(given, _list_of_input(op, place))
     element = found.element or element
     if element.has_rows and op.beside(place, element) == SAME:

@@ -73,8 +73,7 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
 def transpose(op: Operation) -> Split:
     """Transpose, by a constant order of the axes."""
     term = letters(op.rank())
-    result = "".join(term[axis] for axis in op.constant(1))
-    return by_equation(op, f"{term}->{result}")
+    return by_equation(op, f"{term}->" + "".join(term[axis] for axis in op.constant(1)))
 
 
 def inserted(op: Operation, axis: int, count: int = 1) -> Split:

@@ -243,8 +243,8 @@ def _results(node: Node, values: Values, variables: int) -> Values:
 
 
 def _of_own_row(node: Node, values: Values) -> Values:
-    is_alone = set(values) <= {OWN} and not is_drawn(node.operation)
-    has_effect = node.operation.op_def.is_stateful and node.kind != "ReadVariableOp"
-    if has_effect or calls(node.operation) or not is_alone:
+    operation = node.operation
+    has_effect = operation.op_def.is_stateful and node.kind != "ReadVariableOp"
+    if has_effect or calls(operation) or is_drawn(operation) or not set(values) <= {OWN}:
         raise NotByPartError("a loop that uses more than a row in a round")
     return [OWN] * len(node.outputs)

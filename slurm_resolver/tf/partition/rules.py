@@ -174,10 +174,8 @@ def reduction(op: Operation) -> Split:
 
 def matrix_product(op: Operation) -> Split:
     """MatMul, and products of batches of matrices."""
-    transposed = op.attribute("transpose_a") or op.attribute("adj_x")
-    other = op.attribute("transpose_b") or op.attribute("adj_y")
-    first = "YX" if transposed else "XY"
-    second = "ZY" if other else "YZ"
+    first = "YX" if op.attribute("transpose_a") or op.attribute("adj_x") else "XY"
+    second = "ZY" if op.attribute("transpose_b") or op.attribute("adj_y") else "YZ"
     return by_equation(
         op,
         f"...{first},...{second}->...XZ",
@@ -239,12 +237,7 @@ def linear(op: Operation) -> Split | None:
     places = range(len(op.raw))
     sums = [place for place in places if op.raw[place] == SUM]
     addends = sums[:1] if op.kind in _PRODUCTS else places[_ADDENDS.get(op.kind, slice(0))]
-    if (
-        not sums
-        or op.divided
-        or any(value.is_list for value in op.raw)
-        or not set(sums) <= set(addends)
-    ):
+    if not sums or op.divided or not set(sums) <= set(addends):
         return None
     dtypes = [op.tensor(place).dtype for place in (*sums, RESULT)]
     if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):

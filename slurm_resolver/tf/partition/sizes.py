@@ -40,7 +40,7 @@ from slurm_resolver.tf.partition.values import (
     names,
 )
 
-_OPAQUE = (tf.resource, tf.variant)
+OPAQUE = (tf.resource, tf.variant)
 _CALLS = names("Case If StatelessCase StatelessIf StatelessWhile While")
 _ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
@@ -137,7 +137,7 @@ class SizesOf:
     def _is_enough(self, number: int, node: Node) -> bool:
         """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
         tensors = (*node.operation.inputs, *node.operation.outputs)
-        if node.kind in _CALLS or any(one.dtype in _OPAQUE for one in tensors):
+        if node.kind in _CALLS or any(one.dtype in OPAQUE for one in tensors):
             return True
         traced = self.flat.tensors[number]
         size = traced.shape.num_elements()

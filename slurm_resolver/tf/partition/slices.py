@@ -25,7 +25,6 @@ from slurm_resolver.tf.partition.values import (
     Pair,
     Sizes,
     Value,
-    rows,
 )
 
 
@@ -33,24 +32,24 @@ def slice_by_size(op: Operation) -> Split:
     """Slice, of whole batches from several ones, or of other axes."""
     value = op.of_rows()
     begins = [numbers[value.axis] for numbers in op.numbers(1)]
-    first = _whole_batches(begins, value)
-    part = value._replace(outer=_whole_batches(op.size(value.axis, RESULT), value))
+    before = _whole_batches(begins, value)
+    part = _whole_batches(op.size(value.axis, RESULT), value)
     if not part.outer:
         raise NotByPartError("no rows")
     return op.split(
         part,
         value,
-        Sizes(value._replace(outer=first)),
+        Sizes(before),
         Sizes(part),
     )
 
 
-def _whole_batches(sizes: Sequence[int], value: Value) -> int:
-    """Returns how many batches that many places are, for both sizes of the batch."""
+def _whole_batches(sizes: Sequence[int], value: Value) -> Value:
+    """Returns the rows of as many batches as that many places are, for both sizes of the batch."""
     count = batches(sizes, value.inner)
     if count is None:
         raise NotByPartError("some of the rows")
-    return count
+    return value._replace(outer=count)
 
 
 def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Sizes]:
@@ -76,16 +75,7 @@ def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Si
     )
     if not limits:
         raise NotByPartError("some of the rows")
-    return [
-        Sizes(
-            rows(
-                place,
-                _whole_batches(pair, value),
-                value.inner,
-            )
-        )
-        for pair in limits
-    ]
+    return [Sizes(_whole_batches(pair, value.at(place))) for pair in limits]
 
 
 def _orders_only(operation: tf.Operation) -> bool:
@@ -130,11 +120,7 @@ def strided_slice(op: Operation) -> Split:
     if count <= 0:
         raise NotByPartError("no rows")
     return op.split(
-        rows(
-            axis,
-            count,
-            value.inner,
-        ),
+        value._replace(axis=axis, outer=count),
         value,
         *limits,
     )
@@ -152,11 +138,7 @@ def strided_slice_gradient(op: Operation) -> Split:
     if axis < 0:
         raise NotByPartError("rows along a new axis")
     size = op.size(axis, RESULT)
-    result = rows(
-        axis,
-        _whole_batches(size, value),
-        value.inner,
-    )
+    result = _whole_batches(size, value.at(axis))
     limits = _limits(
         op,
         places[value.axis],

@@ -45,11 +45,11 @@ def plan_step(
     """
     graph = traced.graph
     captured = len(traced.captured_inputs)
-    arguments = graph.inputs[: len(graph.inputs) - captured]
-    values = [rows() if tensor.shape.rank != 0 else SAME for tensor in arguments]
+    values = [rows() if tensor.shape.rank != 0 else SAME for tensor in graph.inputs]
+    values[len(values) - captured :] = [SAME] * captured
     return plan_graph(
         graph,
-        [*values, *[SAME] * captured],
+        values,
         sends_inside=sends_inside,
     )
 
@@ -87,12 +87,12 @@ def plan_graph(
         wanted: what the outputs should be; by default, all of them are whole.
     """
     flat = Flat(graph)
-    if wanted is None:
-        wanted = [SAME] * len(flat.outputs)
     try:
         for whole in (False, True):
             with contextlib.suppress(WholeListsError):
-                return Planner(flat, values, whole, sends_inside).run(wanted)
+                return Planner(flat, values, whole, sends_inside).run(
+                    wanted or [SAME] * len(flat.outputs)
+                )
     except NotByPartError as error:
         raise PlanError(str(error)) from None
     raise PlanError("a list has rows, and cannot be whole")
