@@ -34,10 +34,9 @@ def own_places(value: Value, rows: OwnRows) -> tf.Tensor:
     if value.outer == value.inner == 1:
         return rows.places
     places = tf.range(value.outer * value.inner * rows.total)
-    blocks = tf.reshape(places, [value.outer, rows.total, value.inner])
     return tf.reshape(
         tf.gather(
-            blocks,
+            tf.reshape(places, [value.outer, rows.total, value.inner]),
             rows.places,
             axis=1,
         ),

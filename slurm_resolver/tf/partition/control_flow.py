@@ -207,14 +207,15 @@ def _write_loop(
     inputs: Tensors,
 ) -> Tensors:
     is_ordered = _needs_order(plan) or _needs_order(test_plan)
-    found: Tensors = tf.while_loop(
-        lambda *state: emission.inside(test_plan, state)[0],
-        lambda *state: emission.inside(plan, state),
-        inputs,
-        list(map(shape_of_part, op.traced.outputs, plan.inputs)),
-        parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
+    return list(
+        tf.while_loop(
+            lambda *state: emission.inside(test_plan, state)[0],
+            lambda *state: emission.inside(plan, state),
+            inputs,
+            list(map(shape_of_part, op.traced.outputs, plan.inputs)),
+            parallel_iterations=1 if is_ordered else op.attribute("parallel_iterations"),
+        )
     )
-    return found
 
 
 def _needs_order(plan: Plan) -> bool:
@@ -229,8 +230,11 @@ def _needs_order(plan: Plan) -> bool:
 def _check_rows(planner: Plan, numbers: TensorNumbers, wanted: Values) -> None:
     """Raises NotByPartError if a tensor that has no rows should be divided."""
     for number, want in zip(numbers, wanted):
-        is_divided = want.has_rows and planner.values[number] == SAME
-        if is_divided and not is_count(planner.sizes.size(number, want.axis), want):
+        if (
+            want.has_rows
+            and planner.values[number] == SAME
+            and not is_count(planner.sizes.size(number, want.axis), want)
+        ):
             raise NotByPartError("a tensor without rows becomes one with rows")
 
 

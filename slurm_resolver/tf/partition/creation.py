@@ -60,6 +60,8 @@ def _keep_traceback(operation: tf.Operation, made: tf.Operation) -> None:
     It does not where TensorFlow lacks one of the names.
     """
     with contextlib.suppress(AttributeError, TypeError):
-        lines = private_names.USER_FRAMES.of(operation.traceback)()
-        # TensorFlow takes, and shows, only a copy.
-        _set_traceback()(private_names.OPERATION_IN_C.of(made), lines[:])
+        _set_traceback()(
+            private_names.OPERATION_IN_C.of(made),
+            # TensorFlow takes, and shows, only a copy.
+            private_names.USER_FRAMES.of(operation.traceback)()[:],
+        )

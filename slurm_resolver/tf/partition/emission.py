@@ -192,7 +192,7 @@ class Emission:
     def get(self, number: int, want: Want) -> tf.Tensor:
         """Returns a tensor as an operation wants it."""
         if isinstance(want, Literal):
-            return tf.constant(want.numbers, want.dtype)
+            return tf.constant(*want)
         key = number, want
         if key not in self._forms:
             self._forms[key] = self._converted(number, want)

@@ -58,8 +58,7 @@ def _begins_with_row(op: Operation, place: int) -> bool:
     kind, columns = op.sizes.flat.made(op.node.inputs[place])
     if op.rank(place) != 2 or kind not in ("ConcatV2", "Pack"):
         return False
-    is_pack = kind == "Pack"
-    axis = stack.get_attr("axis") if is_pack else tf.get_static_value(stack.inputs[-1])
+    axis = stack.get_attr("axis") if kind == "Pack" else tf.get_static_value(stack.inputs[-1])
     return axis in (1, -1) and _is_each_row(op, columns[0])
 
 
@@ -88,8 +87,10 @@ def gather(op: Operation) -> Split:
         together += op.rank(1)
     table = letters(op.rank(), [axis])
     places = letters(op.rank(1)).upper()[together:]
-    result = table.replace("_", places)
-    return by_equation(op, f"{table},{table[:together]}{places}->{result}")
+    return by_equation(
+        op,
+        f"{table},{table[:together]}{places}->{table.replace('_', places)}",
+    )
 
 
 def gather_of_variable(op: Operation) -> Split:

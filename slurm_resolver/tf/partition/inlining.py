@@ -176,8 +176,11 @@ class Flat:
         numbers = set(self.outputs)
         before: set[Node] = set()
         for node in reversed(self._nodes):
-            is_needed = node in before or not numbers.isdisjoint(node.outputs)
-            if is_needed or node.operation.op_def.is_stateful:
+            if (
+                node in before
+                or not numbers.isdisjoint(node.outputs)
+                or node.operation.op_def.is_stateful
+            ):
                 nodes.append(node)
                 numbers.update(node.inputs)
                 before.update(node.after)

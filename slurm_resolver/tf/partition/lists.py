@@ -36,8 +36,9 @@ class WholeListsError(Exception):
 
 def uses_lists(op: Operation) -> bool:
     """Whether an operation gets or returns a list."""
-    is_returned = any(one.dtype == tf.variant for one in op.traced.outputs)
-    return is_returned or any(one.is_list for one in op.raw)
+    return any(one.is_list for one in op.raw) or any(
+        one.dtype == tf.variant for one in op.traced.outputs
+    )
 
 
 def wholes(op: Operation) -> list[Value]:
@@ -88,12 +89,10 @@ def _joined_lists(first: Value, second: Value) -> Value:
 def open_shape(op: Operation, place: int) -> Want:
     """Returns the shape of elements for a new list: open where it depends on the rows."""
     first, second = op.sizes.numbers(op.node.inputs[place]) or (0, 1)
-    shape = np.where(
-        first == second,
-        first,
-        -1,
+    return Literal(
+        as_tuple(np.where(first == second, first, -1)),
+        op.tensor(place).dtype,
     )
-    return Literal(as_tuple(shape), op.tensor(place).dtype)
 
 
 def element_shape(op: Operation, place: int, element: Value) -> Want:
@@ -172,9 +171,8 @@ def read(op: Operation) -> Split:
         None,
         given.numbers,
     )
-    results = (given, element)[-len(op.node.outputs) :]
     return op.split(
-        results,
+        (given, element)[-len(op.node.outputs) :],
         given,
         *others,
         element_shape(
@@ -190,9 +188,8 @@ def stack(op: Operation) -> Split:
     if op.raw[0] == list_of(OWN) and op.attribute("num_elements") < 0:
         return op.split(rows(), op.raw[0])
     element = element_of(op)
-    result = element.at(element.axis + 1) if element.has_rows else element
     return op.split(
-        result,
+        element.at(element.axis + 1) if element.has_rows else element,
         op.raw[0],
         element_shape(
             op,

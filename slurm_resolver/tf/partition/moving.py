@@ -85,8 +85,7 @@ def inserted(op: Operation, axis: int, count: int = 1) -> Split:
     rank = op.rank()
     axis %= rank + 1
     term = letters(rank)
-    terms = ",".join([term] * count)
-    return by_equation(op, f"{terms}->{term[:axis]}_{term[axis:]}")
+    return by_equation(op, ",".join([term] * count) + f"->{term[:axis]}_{term[axis:]}")
 
 
 def squeeze(op: Operation) -> Split:
@@ -103,8 +102,7 @@ def squeeze(op: Operation) -> Split:
 
 def pad(op: Operation) -> Split:
     """Pad, but not of the rows."""
-    axes = np.flatnonzero(np.any(op.constant(1), axis=1))
-    return combined(op, axes.tolist())
+    return combined(op, np.flatnonzero(np.any(op.constant(1), axis=1)).tolist())
 
 
 def repeated(op: Operation) -> Split:

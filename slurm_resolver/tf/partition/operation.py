@@ -158,10 +158,9 @@ class Operation:
             results: what the outputs are; one value is that of all outputs.
             wants: what it gets as the first inputs; the others are SAME.
         """
-        found = [results] * len(self.node.outputs) if isinstance(results, Value) else results
         others = len(self.node.inputs) - len(wants)
         return Split(
-            found,
+            [results] * len(self.node.outputs) if isinstance(results, Value) else results,
             [*wants, *[SAME] * others],
             make,
         )

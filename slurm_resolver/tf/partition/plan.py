@@ -168,16 +168,18 @@ class Planner(Plan):
 
     def _has(self, number: int, want: Want) -> bool:
         value = self.values[number]
-        becomes_list = value.is_list and want != SAME
-        return value == want or becomes_list or self._is_known_whole(number)
+        return (
+            value == want
+            or (value.is_list and want != SAME)  # it becomes another list
+            or self._is_known_whole(number)
+        )
 
     # --- One operation ---------------------------------------------------------------------------
 
     def _compute(self, node: Node) -> Compute:
-        raw = [self.values[number] for number in node.inputs]
         op = Operation(
             node,
-            raw,
+            [self.values[number] for number in node.inputs],
             self.sizes,
         )
         try:
@@ -210,11 +212,12 @@ class Planner(Plan):
         is_divided = op.divided or op.kind in OF_SHAPE
         found = linear(op) or (_by_rule(op, TABLE) if is_divided else self._same(op))
         # A replica's own statistics stay so.
-        wants = [
-            LOCAL if value == LOCAL and want == SAME and found.results else want
-            for value, want in zip(op.raw, found.wants)
-        ]
-        return found._replace(wants=wants)
+        return found._replace(
+            wants=[
+                LOCAL if value == LOCAL and want == SAME and found.results else want
+                for value, want in zip(op.raw, found.wants)
+            ]
+        )
 
     def _same(self, op: Operation) -> Split:
         """Returns how an operation is computed whose inputs are all whole, or own statistics."""
@@ -247,10 +250,10 @@ class Planner(Plan):
                 op,
                 wholes(op),
             )
-        results = [
-            list_of(SAME) if output.dtype == tf.variant else SAME for output in op.traced.outputs
-        ]
-        return op.split(results, *wholes(op))
+        return op.split(
+            [list_of(SAME) if one.dtype == tf.variant else SAME for one in op.traced.outputs],
+            *wholes(op),
+        )
 
     # --- Collectives -----------------------------------------------------------------------------
 

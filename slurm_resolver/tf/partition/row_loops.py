@@ -119,8 +119,9 @@ class RowLoop:
         """Raises NotByPartError unless a round follows if there is another row."""
         tests: set[int] = set()
         for node in test.nodes:
-            is_both = node.kind in ("Identity", "LogicalAnd") and tests.issuperset(node.inputs)
-            if is_both or self._counts_to_n(node):
+            if (
+                node.kind in ("Identity", "LogicalAnd") and tests.issuperset(node.inputs)
+            ) or self._counts_to_n(node):
                 tests.update(node.outputs)
         if not tests.issuperset(test.outputs):
             raise NotByPartError("a loop with another number of rounds")

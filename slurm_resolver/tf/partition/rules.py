@@ -58,8 +58,8 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
     axis = result.find(label)
     if axis < 0:
-        is_repeated = any(want == SAME and label in term for want, term in zip(wants, terms))
-        if not adds or is_repeated:
+        # What is added for an entry that all rows have would be added by each replica.
+        if not adds or any(want == SAME and label in term for want, term in zip(wants, terms)):
             raise NotByPartError("all rows together, or one entry for all of them")
         return op.split(SUM, *wants)
     value = value.at(axis)

@@ -36,13 +36,17 @@ class Scratch:
     def constant(self, numbers: npt.ArrayLike, dtype: tf.DType) -> tf.Tensor:
         """Returns a tensor of these numbers."""
         array = np.asarray(numbers, dtype.as_numpy_dtype)
-        key = dtype, array.shape, array.tobytes()
-        return self._once(key, lambda: [tf.constant(array, dtype)])[0]
+        return self._once(
+            (dtype, array.shape, array.tobytes()),
+            lambda: [tf.constant(array, dtype)],
+        )[0]
 
     def placeholder(self, dtype: tf.DType, shape: Shape) -> tf.Tensor:
         """Returns a tensor of unknown numbers."""
-        key = dtype, tf.TensorShape(shape)
-        return self._once(key, lambda: [tf.compat.v1.placeholder(dtype, shape)])[0]
+        return self._once(
+            (dtype, tf.TensorShape(shape)),
+            lambda: [tf.compat.v1.placeholder(dtype, shape)],
+        )[0]
 
     def copy(self, operation: tf.Operation, inputs: Tensors) -> Tensors:
         """Returns the results of an operation that was traced.
@@ -53,8 +57,10 @@ class Scratch:
         definition = frozenset(
             (name, value.SerializeToString()) for name, value in attributes_of(operation).items()
         )
-        key = operation.type, tuple(one.ref() for one in inputs), definition
-        return self._once(key, lambda: _created(operation, inputs))
+        return self._once(
+            (operation.type, tuple(one.ref() for one in inputs), definition),
+            lambda: _created(operation, inputs),
+        )
 
     def numbers(self, tensor: tf.Tensor) -> Numbers | None:
         """Returns the numbers of a tensor; None if they are unknown."""

@@ -136,8 +136,9 @@ class SizesOf:
 
     def _is_enough(self, number: int, node: Node) -> bool:
         """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
-        tensors = (*node.operation.inputs, *node.operation.outputs)
-        if node.kind in _CALLS or any(one.dtype in OPAQUE for one in tensors):
+        if node.kind in _CALLS or any(
+            one.dtype in OPAQUE for one in (*node.operation.inputs, *node.operation.outputs)
+        ):
             return True
         traced = self.flat.tensors[number]
         size = traced.shape.num_elements()
@@ -148,10 +149,10 @@ class SizesOf:
     def _place(self, number: int, shapes: Shapes | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self.flat.tensors[number]
-        both = shapes or [traced.shape] * 2
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
         self._scratch[number] = [
-            self.flat.scratch.placeholder(traced.dtype, shape) for shape in both
+            self.flat.scratch.placeholder(traced.dtype, shape)
+            for shape in shapes or [traced.shape] * 2
         ]
 
     def _copy(self, node: Node) -> None:

@@ -88,8 +88,7 @@ def certain_limits(
             limits = [limit + size for limit, size in zip(limits, sizes)]
         found.append(limits)
     lines = zip(*map(_for_few, (*found, sizes)))
-    is_certain = all(0 <= begin <= end <= size for begin, end, size in lines)
-    return found if is_certain else None
+    return found if all(0 <= begin <= end <= size for begin, end, size in lines) else None
 
 
 def _for_few(pair: Iterable[int]) -> list[float]:

@@ -31,8 +31,7 @@ from slurm_resolver.tf.partition.values import (
 def slice_by_size(op: Operation) -> Split:
     """Slice, of whole batches from several ones, or of other axes."""
     value = op.of_rows()
-    begins = [numbers[value.axis] for numbers in op.numbers(1)]
-    before = _whole_batches(begins, value)
+    before = _whole_batches([numbers[value.axis] for numbers in op.numbers(1)], value)
     part = _whole_batches(op.size(value.axis, RESULT), value)
     if not part.outer:
         raise NotByPartError("no rows")
