@@ -76,7 +76,11 @@ class Watch:
                 job_ref,
                 *self._end.split(),
             ],
-            env=_environment(),
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("SLURM") or name in _KEPT_VARIABLES
+            },
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,  # srun reports each end, also the one of `stop`
@@ -96,11 +100,3 @@ class Watch:
             words = srun.communicate(timeout=_END_SECONDS)[1].strip()
         srun.kill()
         return words if ended else ""
-
-
-def _environment() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SLURM") or name in _KEPT_VARIABLES
-    }

@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.scontrol import Fields
+from slurm_resolver.slurm.scontrol import RUNNING_STATES, Fields, end_time, is_preempted
 from slurm_resolver.supervision.step import StepFailure
 
 # A step that ran for longer has made progress, even if its output does not say so.
@@ -72,13 +71,13 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
     `least_time` seconds must be left until its time limit.
     """
     state = slurm_job.get("JobState", "gone")
-    if state not in scontrol.RUNNING_STATES:
+    if state not in RUNNING_STATES:
         raise NoRestartError(f"the job is {state}")
     if slurm_job.get("Restarts", "0") not in ("0", str(restarts)):
         raise NoRestartError("the job has been requeued")
-    if scontrol.is_preempted(slurm_job):
+    if is_preempted(slurm_job):
         raise NoRestartError("Slurm is preempting the job", requeue=True)
-    end = scontrol.end_time(slurm_job)
+    end = end_time(slurm_job)
     if end and end - now < least_time:
         raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
 

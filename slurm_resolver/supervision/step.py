@@ -9,21 +9,20 @@ from __future__ import annotations
 import os
 import platform
 import re
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from signal import SIGINT, SIGKILL, Signals, strsignal
 from subprocess import PIPE, Popen
 from threading import Event, Thread
-from time import monotonic, sleep
+from time import monotonic, sleep, strftime
 from typing import NamedTuple
 
 from slurm_resolver import log, signals
 from slurm_resolver.diagnostics.first_failure import SAVED, FailureReader
 from slurm_resolver.diagnostics.log_lines import find_bad_nodes, find_resumed
 from slurm_resolver.diagnostics.task_output import Failure, kind_of
-from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.scontrol import cancel_steps, own_job, show_config, show_steps
 from slurm_resolver.slurm.step_variables import SlurmStep
 
 _POLL_SECONDS = 0.2
@@ -182,7 +181,7 @@ class StepOutput(FailureReader):
         return StepFailure(
             kind=kind,
             status=status,
-            text=f"{end.task} at {time.strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
+            text=f"{end.task} at {strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
             error=_VARYING.sub("0", why) if line else f"{end.task}: {end.line}",
             seconds=monotonic() - self._begun,
             node=end.node,
@@ -219,14 +218,10 @@ def end_held_steps(step: SlurmStep, srun: int) -> bool:
         OSError: if Slurm does not say it.
     """
     host = platform.node().partition(".")[0]
-    _, slurm_job = scontrol.own_job(step)
-    steps = [
-        held
-        for held in scontrol.show_steps(slurm_job)
-        if held.get("SrunHost:Pid") == f"{host}:{srun}"
-    ]
+    _, slurm_job = own_job(step)
+    steps = [held for held in show_steps(slurm_job) if held.get("SrunHost:Pid") == f"{host}:{srun}"]
     with suppress(OSError):  # they may have ended by now
-        scontrol.cancel_steps(steps)
+        cancel_steps(steps)
     return bool(steps)
 
 
@@ -267,5 +262,5 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
 
 def _find_kill_wait() -> float:
     with suppress(OSError):
-        return float(scontrol.show_config()["KillWait"].split()[0])
+        return float(show_config()["KillWait"].split()[0])
     return _KILL_SECONDS

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Collection, Sequence
-from time import monotonic
+from time import monotonic, time
 from typing import NamedTuple
 
 from slurm_resolver.signals import REQUEUE_STATUS
-from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
-from slurm_resolver.slurm.scontrol import Fields
+from slurm_resolver.slurm.scontrol import UNKNOWN_JOB, Fields, own_job, show_nodes
 from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.supervision.batch_host import Watch
@@ -109,15 +107,12 @@ class Supervisor:
         except NoRestartError as stop:
             return self._give_up(stop)
         finally:
-            self._stop_watch()
+            words = self._watch.stop()
+            if words and not self._relay.received:
+                say(f"the step that watches this node has ended: {words}")
         if self._failures:
             say(f"ended with status 0, after {counted(len(self._failures), 'restart')}")
         return 0
-
-    def _stop_watch(self) -> None:
-        words = self._watch.stop()
-        if words and not self._relay.received:
-            say(f"the step that watches this node has ended: {words}")
 
     def _give_up(self, stop: NoRestartError) -> int:
         """Says why the step is not started, and returns the exit status."""
@@ -194,8 +189,9 @@ class Supervisor:
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""
         each = self._options.tasks_per_node
-        others = [name for name in self._healthy if name != self._step.node_name]
-        self._watch.start(self._job_ref, others)
+        self._watch.start(
+            self._job_ref, [name for name in self._healthy if name != self._step.node_name]
+        )
         return run_step(
             [  # an option of the user's own comes later, and counts
                 command[0],
@@ -242,7 +238,7 @@ class Supervisor:
                 self._ask_for_states()
                 return
             except OSError as error:
-                if monotonic() > until or scontrol.UNKNOWN_JOB in str(error):
+                if monotonic() > until or UNKNOWN_JOB in str(error):
                     raise NoRestartError(
                         f"Slurm does not know job {self._step.job_label}, or does not answer "
                         f"({error})"
@@ -252,15 +248,15 @@ class Supervisor:
 
     def _ask_for_states(self) -> None:
         """Asks once; raises OSError if Slurm cannot say the states now."""
-        self._job_ref, slurm_job = scontrol.own_job(self._step, _ANSWER_SECONDS)
+        self._job_ref, slurm_job = own_job(self._step, _ANSWER_SECONDS)
         if self._failures:  # the batch file decides about the first start
             stop_if_job_ends(
                 slurm_job,
                 self._step.restart_count or 0,
                 self._options.least_time,
-                time.time(),
+                time(),
             )
-        states = scontrol.show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
+        states = show_nodes("State", slurm_job["NodeList"], _ANSWER_SECONDS)
         # of a controller that has just started
         if any(state.startswith("UNKNOWN") for state in states.values()):
             raise OSError("nodes have not registered with the controller yet")
@@ -269,9 +265,7 @@ class Supervisor:
             **states,
             **dict.fromkeys(self._holding & states.keys(), HOLDS_STEP),
         }
-        self._check_own_node()
-
-    def _check_own_node(self) -> None:
+        self._healthy = healthy_nodes(self._states)
         host = self._step.node_name or ""
         if self._states.get(host) == LOST:
             raise NoRestartError(f"the job has lost {host}, this node", requeue=True)
@@ -286,10 +280,6 @@ class Supervisor:
                 self._sharing = ("--overlap",)
                 return
             relay.wait(_POLL_SECONDS)
-
-    @property
-    def _healthy(self) -> list[str]:
-        return healthy_nodes(self._states)
 
     def _without(self, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
