@@ -130,8 +130,11 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             wait = plan.wait
         try:
             # When the leader exits, Slurm ends the others too.
-            seconds = _EXIT_WAIT if ranks.leads else Timeouts.save
-            status, wait = ranks.ask_leader("the exit", [status, wait], seconds)
+            status, wait = ranks.ask_leader(
+                "the exit",
+                [status, wait],
+                _EXIT_WAIT if ranks.leads else Timeouts.save,
+            )
         except ResumeError as error:  # such as a rank that has ended
             warn("%s", error)
         self._await_slurm(wait)
