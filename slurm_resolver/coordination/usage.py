@@ -103,7 +103,7 @@ def describe(workers: Workers, nodes: int = 0) -> str:
         return ""
     epochs = max(report.epochs for report in reports)
     ms = median(report.ms for report in reports)
-    pace = f", {ms:.1f} ms a step" if ms else ""  # of one step, it is not known
+    pace = f", {ms:.1f} ms a step (median)" if ms else ""  # of one step, it is not known
     place = f" on {counted(nodes, 'node')}" if nodes else ""
     return (
         f"{counted(epochs, 'epoch')}, {counted(steps, 'step')} in {brief(seconds_of(workers))} s "

@@ -38,7 +38,7 @@ def four(*accounts: Mapping[str, float], **fields: object) -> dict[str, Report]:
 
 def test_the_line_at_the_end() -> None:
     workers = four({**GOOD, COMPUTING: 86, SAVING: 2, START: 0})
-    line = "2 epochs, 500 steps in 100 s with 4 workers on 2 nodes, 200.0 ms a step: "
+    line = "2 epochs, 500 steps in 100 s with 4 workers on 2 nodes, 200.0 ms a step (median): "
     shares = "computing 86%, waiting for other workers and sending 6%, waiting for data 4%"
     assert describe(workers, 2).startswith(line + shares)
     assert "start" not in describe(workers)

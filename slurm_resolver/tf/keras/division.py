@@ -111,7 +111,7 @@ class WorkerData:
 def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> WorkerData | None:
     """Returns what a worker reads of a dataset.
 
-    That all workers make all rows is told, unless these are in memory.
+    That all workers make all rows is told, unless these are in memory, or nothing is computed.
 
     None stands for a dataset from which each worker reads its own files or data, or batches of a
     tf.data service.
@@ -127,7 +127,7 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> Wo
             data.shares, data.size = divide(dataset, sharing)
             return data
         except UndividedError as error:
-            if not in_memory:
+            if not in_memory and _calls_functions(dataset):
                 tell_once(
                     f"each worker produces all rows of the data and keeps only its own: {error}. "
                     "Put expensive work into a map directly before batch(n)"
@@ -135,6 +135,11 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> Wo
                 reporter.whole_data = True
     data.undivide()
     return data
+
+
+def _calls_functions(dataset: tf.data.Dataset) -> bool:
+    inputs = private_names.INPUTS.of(dataset)()
+    return bool(private_names.FUNCTIONS.of(dataset)()) or any(map(_calls_functions, inputs))
 
 
 def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset, int]:
@@ -334,7 +339,7 @@ def _check_rows(dataset: tf.data.Dataset) -> None:
         is_by_row = all(isinstance(step, Compute) and step.reason is None for step in plan.steps)
         is_by_row = is_by_row and not _uses_number_of_rows(plan)
     if not is_by_row:
-        raise UndividedError("a map after batch(n) may not treat each row by itself")
+        raise UndividedError("a map after batch(n) is not known to treat each row by itself")
 
 
 def _uses_number_of_rows(plan: Plan) -> bool:
