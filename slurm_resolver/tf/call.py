@@ -162,8 +162,10 @@ class Call:
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         name = lost_task(error, self.names, self.name)
-        full_name = name and self.full_names[self.names.index(name)]
-        return name and _describe_loss(full_name, "it does not answer TensorFlow")
+        return name and _describe_loss(
+            self.full_names[self.names.index(name)],
+            "it does not answer TensorFlow",
+        )
 
     def _take_failure(self, message: Message) -> None:
         """Ends the call, as another worker has failed in it."""
@@ -192,9 +194,10 @@ class Call:
         left = [rank for rank in self.ranks if rank in message["left"]]
         if left:
             name = self.client.name_of(left[0])
-            reason = f"{name} has ended, and cannot take part in a step. {IN_ALL}"
             with self.lock:
-                self.absence = self.absence or reason
+                self.absence = (
+                    self.absence or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
+                )
                 if self.state is State.STEP:
                     abort_collectives(self.absence)
 
@@ -237,7 +240,7 @@ def _leave() -> None:
     TensorFlow would wait for the answer to a heartbeat, for up to a minute.
     """
     error = getattr(sys, "last_value", None)
-    if error is None or _newest is None:
+    if error is None or not _newest:
         return
     lost = _newest.lost_by(error)
     leave_all((lost or cause_of(error))[:500])

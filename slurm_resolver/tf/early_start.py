@@ -29,7 +29,7 @@ _line = ""  # of the program
 def watch() -> None:
     """Notes from now on which line starts TensorFlow."""
     context = private_names.CONTEXT.find()
-    if context is not None and not private_names.HAS_STARTED.of(context(), True):
+    if context and not private_names.HAS_STARTED.of(context(), True):
         private_names.START.replace(_note, owner=context())
 
 

@@ -99,12 +99,11 @@ class Workers(Call):
         return [other.value for other in offers]
 
     def _give(self, does: str) -> _Offer:
-        within = self.calls if self.call else None
         return _Offer(
             self.name,
             does,
             self._steps,
-            within,
+            within=self.calls if self.call else None,
         )
 
     def _gather(self, offer: _Offer) -> list[_Offer]:
@@ -238,8 +237,11 @@ class Workers(Call):
         """
         purpose, number = message["awaited"]
         with self.lock:
-            comes = self.state is State.EXCHANGE or self.client.begun[_PURPOSE] >= number
-            if purpose != _PURPOSE or comes or self.state is State.FAILED:
+            if (
+                purpose != _PURPOSE
+                or self.state in (State.EXCHANGE, State.FAILED)
+                or self.client.begun[_PURPOSE] >= number  # it comes
+            ):
                 return
             waiting = _Offer(*json.loads(message["value"]))
             if waiting.within == self.calls and not self.call:

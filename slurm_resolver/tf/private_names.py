@@ -49,8 +49,10 @@ class Name:
     def __init__(self, place: str, needed_by: str = FIT) -> None:
         self.place = place
         self.needed_by = needed_by
-        parts = re.findall(r"^(.+?:.*?)(\(\))?\.?(\w+)(?:\((\w.*)\))?$", place)
-        self._holder, self.of_instances, self.name, parameters = parts[0]
+        self._holder, self.of_instances, self.name, parameters = re.findall(
+            r"^(.+?:.*?)(\(\))?\.?(\w+)(?:\((\w.*)\))?$",
+            place,
+        )[0]
         self._parameters = tuple(re.findall(r"\w+", parameters))
         table.append(self)
 
@@ -121,7 +123,7 @@ def replace(owner: object, name: str, replacement: Method) -> None:
     It does nothing if the owner has no such function, or if this one is replaced already.
     """
     original = getattr(owner, name, None)
-    if original is None or hasattr(original, REPLACED):
+    if not original or hasattr(original, REPLACED):
         return
 
     @functools.wraps(original)
@@ -136,12 +138,11 @@ def error_of(first: Name, *others: Name) -> Exception:
     """Returns the error that says which names are missing, and what to do."""
     library = re.split("[.:]", first.place)[0]
     version = importlib.import_module(library).__version__
-    older = f"{library}<{version.rpartition('.')[0]}"
     places = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     kind = ResumeError if first.needed_by == RESUME else KerasError
     return kind(
         f"{library} {version} has no {places}, which {first.needed_by}. Use an older version, "
-        f"pip install '{older}', or a newer slurm_resolver."
+        f"pip install '{library}<{version.rpartition('.')[0]}', or a newer slurm_resolver."
     )
 
 

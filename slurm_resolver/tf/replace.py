@@ -22,8 +22,10 @@ class MultiWorkerMirroredStrategy(mirrored.MultiWorkerMirroredStrategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
     ) -> None:
-        of_config = tf.distribute.cluster_resolver.TFConfigClusterResolver
-        super().__init__(cluster_resolver or of_config(), communication_options)
+        super().__init__(
+            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver(),
+            communication_options,
+        )
 
 
 def replace_strategy() -> None:
@@ -56,8 +58,10 @@ def end_servers() -> None:
 
     This task takes part in the training from now on.
     """
-    options = json.loads(os.environ[OPTIONS])
-    resolver = SlurmClusterResolver(**options, auto_set_gpu=False)
+    resolver = SlurmClusterResolver(
+        **json.loads(os.environ[OPTIONS]),
+        auto_set_gpu=False,
+    )
 
     def join(server: tf.distribute.Server) -> None:
         sys.exit(resolver.serve(server))

@@ -163,8 +163,7 @@ class Reporter:
 
     def report(self) -> phases.Report:
         """Returns what this process is doing."""
-        now = time.monotonic()
-        age = now - self._since
+        age = time.monotonic() - self._since
         seconds = defaultdict(float, self._seconds)
         seconds[self._cause()] += age
         if self._waited:
@@ -195,7 +194,7 @@ class Reporter:
         Args:
             timeout: seconds.
         """
-        if self._group is None:
+        if not self._group:
             return {}
         try:
             reports = self._group.gather("the end of the training", self.report(), timeout)

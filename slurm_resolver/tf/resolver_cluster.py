@@ -15,4 +15,4 @@ def cluster_of(resolver: object) -> Cluster | None:
 def slurm_step_of(resolver: object) -> SlurmStep:
     """Returns the step whose cluster a resolver has resolved; of another class, this task's."""
     cluster = cluster_of(resolver)
-    return SlurmStep.read() if cluster is None else cluster.step
+    return cluster.step if cluster else SlurmStep.read()
