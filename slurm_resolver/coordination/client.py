@@ -7,12 +7,12 @@ service says.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
+from json import dumps
 from math import inf
 from secrets import token_hex
 from threading import TIMEOUT_MAX, Condition, Lock, Thread
@@ -106,7 +106,7 @@ class Client:
         purpose: str,
         value: Any,
         timeout: float | None,
-        ranks: Iterable[int] | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> dict[int, Any]:
         """Returns the values that some tasks give, by rank. Each of them must call it.
 
@@ -122,7 +122,8 @@ class Client:
         """
         seconds = inf if timeout is None else timeout
         of_step = range(self.address.num_tasks)
-        ranks = of_step if ranks is None else [*ranks]
+        if ranks is None:
+            ranks = of_step
         with self._changed:
             gather = self.offer(
                 purpose,
@@ -158,7 +159,7 @@ class Client:
         """Gives this task's value for a gather, and returns the gather without waiting for it."""
         self.begun[purpose] += 1
         gather = Gather(purpose, self.begun[purpose])
-        message = {"gather": gather, "value": json.dumps(value), **options}
+        message = {"gather": gather, "value": dumps(value), **options}
         if len(encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self.say(gather, **message)
@@ -173,7 +174,7 @@ class Client:
         with self._changed:
             self._standing[key] = message
             self._send(message)
-            self._changed.notify_all()
+            self._notify()
 
     def wait_for(self, predicate: Callable[[], object], seconds: float = inf) -> bool:
         """Waits for what a listener or `refusal` makes true; returns whether it came true."""
@@ -198,7 +199,7 @@ class Client:
             self._closed = True
             self._send({"goodbye": failure})
             connection = self._connection
-            self._changed.notify_all()
+            self._notify()
         if connection:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with suppress(OSError):
@@ -246,16 +247,13 @@ class Client:
                     self._attend(connection, answer)
             except OSError as error:
                 self._was_cut = type(error) is not ConnectionError
-            self._end_attendance()
+            self._connection = None
+            if self._end is not None:  # there may never be another service, nor a need for one
+                self.wait_for(lambda: self._standing or self._closed)
+            else:
+                # If its node is silent, half of the grace is over.
+                self._gone_at = monotonic() + self.address.grace / 2
         self._notify()
-
-    def _end_attendance(self) -> None:
-        self._connection = None
-        if self._end is not None:  # there may never be another service, nor a need for one
-            self.wait_for(lambda: self._standing or self._closed)
-        else:
-            # If its node is silent, half of the grace is over.
-            self._gone_at = monotonic() + self.address.grace / 2
 
     def _attend(self, connection: Connection, answer: Message) -> None:
         """Passes on what the service says."""
@@ -269,7 +267,7 @@ class Client:
             self._end = None
             for message in self._standing.values():
                 self._send(message)
-            self._changed.notify_all()
+            self._notify()
         silence = Silence(self.address)
         service = answer["service"]  # how it names itself
         while True:

@@ -101,8 +101,7 @@ def find_stall(workers: Reports, limit: float) -> list[int]:
         waits.add(IDLE)
     behind = [rank for rank in late if workers[rank].phase not in waits] or late
     # An idle worker may prepare its data for long before a fit, but not while the others train.
-    is_before = phases == {IDLE, MEETING}
-    if is_before or any(workers[rank].phase in _PATIENT for rank in behind):
+    if phases == {IDLE, MEETING} or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= Timeouts.patience_factor
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []
@@ -152,10 +151,8 @@ class Monitor:
     def describe(self, process: Process) -> str:
         """Returns how messages name a process, with what it has reported last."""
         name = f"{self._name_of(process.rank)}, process {process.pid}"
-        if process.rank not in self._reports:
-            return name
-        _, report = self._reports[process.rank]
-        return f"{name}, last {report.does()}"
+        _, report = self._reports.get(process.rank, (0.0, None))
+        return f"{name}, last {report.does()}" if report else name
 
     def tick(self) -> None:
         """Reports a stall, and its end; called several times a second while all processes answer.

@@ -91,8 +91,9 @@ class Rounds:
             current.deadline = deadline
             current.timeout = message["timeout"]
         if not current.waiting:
-            seconds = _FIRST_PATIENT_NOTICE if deadline == inf else Timeouts.first_notice
-            current.next_notice = monotonic() + seconds
+            current.next_notice = monotonic() + (
+                _FIRST_PATIENT_NOTICE if deadline == inf else Timeouts.first_notice
+            )
         current.waiting.add(rank)
 
     def disconnected(self, process: Process) -> None:
@@ -140,8 +141,14 @@ class Rounds:
                 if is_patient:
                     current.next_notice = now + _NEXT_PATIENT_NOTICES
                     rank = min(waiting)
-                    value = current.values[rank]
-                    self._send(None, {"awaited": current.gather, "rank": rank, "value": value})
+                    self._send(
+                        None,
+                        {
+                            "awaited": current.gather,
+                            "rank": rank,
+                            "value": current.values[rank],
+                        },
+                    )
                 else:
                     count, names = self._find_missing(current)
                     warn("has waited %.0f s for %s: %s", now - current.began, count, names)

@@ -136,10 +136,13 @@ def _munge_socket() -> str:
 def _run_munge(program: str, options: list[str], text: str) -> str:
     import subprocess  # few sites need it
 
-    command = [program, "--socket", _munge_socket(), *options]
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=_MUNGE_SECONDS
+            [program, "--socket", _munge_socket(), *options],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_MUNGE_SECONDS,
         )
         if done.returncode in (0, _REPLAYED):
             return done.stdout

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from asyncio import StreamReader, StreamWriter, get_running_loop, sleep
 from collections.abc import Container
 from dataclasses import dataclass
 from math import inf
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from secrets import token_hex
+from socket import SO_SNDBUF, SOL_SOCKET
 from threading import Thread
 from time import monotonic
 from typing import NoReturn
@@ -156,8 +156,11 @@ class Service:
         for link in sorted(
             self._links.values(), key=lambda link: link.process.rank == self.address.rank
         ):
-            is_meant = ranks is None or link.process.rank in ranks
-            if is_meant and link.writer and not link.writer.is_closing():
+            if (
+                link.writer
+                and not link.writer.is_closing()
+                and (ranks is None or link.process.rank in ranks)
+            ):
                 link.writer.write(line)
 
     def close(self) -> None:
@@ -206,7 +209,7 @@ class Service:
     async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection: a task's, an observer's or a stranger's."""
         self._strangers[writer] = None
-        missing = max(0, self.address.num_tasks - len(self._links))
+        missing = self.address.num_tasks - len(self._links)
         if len(self._strangers) > missing + _STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -239,12 +242,18 @@ class Service:
         if self._secret.is_due:  # munge may take long
             await get_running_loop().run_in_executor(None, self._secret.renew)
         challenge = token_hex(16)
-        offer = self._secret.offer
-        _send(writer, {"protocol": PROTOCOL, "challenge": challenge, "offer": offer})
+        _send(
+            writer,
+            {
+                "protocol": PROTOCOL,
+                "challenge": challenge,
+                "offer": self._secret.offer,
+            },
+        )
         hello = await _receive(reader)
         proof = hello.pop("proof", None)
         if hello.get("identity") != self.address.identity:
-            _refuse(writer, {"other": True})
+            _refuse(writer, other=True)
         process = self._process_of(hello)
         if not is_proof(
             proof,
@@ -253,7 +262,7 @@ class Service:
             challenge,
             hello,
         ):
-            _refuse(writer, {"refused": f"it has another secret. {REMEDY}"})
+            _refuse(writer, refused=f"it has another secret. {REMEDY}")
         self._refuse_rival(process, writer)
         answer = {
             "proof": prove(
@@ -267,8 +276,9 @@ class Service:
             "service": self._own_name,
         }
         if process.role == "observer":
-            silent = map(self._monitor.describe, self._silence.silent_for(self.address.grace / 2))
-            answer.update(self._monitor.status(), silent=[*silent])
+            silent = self._silence.silent_for(self.address.grace / 2)
+            answer["silent"] = [*map(self._monitor.describe, silent)]
+            answer.update(self._monitor.status())
         _send(writer, answer)
         return process
 
@@ -308,12 +318,12 @@ class Service:
             if link.process.number == process.number:  # it returns
                 return
             if link.writer:
-                why = (
-                    f"rank {process.rank} is represented by process {link.process.pid}, which "
-                    f"still runs; process {process.pid} is its child, or a second program in the "
-                    "task"
+                _refuse(
+                    writer,
+                    refused=f"rank {process.rank} is represented by process {link.process.pid}, "
+                    f"which still runs; process {process.pid} is its child, or a second program in "
+                    "the task",
                 )
-                _refuse(writer, {"refused": why})
         if self._is_closing or (link and not self._secret.key):
             raise ConnectionRefusedError  # the task's next program tries again
 
@@ -321,7 +331,7 @@ class Service:
         """Passes on what a process sends, and notes why its connection ends."""
         link = self._enter(process, writer)
         sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        sock.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BYTES)
         detect_dead_peers(sock, self.address.grace / 2)
         try:
             while True:
@@ -426,7 +436,7 @@ async def _receive(reader: StreamReader) -> Message:
     return decode(await reader.readuntil())
 
 
-def _refuse(writer: StreamWriter, message: Message) -> NoReturn:
+def _refuse(writer: StreamWriter, **message: object) -> NoReturn:
     """Tells a process why it is refused, and raises OSError."""
     _send(writer, message)
     raise ConnectionRefusedError

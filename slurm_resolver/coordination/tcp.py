@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, SO_KEEPALIVE, SOCK_STREAM, SOL_SOCKET
 
 # by host and port: the address that has answered
 _reached: dict[tuple[str, int], list[str]] = {}
@@ -20,7 +21,7 @@ def listen_at(port: int) -> socket.socket:
     dual = socket.has_dualstack_ipv6()
     return socket.create_server(
         ("", port),
-        family=socket.AF_INET6 if dual else socket.AF_INET,
+        family=AF_INET6 if dual else AF_INET,
         backlog=512,
         dualstack_ipv6=dual,
     )
@@ -36,8 +37,7 @@ def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -
     host = host.strip("[]")
     try:
         addresses = _reached.get((host, port)) or [
-            str(address[0])
-            for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=SOCK_STREAM)
         ]
     except OSError as error:
         raise type(error)(f"{error} at {host}") from None
@@ -62,9 +62,9 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
         socket.TCP_USER_TIMEOUT: int(seconds * 1000),
         socket.TCP_NODELAY: 1,
     }
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
     for option, value in options.items():
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(IPPROTO_TCP, option, value)
 
 
 def outlast_outages(port: int, seconds: float) -> None:
@@ -74,7 +74,7 @@ def outlast_outages(port: int, seconds: float) -> None:
     """
     for _, sock in sockets_at(port):
         with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+            sock.setsockopt(IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def sockets_at(port: int) -> Iterator[tuple[int, socket.socket]]:

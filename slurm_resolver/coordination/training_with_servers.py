@@ -20,16 +20,16 @@ leader is the chief, or worker 0 without a chief.
 
 from __future__ import annotations
 
-import json
 from asyncio import get_running_loop
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from json import dumps
 from math import inf
 from time import monotonic
 from typing import NamedTuple
 
-from slurm_resolver.coordination import TAKE_PART, TRAIN, NameOf, wire
-from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
+from slurm_resolver.coordination import TAKE_PART, TRAIN, NameOf
+from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack, unpack
 from slurm_resolver.log import print_line
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
@@ -57,9 +57,9 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
         return None
     # The jobs of all tasks take some 100 bytes, however many tasks there are.
     return {
-        "training": wire.pack(map(json.dumps, jobs)),
+        "training": pack(map(dumps, jobs)),
         "leader": min(trainers, key=tasks.__getitem__),
-        "cluster": sha256(json.dumps(tasks).encode()).hexdigest()[:16],
+        "cluster": sha256(dumps(tasks).encode()).hexdigest()[:16],
         "serves": jobs[rank] == "ps",
     }
 
@@ -98,16 +98,18 @@ class ServedTraining:
         if not self._outcome:
             return bool(self._ends.get(self._leader))  # its failure counts a little later
         # Tasks that come late to a failed training are told.
-        size = sum(job in TAKE_PART for job in self._jobs)
-        return self._outcome.status != 0 and len(self._numbers) < size
+        return self._outcome.status != 0 and len(self._numbers) < sum(
+            job in TAKE_PART for job in self._jobs
+        )
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the announcement of a task, and answers with the state of the training."""
         rank = process.rank
         # The task's next program belongs to the next training, whose service has not started yet.
         is_next = self._numbers.get(rank, process.number) != process.number
-        is_over = self._outcome and rank not in self._present
-        if (is_over and is_next) or (self.is_leaving and not self._jobs):
+        if self._outcome and is_next and rank not in self._present:
+            return
+        if self.is_leaving and not self._jobs:
             return
         if not self._jobs:
             self._begin(message)
@@ -129,7 +131,7 @@ class ServedTraining:
 
     def _begin(self, message: Message) -> None:
         """Takes who trains from the first announcement."""
-        self._jobs = wire.unpack(message["training"])
+        self._jobs = unpack(message["training"])
         self._leader = message["leader"]
         self._cluster = message["cluster"]
         # Beside a chief, workers may only serve: the training need not wait for them.

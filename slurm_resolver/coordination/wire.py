@@ -45,15 +45,15 @@ The service sends:
 from __future__ import annotations
 
 import hmac
-import json
-import select
-import socket
-import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from json import dumps, loads
 from secrets import token_hex
+from select import POLLIN, poll
+from socket import SHUT_WR, socket
 from time import monotonic
 from typing import Any, Callable, NamedTuple
+from zlib import compress, decompress
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import RefusedError, accept_offer
@@ -94,13 +94,13 @@ class Gather(NamedTuple):
 
 def encode(message: Message) -> bytes:
     """Returns a message as a line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
     """Returns the message on a line; raises ConnectionError if that is not a JSON object."""
     try:
-        message = json.loads(line)
+        message = loads(line)
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
@@ -115,7 +115,7 @@ def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
         challenge: the service's challenge.
         hello: what the task has sent, but for its own proof.
     """
-    text = json.dumps([role, challenge, hello], sort_keys=True)
+    text = dumps([role, challenge, hello], sort_keys=True)
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
@@ -128,23 +128,23 @@ def pack(values: Iterable[str]) -> str:
     """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
     numbers: dict[str, int] = {}
     index = [numbers.setdefault(value, len(numbers)) for value in values]
-    text = f"[[{','.join(numbers)}],{json.dumps(index)}]"
-    return b64encode(zlib.compress(text.encode(), 1)).decode()
+    text = f"[[{','.join(numbers)}],{dumps(index)}]"
+    return b64encode(compress(text.encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    distinct, index = json.loads(zlib.decompress(b64decode(packed)))
+    distinct, index = loads(decompress(b64decode(packed)))
     return [distinct[number] for number in index]
 
 
 class Connection:
     """A task's end of a connection, which sends and receives messages."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket) -> None:
         self.socket = sock
-        self._arrival = select.poll()
-        self._arrival.register(sock, select.POLLIN)
+        self._arrival = poll()
+        self._arrival.register(sock, POLLIN)
         # what has come of the next message, and perhaps beyond it
         self._pieces = [b""]
 
@@ -154,7 +154,7 @@ class Connection:
 
     def finish(self) -> None:
         """Says that no message follows; the other end can still send."""
-        self.socket.shutdown(socket.SHUT_WR)
+        self.socket.shutdown(SHUT_WR)
 
     def receive(self, until: float = 0.0) -> Message:
         """Returns the next message; raises ConnectionError at the end of the connection.
@@ -196,9 +196,7 @@ def open_connection(address: ServiceAddress, process: Process) -> tuple[Connecti
         raise type(error)(f"{error}{address.remedy}") from None
 
 
-def _shake(
-    sock: socket.socket, address: ServiceAddress, process: Process
-) -> tuple[Connection, Message]:
+def _shake(sock: socket, address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
     """Does a task's part of the handshake; the socket is closed if that fails."""
     until = monotonic() + HANDSHAKE_SECONDS
     connection = Connection(sock)
