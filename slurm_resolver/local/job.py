@@ -7,15 +7,14 @@ Slurm would requeue it. After a failed step it starts another one, if `--restart
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from asyncio import get_running_loop
+from asyncio import Event, get_running_loop
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
 from subprocess import DEVNULL, PIPE, Popen
 from tempfile import NamedTemporaryFile
+from time import time
 from typing import Any, Callable
 
 from slurm_resolver.errors import LaunchError
@@ -37,7 +36,7 @@ async def run_job(options: RunOptions) -> int:
     Raises:
         LaunchError: if a task cannot be started.
     """
-    started = time.time()
+    started = time()
     requeues = 0
     steps = 0
     while True:
@@ -51,15 +50,15 @@ async def run_job(options: RunOptions) -> int:
                 requeues,
                 steps,
             ),
-            elapsed=time.time() - started,
+            elapsed=time() - started,
         )
         if step.requeue_reason:
             if not options.requeue:
                 print_line("not started again: --requeue is not given")
-                return step.status
+                break
             count = requeues
             most = MAX_REQUEUES
-            started = time.time()
+            started = time()
             requeues += 1
             steps = 0
         # A task that asks for a requeue has not failed, even if --requeue is not given.
@@ -68,13 +67,14 @@ async def run_job(options: RunOptions) -> int:
             most = options.restarts
             steps += 1
         else:
-            return step.status
+            break
         reason = step.requeue_reason or step.failure
         if count == most:
             print_line(f"not started again after {counted(count, 'restart')}: {reason}")
-            return step.status
+            break
         print_line(f"restart {count + 1} of at most {most}: {reason}")
         options = options._replace(preempt_after=None, fail_after=None)
+    return step.status
 
 
 class _Step:
@@ -101,7 +101,7 @@ class _Step:
         # the ranks of those that have not ended
         self._running: set[int] = set()
         # set when the last task has ended
-        self._ended = asyncio.Event()
+        self._ended = Event()
 
     async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""

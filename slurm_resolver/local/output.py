@@ -33,8 +33,9 @@ class Output:
 
     def __init__(self, num_tasks: int, label: bool) -> None:
         """Takes the number of tasks, and whether lines begin with the rank."""
-        self._num_tasks = num_tasks
-        self._label = label
+        width = len(str(num_tasks - 1))
+        # what each line of a task begins with, once it is filled with the rank
+        self._label = f"{{:{width}d}}: " if label else ""
         # one for each pipe
         self._threads: list[Thread] = []
         # for lines, which tasks write at the same time
@@ -42,8 +43,7 @@ class Output:
 
     def copy(self, rank: int, process: Popen[bytes]) -> None:
         """Starts to copy what comes from a task's pipes to the screen."""
-        width = len(str(self._num_tasks - 1))
-        label = f"{rank:{width}d}: ".encode() if self._label else b""
+        label = self._label.format(rank).encode()
         for source, screen in ((process.stdout, 1), (process.stderr, 2)):
             thread = Thread(target=self._copy, args=(source, screen, label), daemon=True)
             thread.start()
@@ -59,10 +59,8 @@ class Output:
         with source, suppress(BrokenPipeError):  # the reader of the screen has gone
             for line in source:
                 if shows_notes or not _EARLY_NOTES.match(line):
-                    if not line.endswith(b"\n"):
-                        line += b"\n"
                     with self._lock:
-                        self._write(label + line, screen)
+                        self._write(label + line.rstrip(b"\n") + b"\n", screen)
 
     def _write(self, line: bytes, screen: int) -> None:
         """Writes a line. If the disk is full, the line is lost, and the tasks continue."""

@@ -13,7 +13,6 @@ VARIABLE = "SLURM_RESOLVER_TRAINING_REPORTS"
 
 def report_first_step() -> None:
     """Writes to the file that the first step is done: the training would save on a signal."""
-    with suppress(OSError):  # there is none: run has ended, or a container hides it
-        file = os.open(os.environ.get(VARIABLE, ""), os.O_WRONLY | os.O_APPEND)
-        os.write(file, b"ready\n")
-        os.close(file)
+    # There is none if run has ended, or a container hides it.
+    with suppress(OSError), open(os.environ.get(VARIABLE, ""), "r+") as file:
+        file.write("ready\n")
