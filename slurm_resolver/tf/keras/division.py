@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
@@ -89,10 +90,10 @@ class WorkerData:
         size: the number of all rows of a batch if the shares have only this worker's, else None.
     """
 
-    shares: tf.data.Dataset
+    shares: Dataset
     size: int | None
 
-    def __init__(self, whole: tf.data.Dataset, generated: bool) -> None:
+    def __init__(self, whole: Dataset, generated: bool) -> None:
         self.whole = whole
         self._is_generated = generated
 
@@ -108,7 +109,7 @@ class WorkerData:
         self.size = None
 
 
-def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> WorkerData | None:
+def share_out(dataset: Dataset, sharing: Sharing, in_memory: bool) -> WorkerData | None:
     """Returns what a worker reads of a dataset.
 
     That all workers make all rows is told, unless these are in memory, or nothing is computed.
@@ -137,12 +138,12 @@ def share_out(dataset: tf.data.Dataset, sharing: Sharing, in_memory: bool) -> Wo
     return data
 
 
-def _calls_functions(dataset: tf.data.Dataset) -> bool:
+def _calls_functions(dataset: Dataset) -> bool:
     inputs = private_names.INPUTS.of(dataset)()
     return bool(private_names.FUNCTIONS.of(dataset)()) or any(map(_calls_functions, inputs))
 
 
-def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset, int]:
+def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
     """Returns a dataset of `Share`s with this worker's rows, and the size of the whole batches.
 
     Raises:
@@ -160,7 +161,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
     size = int(private_names.BATCH_SIZE.of(batch))
     drops = private_names.DROPS_REMAINDER.of(batch)
 
-    blocks = tf.data.Dataset.zip((source.batch(size, drop_remainder=drops),))
+    blocks = Dataset.zip((source.batch(size, drop_remainder=drops),))
     divided = blocks.flat_map(functools.partial(_own_rows, sharing, find_origins(source)))
     for mapping in maps:
         divided = _mapped(divided, mapping)
@@ -182,7 +183,7 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tuple[tf.data.Dataset,
     return divided.map(_as_share).with_options(dataset.options()), size
 
 
-def _may_leave_few(source: tf.data.Dataset, size: int, own: int, sharing: Sharing) -> bool:
+def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bool:
     """Whether the last batch may have too few rows for all replicas, but more than `own`.
 
     All workers have all these rows, which `batch(own)` would make several batches.
@@ -204,12 +205,12 @@ def _number_of_own(about: _About, row: Structure) -> tf.Tensor:
 
 
 @without_conversion
-def _batch(num_own: tf.Tensor, window: tf.data.Dataset) -> tf.data.Dataset:
+def _batch(num_own: tf.Tensor, window: Dataset) -> Dataset:
     return window.batch(num_own)
 
 
 @without_conversion
-def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.data.Dataset:
+def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> Dataset:
     """Returns the elements of this worker's rows of a batch, each with what is known of it."""
     count = count_rows(block)
     places = tf.where(_is_own(count, sharing))[:, 0]
@@ -219,8 +220,8 @@ def _own_rows(sharing: Sharing, origins: list[Origin], block: Structure) -> tf.d
         tf.size(places, tf.int64),
     )
     rows = tf.nest.map_structure(lambda value: tf.gather(value, places), block)
-    abouts = tf.data.Dataset.from_tensors(about).repeat()
-    return tf.data.Dataset.zip((abouts, tf.data.Dataset.from_tensor_slices(rows)))
+    abouts = Dataset.from_tensors(about).repeat()
+    return Dataset.zip((abouts, Dataset.from_tensor_slices(rows)))
 
 
 def _is_own(count: int | tf.Tensor, sharing: Sharing) -> tf.Tensor:
@@ -243,10 +244,10 @@ def _without_folder(value: tf.Tensor) -> tf.Tensor:
 
 
 def _split_off(
-    dataset: tf.data.Dataset, kinds: Collection[private_names.Name]
-) -> tuple[list[tf.data.Dataset], tf.data.Dataset]:
+    dataset: Dataset, kinds: Collection[private_names.Name]
+) -> tuple[list[Dataset], Dataset]:
     """Returns the datasets of some kinds at the end of a dataset, and what these are made of."""
-    datasets: list[tf.data.Dataset] = []
+    datasets: list[Dataset] = []
     at = without(dataset, _PASSED)
     while is_one_of(at, kinds):
         datasets.insert(0, at)
@@ -254,13 +255,13 @@ def _split_off(
     return datasets, at
 
 
-def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _input_of(dataset: Dataset) -> Dataset:
     """Returns what a dataset is made of, without what does not change its elements."""
     (source,) = private_names.INPUTS.of(dataset)()
     return without(source, _PASSED)
 
 
-def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
+def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
     """Maps the second parts of pairs, as another dataset maps its elements.
 
     It raises UndividedError if the result depends on earlier elements.
@@ -281,7 +282,7 @@ def _mapped(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
     return result
 
 
-def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Dataset:
+def _mapped_batches(pairs: Dataset, like: Dataset) -> Dataset:
     """Maps the second parts of pairs, which are batches whose number of rows is no constant.
 
     It raises UndividedError if the map is another one if this number is a constant, as it may be
@@ -298,7 +299,7 @@ def _mapped_batches(pairs: tf.data.Dataset, like: tf.data.Dataset) -> tf.data.Da
     return result
 
 
-def _operations(dataset: tf.data.Dataset) -> list[tuple[str, bytes]]:
+def _operations(dataset: Dataset) -> list[tuple[str, bytes]]:
     """Returns the operations of a map and of what it calls, with the values of constants."""
     operations = [node.operation for node in Flat(_graph_of_map(dataset)).nodes]
     return [
@@ -308,7 +309,7 @@ def _operations(dataset: tf.data.Dataset) -> list[tuple[str, bytes]]:
     ]
 
 
-def _graph_of_map(dataset: tf.data.Dataset) -> tf.Graph:
+def _graph_of_map(dataset: Dataset) -> tf.Graph:
     return private_names.MAP_FUNCTION.of(dataset).function.graph
 
 
@@ -327,7 +328,7 @@ def _check_state(graph: tf.Graph) -> None:
             )
 
 
-def _check_rows(dataset: tf.data.Dataset) -> None:
+def _check_rows(dataset: Dataset) -> None:
     """Raises UndividedError unless a map of batches treats each row by itself."""
     graph = _graph_of_map(dataset)
     arguments = len(graph.inputs) - len(graph.internal_captures)  # which come first
