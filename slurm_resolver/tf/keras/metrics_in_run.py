@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.protocols import Metric
-from slurm_resolver.tf.keras.replicas import add_up, is_in_replica
+from slurm_resolver.tf.keras.replicas import is_in_replica
+from slurm_resolver.tf.keras.sums import add_up
 from slurm_resolver.tf.private_names import Method
 
 

@@ -33,11 +33,11 @@ from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.step_function import StepFunction
+from slurm_resolver.tf.keras.sums import gather_small_tensors
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.resolver_cluster import slurm_step_of
-from slurm_resolver.tf.small_sums import gather_small_tensors
 from slurm_resolver.tf.strategy_start import choose_communication, starting_together
 
 # The coordination service notices a silent worker: see `coordination.silence`. TensorFlow's own

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.replicas import add_up, replica_number
+from slurm_resolver.tf.keras.replicas import replica_number
 from slurm_resolver.tf.keras.sharing import (
     Batch,
     Share,
@@ -24,6 +24,7 @@ from slurm_resolver.tf.keras.sharing import (
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
+from slurm_resolver.tf.keras.sums import add_up
 from slurm_resolver.tf.keras.traced_step import NotWrittenError, PlannedStep, reason_of_fault
 from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows
