@@ -123,7 +123,9 @@ def test_a_method_with_other_parameters_is_missing(monkeypatch: Patch) -> None:
 
 
 OWN = re.compile(r"(?m)def (_\w+)|self\.(_\w+)(?=[^(=\n]* = )|^ +(_\w+): ")
-USED = re.compile(r"(super\(\)\._\w+|keras\.(?:src|_)\w*|tensorflow\.[a-z]\w*)|[.'](_[a-z]\w*)\b")
+USED = re.compile(
+    r"(super\(\)\._[a-z]\w*|keras\.(?:src|_[a-z])\w*|tensorflow\.(?:python|core|_[a-z])\w*)|[.'](_[a-z]\w*)\b"
+)
 ALLOWED = {
     "_getframe",  # of Python
     "_exit",
@@ -136,7 +138,7 @@ def uses(source: str) -> set[str]:
     """Returns the private names of others that a module uses."""
     text = ast.unparse(ast.parse(source))  # without comments
     allowed = ALLOWED.union(*OWN.findall(text))
-    return {whole or name for whole, name in USED.findall(text) if name not in allowed}
+    return {whole or name for whole, name in USED.findall(text) if whole or name not in allowed}
 
 
 MODULES = Path(slurm_resolver.__file__).parent.glob("tf/**/*.py")
