@@ -161,7 +161,7 @@ class MultiWorkerMirroredStrategy(
         private_names.replace(default, "colocate_vars_with", place_beside)
 
     def _prepare_several(self, resolver: Any) -> None:
-        """Measures how long this worker waits, and makes variables and seeds those of all."""
+        """Prepares what workers do together: waits, small sums on CPUs, variables and seeds."""
         if "GPU" not in self.extended.worker_devices[0]:
             gather_small_tensors(self.num_replicas_in_sync)
             with tf.device("/cpu:0"):
