@@ -28,10 +28,10 @@ WHOLE = {
     "data_sparse_inputs",
     "data_sparse_widths",
     "guide_unbuilt_running_eagerly",
+    "step_crops",
     "step_eagerly",
     "step_eagerly_on_rows_drawn_by_each_worker",
     "step_of_functions_that_run_eagerly",
-    "step_samples",
     "step_with_unequal_rows",
     "step_with_unequal_rows_drawn_by_each_worker",
 }

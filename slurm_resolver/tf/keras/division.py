@@ -104,8 +104,10 @@ class WorkerData:
 
     def undivide(self) -> None:
         """Lets the worker read all rows."""
-        reads_ahead = [private_names.PREFETCHED] if self._is_generated else []
-        self.shares = undivided_shares(without(self.whole, reads_ahead))
+        # A generator is not read ahead.
+        self.shares = undivided_shares(
+            without(self.whole, [private_names.PREFETCHED] if self._is_generated else [])
+        )
         self.size = None
 
 

@@ -15,8 +15,10 @@ from slurm_resolver.tf.partition.operation import Operation
 from slurm_resolver.tf.partition.values import SUM, PlanError, Tensors, names
 
 RANDOM = names("""
-    Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 RandomShuffle
-    RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal
+    AllCandidateSampler FixedUnigramCandidateSampler LearnedUnigramCandidateSampler
+    LogUniformCandidateSampler Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoissonV2
+    RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt
+    ThreadUnsafeUnigramCandidateSampler TruncatedNormal UniformCandidateSampler
     """)
 # Others that draw.
 _OTHERS = names("NonDeterministicInts Timestamp")

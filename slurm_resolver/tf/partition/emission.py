@@ -234,8 +234,10 @@ class Emission:
 
     def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
         """Returns a replica's own statistic as an addend to the mean over all rows."""
-        weight = tf.cast(self.rows.own / self.rows.total, statistic.dtype)
-        return tf.math.multiply_no_nan(statistic, weight)  # that of no rows is NaN
+        # The statistic of no rows is NaN.
+        return tf.math.multiply_no_nan(
+            statistic, tf.cast(self.rows.own / self.rows.total, statistic.dtype)
+        )
 
     @staticmethod
     def sized(sizes: tf.Tensor, value: Value, count: tf.Tensor) -> tf.Tensor:

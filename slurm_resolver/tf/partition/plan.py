@@ -275,8 +275,9 @@ class Planner(Plan):
     def _check_type(self, number: int) -> None:
         """Raises PlanError for a tensor that cannot be put together."""
         tensor = self.flat.tensors[number]
-        has_mean = self.values[number] != LOCAL or tensor.dtype.is_floating
-        if not has_mean or tensor.dtype in (tf.resource, tf.string, tf.variant):
+        if tensor.dtype in (tf.resource, tf.string, tf.variant) or (
+            self.values[number] == LOCAL and not tensor.dtype.is_floating
+        ):
             raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
 
     def _note_whole_sums(self) -> None:

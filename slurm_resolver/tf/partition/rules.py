@@ -214,7 +214,7 @@ _PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
 # The gradients of some functions are linear in the gradient of their result.
 _GRADIENTS = "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"
 _QUOTIENTS = "Div DivNoNan RealDiv"
-_MAY_ENLARGE = _PRODUCTS | names(_GRADIENTS) | names(_QUOTIENTS)
+_MAY_ENLARGE = _PRODUCTS | names(f"{_GRADIENTS} {_QUOTIENTS}")
 # In which inputs operations are linear together; products are in one of them.
 _LINEAR = {
     "Add AddN AddV2 Pack Sub": slice(None),

@@ -124,8 +124,17 @@ class MakesOptimizer(Lower):
         return self.told(y, predicted)
 
 
-class Samples(Lower):
+class Crops(Lower):
     """Draws by an operation that the partition does not know, from its own place in a sequence."""
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        box = tf.constant([[[0.0, 0.0, 1.0, 1.0]]])
+        begin, _, _ = tf.image.sample_distorted_bounding_box([9, 9, 1], box, seed=1)
+        return tf.reduce_mean(tf.square(y - predicted)) * tf.cast(begin[0], tf.float32)
+
+
+class Samples(Lower):
+    """Draws classes, as for a large vocabulary."""
 
     def loss_of(self, y: Any, predicted: Any) -> Any:
         classes = tf.argmax(y, axis=1)[:, tf.newaxis]
@@ -213,6 +222,7 @@ MODELS: dict[str, Action] = {
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
+    "crops": lambda: perceptron(kind=Crops),
     "samples": lambda: perceptron(kind=Samples),
     "makes_optimizer": lambda: perceptron(kind=MakesOptimizer),
     "returns_nested": lambda: perceptron(kind=Returns),
