@@ -202,7 +202,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
         # With batches of another size, an epoch has another number of steps.
-        resized = backup.epoch < self.params["epochs"] and backup.begin_data(_batch_size(data))
+        resized = self._is_left() and backup.begin_data(_batch_size(data))
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
         self._before: Any = None  # the states of global random generators before data was read
@@ -375,8 +375,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def _tell(self, *problems: str) -> None:
         """Lets the leader say, once, why this training cannot resume exactly."""
         for problem in problems:
-            if problem and self._backup.leads:
+            if problem and self._backup.leads and self._is_left():
                 warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
+
+    def _is_left(self) -> bool:
+        """Whether something is left to train."""
+        return bool(self._backup.epoch < self.params["epochs"])
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Comes last before the step."""

@@ -100,3 +100,9 @@ def test_after_a_signal_each_fit_of_a_program_equals_an_uninterrupted_one(
     assert log.count("nothing is left to train") == len(programs) // 2
     assert WARNING not in log
     assert resumed == whole
+
+
+def test_a_finished_training_is_not_told_what_it_could_not_resume(tmp_path: Path) -> None:
+    program = ["optimizer_that_is_not_built", f"--folder={tmp_path}", "--steps=99"]
+    logs = [train(1, *program)[1] for _ in range(2)]
+    assert [log.count(WARNING) for log in logs] == [1, 0], logs
