@@ -24,13 +24,17 @@ from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
 
-# What ParameterServerStrategy refuses.
+# What ParameterServerStrategy refuses: steps that run eagerly, variables from outside the scope, such
+# as those of `quantize`, and two kinds of optimizers.
 REFUSED = {
+    "guide_quantized_and_fitted",
+    "guide_trained_in_float8",
     "guide_unbuilt_running_eagerly",
     "model_frozen_outside",
     "optimizer_accumulated",
     "optimizer_ema_overwritten",
     "step_eagerly",
+    "step_eagerly_on_rows_drawn_by_each_worker",
 }
 # It makes the optimizer's variables before the first step, as Keras does under a strategy. In one
 # process Keras makes them in the first step, and what `build` assigns there is lost.
