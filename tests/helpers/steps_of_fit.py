@@ -16,6 +16,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+)
 
 import slurm_resolver as sr
 from slurm_resolver.tf.partition.creation import create
@@ -171,6 +174,15 @@ def break_partition(how: str) -> None:
         TABLE["BiasAddGrad"] = doubled(TABLE["BiasAddGrad"])
 
 
+def use_all_cpus(count: int) -> None:
+    """Lets TensorFlow's strategy have a replica on each logical CPU, as it has on each GPU."""
+
+    def devices(extended: object, resolver: object, worker: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker}/device:CPU:{place}" for place in range(count)), "CPU"
+
+    CollectiveAllReduceExtended._initialize_local_devices = devices
+
+
 def main(broken: str, *kinds: str) -> None:
     replicas = int(os.environ.get("REPLICAS", "1"))
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -180,7 +192,9 @@ def main(broken: str, *kinds: str) -> None:
     )
     strategy = tf.distribute.get_strategy()
     if "SLURM_STEP_ID" in os.environ:
+        use_all_cpus(replicas)
         strategy = sr.MultiWorkerMirroredStrategy()
+        assert strategy.sharing.local_replicas == replicas
         break_partition(broken)
     for kind in kinds:
         for steps in (1, 2):

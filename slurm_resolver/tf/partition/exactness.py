@@ -45,8 +45,9 @@ def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool
     return kind in _EXACT
 
 
-def _is_single(numbers: Samples, _: Samples) -> bool:
-    return np.size(numbers[0]) == np.size(numbers[1]) == 1
+def _is_one_number(numbers: Samples, _: Samples) -> bool:
+    """Whether all entries are the same number, such as the N of each input of a loop over rows."""
+    return all(np.unique(one).size == 1 for one in numbers)
 
 
 def _are_equal(first: Samples, second: Samples) -> bool:
@@ -70,9 +71,9 @@ def _is_multiple(first: Numbers, second: Numbers) -> bool:
 
 # These are exact if their inputs' numbers pass a test.
 _EXACT_IF = {
-    "Max": _is_single,
+    "Max": _is_one_number,
     "Maximum": _are_equal,
-    "Min": _is_single,
+    "Min": _is_one_number,
     "Minimum": _are_equal,
     **dict.fromkeys(names("Div FloorDiv RealDiv TruncateDiv"), _is_exact_division),
 }

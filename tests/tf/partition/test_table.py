@@ -363,6 +363,7 @@ gradient(lambda t: tf.map_fn(lambda row: row * tf.reduce_sum(row), t), x)
 gradient_of(lambda w: tf.map_fn(lambda row: tf.matmul(row, w), x), WEIGHTS)
 tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x)
 gradient(lambda t: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), t), x)
+tf.vectorized_map(lambda row: row[0] + tf.cast(row[1], tf.float32), (x, index))
 gradient(tf.recompute_grad(lambda t: tf.tanh(t)), x)
 (raw.Assert(condition=WEIGHTS[0, 0] < 9.0, data=[x]), x)[1]
 """
