@@ -26,7 +26,9 @@ def _is_each_row(op: Operation, number: int) -> bool:
     """Whether a tensor is the numbers of all rows, in their order: 0, 1, …, N - 1."""
     kind, inputs = op.sizes.flat.made(number)
     if kind in ("Cast", "Identity", "Reshape"):
-        return _is_each_row(op, inputs[0])
+        # Other types hold fewer numbers, such as those of a bool.
+        is_wide = op.sizes.flat.tensors[number].dtype in (tf.int32, tf.int64)
+        return is_wide and _is_each_row(op, inputs[0])
     # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
     if kind == "SelectV2" and _tests_for_rows(op, inputs[0]):
         return _is_each_row(op, inputs[1])

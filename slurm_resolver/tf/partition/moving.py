@@ -35,7 +35,7 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    if not is_count(op.size(value.axis), value):
+    if not (op.rank(RESULT) and is_count(op.size(value.axis), value)):
         raise NotByPartError("another number of rows")
     result, *others = set(map(_reshaped, (value, value), op.shape(), op.shape(RESULT)))
     if others:

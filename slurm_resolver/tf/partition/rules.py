@@ -57,6 +57,8 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     value, label = _rows_and_label(op, terms)
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
     axis = result.find(label)
+    if result.count(label) > 1:
+        raise NotByPartError("a diagonal of the rows")
     if axis < 0:
         # What is added for an entry that all rows have would be added by each replica.
         if not adds or any(want == SAME and label in term for want, term in zip(wants, terms)):

@@ -44,6 +44,7 @@ OPAQUE = (tf.resource, tf.variant)
 _CALLS = names("Case If StatelessCase StatelessIf StatelessWhile While")
 _ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
+_MANY = 2**22  # entries whose numbers are not computed, such as those of `tf.range(N * N)`
 
 
 def sizes_of(outer: int, inner: int) -> list[int]:
@@ -205,7 +206,8 @@ class SizesOf:
             shapes,
             parts,
         )
-        if pair[0] is not pair[1] and not (exact and certain == shapes):
+        is_certain = pair[0] is pair[1] or (exact and certain == shapes)
+        if not is_certain or (pair[0].shape.num_elements() or 0) > _MANY:
             self._place(number, certain)
             return
         self._scratch[number] = pair

@@ -455,6 +455,10 @@ tf.reduce_sum(tf.exp(tf.pad(x, [[0, 8 - tf.size(tf.range(tf.shape(x)[0])[:8])], 
 tf.reduce_sum(tf.exp(x[: 2 * tf.shape(x)[0] - 4]))
 tf.reduce_sum(tf.exp(tf.concat([x, y], 0)[3 * tf.shape(x)[0] - 8 :]))
 tf.reduce_sum(tf.exp(tf.pad(x, [[0, -tf.minimum(tf.shape(x)[0] - 8, 0)], [0, 0], [0, 0]])))
+gradient(lambda t: tf.einsum("nn->n", t), similarities(x))
+tf.gather(x, tf.cast(tf.cast(tf.range(tf.shape(x)[0]), tf.bool), tf.int32))
+tf.reshape(tf.squeeze(x[:, :1, :1]), [-1])
+tf.reduce_sum(tf.range(tf.shape(x)[0] ** 2))
 """
 
 
