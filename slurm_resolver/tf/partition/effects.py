@@ -22,10 +22,10 @@ RANDOM = names("""
     """)
 # Others that draw.
 _OTHERS = names("NonDeterministicInts Timestamp")
-# What has an effect outside of the step happens once.
+# What has an effect outside of the step, or draws the shape of its result, happens once.
 _ONCE = names("""
-    EagerPyFunc PrintV2 PyFunc PyFuncStateless WriteAudioSummary WriteHistogramSummary
-    WriteImageSummary WriteScalarSummary WriteSummary
+    EagerPyFunc FractionalAvgPool FractionalMaxPool PrintV2 PyFunc PyFuncStateless WriteAudioSummary
+    WriteHistogramSummary WriteImageSummary WriteScalarSummary WriteSummary
     """)
 
 # What reads and changes variables and tables, which all replicas have alike, and what draws numbers
