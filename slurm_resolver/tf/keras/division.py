@@ -335,12 +335,13 @@ def _check_rows(dataset: Dataset) -> None:
     graph = _graph_of_map(dataset)
     arguments = len(graph.inputs) - len(graph.internal_captures)  # which come first
     values = [rows()] * arguments + [SAME] * len(graph.internal_captures)
-    wanted = [rows()] * len(graph.outputs)
+    wanted = [SAME if tensor.shape.rank == 0 else rows() for tensor in graph.outputs]
     is_by_row = False
     with contextlib.suppress(PlanError):
         plan = plan_graph(graph, values, wanted)
         is_by_row = all(isinstance(step, Compute) and step.reason is None for step in plan.steps)
-        is_by_row = is_by_row and not _uses_number_of_rows(plan)
+        # A constant of the map has no rows, though it could be sliced.
+        is_by_row = is_by_row and plan.outputs == wanted and not _uses_number_of_rows(plan)
     if not is_by_row:
         raise UndividedError("a map after batch(n) is not known to treat each row by itself")
 
