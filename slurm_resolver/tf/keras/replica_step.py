@@ -29,7 +29,7 @@ from slurm_resolver.tf.keras.traced_step import NotWrittenError, PlannedStep, re
 from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows
 from slurm_resolver.tf.partition.emission import AddUp
-from slurm_resolver.tf.partition.step import plan_whole, write_step
+from slurm_resolver.tf.partition.step import write_step
 from slurm_resolver.tf.partition.values import Tensors
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
@@ -104,7 +104,8 @@ def compute_step(
         if planned.is_whole and sharing.local_replicas == 1 and not planned.draws:
             results = call_traced(planned, part)
         else:
-            plan = planned.plan or plan_whole(planned.function)
+            plan = planned.plan
+            assert plan
             inputs = _inputs(planned, part, local)
             sums: tuple[AddUp, ...] = (add, add_up)
             if replica and isinstance(batch, Share):

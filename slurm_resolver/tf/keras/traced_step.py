@@ -130,6 +130,13 @@ class TracedStep:
             if reason is not None:
                 with contextlib.suppress(Exception):
                     plan = plan_whole(traced)
+        if self._strategy.sharing.local_replicas > 1 and (
+            plan is None or _has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
+        ):
+            raise FitError(
+                f"several GPUs in a task cannot compute a step: {reason or 'it fills a table'}. "
+                "Start a task for each GPU."
+            )
         return PlannedStep(
             function=traced,
             plan=plan,
