@@ -24,8 +24,8 @@ from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
 
-# What ParameterServerStrategy refuses: steps that run eagerly, variables from outside the scope, such
-# as those of `quantize`, and two kinds of optimizers.
+# What ParameterServerStrategy refuses: steps that run eagerly, variables from outside the scope,
+# such as those of `quantize`, and two kinds of optimizers.
 REFUSED = {
     "guide_quantized_and_fitted",
     "guide_trained_in_float8",
