@@ -54,8 +54,10 @@ LATE = {
 # The coordinator traces steps in threads, where Keras has another generator of random numbers, and
 # TensorFlow begins other sequences.
 DRAWING = {
-    "step_random_without_seed",
+    "step_crops",
     "step_random_of_global_seed",
+    "step_random_without_seed",
+    "step_samples",
 }
 # Of each kind, those whose results depend on how rows are shared.
 NAMES = [
