@@ -222,8 +222,6 @@ MODELS: dict[str, Action] = {
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
-    "crops": lambda: perceptron(kind=Crops),
-    "samples": lambda: perceptron(kind=Samples),
     "makes_optimizer": lambda: perceptron(kind=MakesOptimizer),
     "returns_nested": lambda: perceptron(kind=Returns),
 }
@@ -238,6 +236,16 @@ def _of(strategy: Any, entry: Action) -> Outcome:
 
 
 add_each("step", _of, MODELS)
+
+
+@program("step", differs=TRACED_TWICE)
+def crops(strategy: Any) -> Outcome:
+    return _of(strategy, lambda: perceptron(kind=Crops))
+
+
+@program("step", differs=TRACED_TWICE)
+def samples(strategy: Any) -> Outcome:
+    return _of(strategy, lambda: perceptron(kind=Samples))
 
 
 @program("step")
