@@ -8,6 +8,7 @@ next epoch, all workers would wait for one that still ends its iterator.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from typing import Any
@@ -16,6 +17,21 @@ from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.protocols import EpochIterator
 from slurm_resolver.tf.private_names import Method
+
+# What each iterator that exists refers to.
+_attributes: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_iterators() -> None:
+    """Ends the iterators that a traceback or a cycle still has, while Python functions can run.
+
+    Afterwards, TensorFlow would wait without end for a generator that it reads ahead.
+    """
+    for iterator, attributes in list(_attributes.items()):
+        attributes.clear()
+        for name in vars(iterator):
+            setattr(iterator, name, None)
 
 
 def make_iterator(original: Method, data: EpochIterator) -> Any:
@@ -26,7 +42,7 @@ def make_iterator(original: Method, data: EpochIterator) -> Any:
     iterator = iter(dataset)
     # The attributes hold what TensorFlow ends. Without this copy, they would go with the iterator.
     # Clearing the iterator's own dictionary would crash Python 3.13.0.
-    attributes = dict(vars(iterator))
+    attributes = _attributes[iterator] = dict(vars(iterator))
     weakref.finalize(iterator, threading.Thread(target=attributes.clear).start).atexit = False
     return iterator
 

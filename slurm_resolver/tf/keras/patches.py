@@ -119,7 +119,11 @@ def _read_data(
         original(iterator, distribute_strategy, **kwargs)
         return
     read = functools.partial(distribute_strategy.read_dataset, iterator)
-    original(iterator, types.SimpleNamespace(experimental_distribute_dataset=read), **kwargs)
+    reader = types.SimpleNamespace(experimental_distribute_dataset=read)
+    original(iterator, reader, **kwargs)
+    # The iterator keeps the reader. A cycle would keep the iterator until Python ends, when
+    # TensorFlow waits without end for a generator that cannot run any more.
+    vars(reader).clear()
 
 
 def _build_without_data(original: Method, model: Model, **kwargs: object) -> None:

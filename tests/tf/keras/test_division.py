@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_marks import KERAS_3
+from local_run import captured, in_step
 
 from slurm_resolver.tf.keras.division import UndividedError, divide
 from slurm_resolver.tf.keras.iterators import make_iterator
@@ -192,3 +195,38 @@ def test_an_iterator_ends_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch
     (thread,) = threads
     thread.run()
     assert resource() is None
+
+
+READ_AHEAD = """
+import time
+import slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+import keras
+import numpy as np
+def generate():
+    while True:
+        time.sleep(0.2)
+        yield np.ones((4, 2)), np.ones((4, 1))
+class End(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs):
+        if batch:
+            %s
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(generate(), steps_per_epoch=3, verbose=0, callbacks=[End()])
+"""
+
+
+@KERAS_3
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("pass", 0),
+        ("self.model.stop_training = True", 0),
+        ("raise ValueError", 1),
+    ],
+)
+def test_a_program_ends_while_a_generator_is_read_ahead(ending: str, status: int) -> None:
+    program = [sys.executable, "-W", "ignore", "-c", READ_AHEAD % ending]
+    captured(in_step("-n 2", *program), status=status, timeout=200)
