@@ -150,9 +150,9 @@ class CallbackStates:
             for attribute, part in self._changes(name).items():
                 if not _is_whole(part):
                     yield (
-                        f"{kind}.{attribute} has the state of a {part[0]}, which cannot be saved: "
-                        "keep numbers, lists and dicts in attributes of the callback, from "
-                        "__init__ on"
+                        f"{kind}.{attribute} has the state of a {part[0]}, which cannot be saved, "
+                        "and without it, nothing of the callback is restored: keep numbers, lists "
+                        "and dicts in attributes of the callback, from __init__ on"
                     )
                     break
             for path in _overwritten_files(callback):
