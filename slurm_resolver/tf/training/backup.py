@@ -163,7 +163,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._go_to_step(fit, data, findings)
         for name, wrapper in (
             (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
-            (private_names.CATCH_STOP_ITERATION, self._save_on_error),
+            (private_names.CATCH_STOP_ITERATION, self._around_steps),
         ):
             name.set(data, functools.partial(wrapper, name.of(data)))
 
@@ -270,14 +270,18 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._restore_random()
 
     @contextlib.contextmanager
-    def _save_on_error(self, call: Method) -> Iterator[None]:
-        """Saves if the next batch cannot be read after a signal; runs around an epoch's steps."""
+    def _around_steps(self, call: Method) -> Iterator[None]:
+        """Saves if the next batch cannot be read after a signal; takes the logs of the epoch."""
         try:
             with call():
                 yield
         except Exception as error:
             self._backup.save_after(error, is_between_steps=self._got_no_data(error))
             raise
+        # As `fit` does, since a callback may have evaluated after the last step.
+        results = self.model.get_metrics_result()
+        if results.keys() == self._logs.keys():
+            self._logs = results
 
     def _got_no_data(self, error: Exception) -> bool:
         """Whether a step has failed because it got no data, before it changed a variable."""

@@ -42,6 +42,7 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "py_dataset",
         "callback_with_dataclass",
         "step_of_its_own",
+        "evaluation_after_the_last_step",
         "tf_random_in_call",
         "optimizer_that_is_not_built",
         "--steps=13",
