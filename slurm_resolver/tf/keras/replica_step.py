@@ -7,6 +7,7 @@ each worker reads its own data, which together are the global batch.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -25,12 +26,17 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.sums import add_up
-from slurm_resolver.tf.keras.traced_step import NotWrittenError, PlannedStep, reason_of_fault
+from slurm_resolver.tf.keras.traced_step import (
+    Multiples,
+    NotWrittenError,
+    PlannedStep,
+    reason_of_fault,
+)
 from slurm_resolver.tf.keras.waits import timed
-from slurm_resolver.tf.partition.collectives import OwnRows
+from slurm_resolver.tf.partition.collectives import OwnRows, own_places
 from slurm_resolver.tf.partition.emission import AddUp
 from slurm_resolver.tf.partition.step import write_step
-from slurm_resolver.tf.partition.values import Tensors
+from slurm_resolver.tf.partition.values import Tensors, rows
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
 unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
@@ -42,12 +48,12 @@ def type_of_batch(batch: Batch) -> Structure:
     Args:
         batch: a `Share`, or what a worker has read; tensors, or their types.
     """
-    rows = batch.rows if isinstance(batch, Share) else None
+    mark = batch.rows if isinstance(batch, Share) else None
 
     def type_of_whole(value: Any) -> tf.TypeSpec | None:
         spec = type_of(value)
-        if rows is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            return tf.TensorSpec([rows.shape[0], *spec.shape[1:]], spec.dtype)
+        if mark is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            return tf.TensorSpec([mark.shape[0], *spec.shape[1:]], spec.dtype)
         return spec
 
     return tf.nest.map_structure(type_of_whole, without_optionals(tensors_of(batch)))
@@ -91,16 +97,16 @@ def compute_step(
                 add,
             )
             total = tf.convert_to_tensor(count_rows(part))
-            rows = OwnRows(
+            own = OwnRows(
                 total,
                 tf.range(total),
                 total,
                 replica,
             )
         elif isinstance(batch, Share):
-            part, rows = _part_of_share(batch, replica, sharing)
+            part, own = _part_of_share(batch, replica, sharing, planned.multiples or ())
         else:
-            part, rows = batch, _places_of_own_data(batch, replica, sharing.replicas, add_all)
+            part, own = batch, _places_of_own_data(batch, replica, sharing.replicas, add_all)
         if planned.is_whole and sharing.local_replicas == 1 and not planned.draws:
             results = call_traced(planned, part)
         else:
@@ -110,9 +116,9 @@ def compute_step(
             sums: tuple[AddUp, ...] = (add, add_up)
             if replica and isinstance(batch, Share):
                 sums = tuple(
-                    _of_enough_rows(sum_up, rows.total, sharing.replicas) for sum_up in sums
+                    _of_enough_rows(sum_up, own.total, sharing.replicas) for sum_up in sums
                 )
-            results = write_step(plan, rows, inputs, *sums)
+            results = write_step(plan, own, inputs, *sums)
         if planned.is_whole and sharing.replicas > 1 and unordered_devices():
             results = _of_first_replica(
                 planned,
@@ -224,11 +230,17 @@ def _inputs(planned: PlannedStep, part: Structure, local: int) -> Tensors:
     return [*filter(tf.is_tensor, arguments), *captured]
 
 
-def has_unequal_rows(batch: Batch) -> bool:
-    """Whether the tensors of a batch, as all workers read it, have different numbers of rows."""
-    if not isinstance(batch, Share):
-        return False
-    return len({value.shape[0] for value in tf.nest.flatten(batch.batch) if has_rows(value)}) > 1
+def multiples_of(batch: Batch) -> tuple[int, Multiples]:
+    """Returns N, and how many times N rows each tensor of a batch has that has rows.
+
+    N is the greatest common divisor of the numbers of rows; 0 if each worker reads its own data,
+    which have no N of all workers. The multiples are empty if all numbers are the same.
+    """
+    numbers = [value.shape[0] for value in tf.nest.flatten(tensors_of(batch)) if has_rows(value)]
+    count = math.gcd(*numbers)
+    is_unequal = len({*numbers}) > 1
+    multiples = tuple(number // count for number in numbers if is_unequal)
+    return count if isinstance(batch, Share) else 0, multiples
 
 
 def _places_of_own_data(data: Structure, replica: int, replicas: int, add_all: AddUp) -> OwnRows:
@@ -244,34 +256,45 @@ def _places_of_own_data(data: Structure, replica: int, replicas: int, add_all: A
     )
 
 
-def _part_of_share(batch: Share, replica: int, sharing: Sharing) -> tuple[Structure, OwnRows]:
+def _part_of_share(
+    batch: Share, replica: int, sharing: Sharing, multiples: Multiples
+) -> tuple[Structure, OwnRows]:
     """Returns a replica's part of a batch, and which rows these are.
 
     Replica r of R has the rows r, r + R, r + 2 R, and so on, or all rows if there are fewer than R:
-    some operations fail without rows.
+    some operations fail without rows. Of a tensor of m · N rows, row i belongs to row i mod N.
+
+    Args:
+        multiples: m of each tensor that has rows; see `multiples_of`.
     """
-    total = tf.convert_to_tensor(count_rows(batch.batch if batch.rows is None else batch.rows))
+    count = count_rows(batch.batch if batch.rows is None else batch.rows)
+    total = tf.convert_to_tensor(count // multiples[0] if multiples else count)
     has_all = total < sharing.replicas
     of_batch = tf.range(
         tf.where(has_all, 0, replica),
         total,
         tf.where(has_all, 1, sharing.replicas),
     )
-    of_worker = of_batch
-    if batch.rows is not None:  # the worker has no rows but those of its replicas
-        turns = tf.range(tf.size(of_batch)) * sharing.local_replicas
-        of_worker = tf.where(has_all, of_batch, turns + replica - sharing.first_replica)
-    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
-        part = tf.nest.map_structure(
-            lambda value: tf.gather(value, of_worker) if has_rows(value) else value,
-            batch.batch,
-        )
-    return part, OwnRows(
+    own = OwnRows(
         total,
         of_batch,
         tf.size(of_batch),
         replica,
     )
+    of_worker = own
+    if batch.rows is not None:  # the worker has no rows but those of its replicas
+        turns = tf.range(own.own) * sharing.local_replicas
+        places = tf.where(has_all, of_batch, turns + replica - sharing.first_replica)
+        of_worker = own._replace(places=places)
+    outer = iter(multiples)
+
+    def part_of(value: Any) -> Any:
+        if not has_rows(value):
+            return value
+        return tf.gather(value, own_places(rows(outer=next(outer, 1)), of_worker))
+
+    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
+        return tf.nest.map_structure(part_of, batch.batch), own
 
 
 def _together(batch: Batch, replica: int, replicas: int, add: AddUp) -> Structure:

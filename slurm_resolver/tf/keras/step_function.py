@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Iterator
 
 import tensorflow as tf
+from tensorflow.types.experimental import PolymorphicFunction
 
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
@@ -34,7 +35,7 @@ from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.replica_step import (
     compare_step,
     compute_step,
-    has_unequal_rows,
+    multiples_of,
     type_of_batch,
 )
 from slurm_resolver.tf.keras.replicas import of_first_replica, run_in_replicas
@@ -47,6 +48,7 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
 from slurm_resolver.tf.keras.traced_step import (
+    Multiples,
     NotWrittenError,
     PlannedStep,
     TracedStep,
@@ -62,7 +64,7 @@ from slurm_resolver.tf.reporter import noting, reporter
 _COMPARED = 64  # steps of `train_on_batch` between two comparisons of the weights
 
 
-def compiled(function: Method) -> tf.types.experimental.PolymorphicFunction:
+def compiled(function: Method) -> PolymorphicFunction:
     """Compiles a function into a graph."""
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
@@ -82,8 +84,8 @@ class StepFunction:
         self._waited = strategy.waited if kind == "train" else None
         steps = strategy.verified_steps
         self._verification = Verification(model, kind, steps) if steps else None
-        self._graphs = compiled(self._write_step)
-        self._is_written = False
+        # By the multiples of N rows that the tensors have, which are those of the first batch.
+        self._graphs: dict[Multiples | None, PolymorphicFunction] = {}
 
     def __call__(self, data: list[Structure] | Iterator[Structure]) -> Structure:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -120,7 +122,7 @@ class StepFunction:
             return
         marks = {"rows": tf.TensorSpec([data.size, 0])}  # as of the first batch
         first = data.shares.element_spec._replace(marks=marks)
-        if self._runs_eagerly() or self._verification or not self._write(first):
+        if self._runs_eagerly() or self._verification or not self._write(first, ()):
             data.undivide()
 
     def _runs_eagerly(self) -> bool:
@@ -130,59 +132,77 @@ class StepFunction:
         """Returns the result of a step; the first ones may be compared with one process."""
         if self._runs_eagerly():
             return self._run_eagerly(batch)
-        is_split = self._strategy.sharing.replicas > 1 and not self._step.fault
-        if is_split and has_unequal_rows(batch):
-            if self._is_written:
-                warn_of_sequences(self._planned(batch))
-            self._give_up("the tensors of a batch have different numbers of rows")
-        step = functools.partial(self._run, batch)
+        multiples = self._multiples_of(batch)
+        step = functools.partial(
+            self._run,
+            batch,
+            multiples,
+        )
         if self._verification:
-            planned = self._planned(batch)
+            planned = self._planned(batch, multiples)
             return self._verification.compute(planned, batch, step)
         return step()
 
-    def _run(self, batch: Batch) -> Structure:
+    def _multiples_of(self, batch: Batch) -> Multiples | None:
+        """Returns how many times N rows each tensor has; None if all workers compute all rows."""
+        replicas = self._strategy.sharing.replicas
+        if replicas == 1 or self._step.fault:
+            return ()
+        count, multiples = multiples_of(of_first_replica(self._strategy, batch))
+        if multiples in self._graphs:
+            return multiples
+        if self._graphs:
+            if None not in self._graphs:
+                warn_of_sequences(self._planned(batch, None))
+            return None
+        return None if multiples and (count < replicas or 0 in multiples) else multiples
+
+    def _run(self, batch: Batch, multiples: Multiples | None) -> Structure:
         """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""
-        if isinstance(batch, Share) and not self._is_written:
-            self._write(batch)
+        if isinstance(batch, Share) and multiples not in self._graphs:
+            self._write(batch, multiples)
         try:
-            return self._graphs(batch)
+            return self._graph(multiples)(batch)
         except NotWrittenError as error:
             self._give_up(str(error))
-            return self._graphs(batch)
+            return self._graph(())(batch)
 
-    def _write(self, batch: Share) -> bool:
+    def _graph(self, multiples: Multiples | None) -> PolymorphicFunction:
+        if multiples not in self._graphs:
+            self._graphs[multiples] = compiled(functools.partial(self._write_step, multiples))
+        return self._graphs[multiples]
+
+    def _write(self, batch: Share, multiples: Multiples | None) -> bool:
         """Writes the graph of a step for any number of rows, and returns whether it is split.
 
         Args:
             batch: of tensors, or their types.
         """
-        planned = self._planned(batch)
-        self._is_written = True
+        planned = self._planned(batch, multiples)
+        graph = self._graph(multiples)
         if planned.reason and not (planned.takes_any_rows and batch.rows is None):
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
-            self._graphs.get_concrete_function(spec._replace(digest=batch.digest))
+            graph.get_concrete_function(spec._replace(digest=batch.digest))
         except NotWrittenError as error:
             self._give_up(str(error))
-            return self._write(batch)
+            return self._write(batch, ())
         return not planned.reason
 
     def _give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
         self._step.give_up(reason)
-        self._graphs = compiled(self._write_step)
-        self._is_written = False
+        self._graphs.clear()
 
-    def _write_step(self, batch: Batch) -> Structure:
+    def _write_step(self, multiples: Multiples | None, batch: Batch) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
 
         Args:
             batch: of which the graph's inputs are made.
         """
         patch_metrics()
-        planned = self._planned(batch)
+        planned = self._planned(batch, multiples)
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
@@ -196,10 +216,11 @@ class StepFunction:
         )
         return run_in_replicas(self._strategy, compute, batch)
 
-    def _planned(self, batch: Batch) -> PlannedStep:
+    def _planned(self, batch: Batch, multiples: Multiples | None) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
         reporter.enter(COMPILING)
-        return self._step.planned(type_of_batch(of_first_replica(self._strategy, batch)))
+        spec = type_of_batch(of_first_replica(self._strategy, batch))
+        return self._step.planned(spec, multiples)
 
     def _run_eagerly(self, batch: Batch) -> Structure:
         """Returns the result of a step that computes all rows in each worker, as one process."""
@@ -217,8 +238,10 @@ class StepFunction:
         """Says why every worker computes whole batches, or cannot."""
         if self._strategy.sharing.replicas == 1:
             return
+        some = " for some batches" if len(self._graphs) > 1 else ""
         text = (
-            f"the {self._kind} step of {self._model.name!r} cannot be split: {reason.rstrip('.')}."
+            f"the {self._kind} step of {self._model.name!r} cannot be split{some}: "
+            f"{reason.rstrip('.')}."
         )
         if not isinstance(batch, Share):
             raise FitError(
@@ -230,7 +253,7 @@ class StepFunction:
                 f"{text} The workers have already divided the data: change this before the call "
                 "of fit, evaluate or predict."
             )
-        reporter.whole_steps = True
+        reporter.whole_steps |= not some
         warn_once(f"{text} Every worker computes whole batches, as one process does.")
 
 

@@ -23,6 +23,12 @@ from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError
 from slurm_resolver.tf.private_names import Method
 
+_UNEQUAL = (
+    "the tensors of a batch have different numbers of rows; it can be split only if these are the "
+    "same multiples of one number in each batch, such as 8 and 24"
+)
+Multiples = tuple[int, ...]
+
 
 class PlannedStep(NamedTuple):
     """A step of one process, and how a replica computes it.
@@ -35,6 +41,7 @@ class PlannedStep(NamedTuple):
             replica computes something for the others.
         is_repeatable: whether it changes nothing but variables.
         copies: the variables of the replicas.
+        multiples: see `replica_step.multiples_of`.
         takes_any_rows: whether it is traced for any number of rows.
     """
 
@@ -44,6 +51,7 @@ class PlannedStep(NamedTuple):
     draws: bool
     is_repeatable: bool
     copies: Copies
+    multiples: Multiples | None
     takes_any_rows: bool
 
     @property
@@ -76,17 +84,21 @@ class TracedStep:
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
         self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
 
-    def planned(self, spec: Structure) -> PlannedStep:
+    def planned(self, spec: Structure, multiples: Multiples | None) -> PlannedStep:
         """Returns the step for a kind of batch.
 
         Args:
             spec: the types of the whole batch's tensors, in the batch's structure.
+            multiples: see `replica_step.multiples_of`; None if each replica computes all rows.
         """
         unknown = tf.nest.map_structure(type_of_any_rows, spec)
         kind = repr(unknown)
         if kind not in self._refused:
+            reason = self.fault or _reason_of_types(spec)
+            if multiples is None:
+                reason = reason or _UNEQUAL
             try:
-                return self._look_up(unknown, self.fault or _reason_of_types(spec))
+                return self._look_up(unknown, multiples, reason)
             except (FitError, *OF_PEERS):
                 raise
             except Exception as error:
@@ -94,7 +106,7 @@ class TracedStep:
                     raise
                 self._refused[kind] = f"it fails if the number of rows is not a constant: {error}"
         # If this fails, it is the program's own error.
-        return self._look_up(spec, self._refused[kind])
+        return self._look_up(spec, multiples, self._refused[kind])
 
     def give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
@@ -110,13 +122,17 @@ class TracedStep:
         with tf.variable_creator_scope(self._make_variable), as_one_process():
             return tf.nest.map_structure(as_tensor, self._step(data))
 
-    def _look_up(self, spec: Structure, reason: str | None) -> PlannedStep:
-        kind = repr(spec)
+    def _look_up(
+        self, spec: Structure, multiples: Multiples | None, reason: str | None
+    ) -> PlannedStep:
+        kind = repr((spec, multiples))
         if kind not in self._planned:
-            self._planned[kind] = call_outside(lambda: self._plan(spec, reason))
+            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, reason))
         return self._planned[kind]
 
-    def _plan(self, spec: Structure, reason: str | None) -> PlannedStep:
+    def _plan(
+        self, spec: Structure, multiples: Multiples | None, reason: str | None
+    ) -> PlannedStep:
         """Traces the step, and plans it.
 
         Args:
@@ -126,7 +142,7 @@ class TracedStep:
         plan = None
         if self._strategy.sharing.replicas > 1:
             if reason is None:
-                plan, reason = self._plan_split(traced)
+                plan, reason = self._plan_split(traced, multiples or ())
             if reason is not None:
                 with contextlib.suppress(Exception):
                     plan = plan_whole(traced)
@@ -144,13 +160,21 @@ class TracedStep:
             draws=plan is not None and _has(traced.graph, _draws),
             is_repeatable=not _has(traced.graph, changes_more_than_variables),
             copies=copies_of(self._strategy, traced),
+            multiples=multiples,
             takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
         )
 
-    def _plan_split(self, traced: ConcreteFunction) -> tuple[Plan | None, str | None]:
+    def _plan_split(
+        self, traced: ConcreteFunction, multiples: Multiples
+    ) -> tuple[Plan | None, str | None]:
         """Returns the plan by which each replica computes its own rows, or why there is none."""
         try:
-            return plan_step(traced, sends_inside=self._strategy.sharing.local_replicas == 1), None
+            plan = plan_step(
+                traced,
+                multiples=multiples,
+                sends_inside=self._strategy.sharing.local_replicas == 1,
+            )
+            return plan, None
         except PlanError as error:
             return None, str(error)
         except Exception as error:
@@ -187,8 +211,8 @@ def warn_of_sequences(planned: PlannedStep) -> None:
     """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
     if _has(planned.function.graph, _draws_by_seed):
         warn_once(
-            "only in some batches, all tensors have the same number of rows, so the step draws "
-            "other random numbers than in one process: draw them with a "
+            "only some batches can be divided, because of the numbers of rows of their tensors, so "
+            "the step draws other random numbers than in one process: draw them with a "
             "keras.random.SeedGenerator"
         )
 

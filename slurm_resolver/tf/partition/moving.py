@@ -149,15 +149,3 @@ def concatenate(op: Operation) -> Split:
         return op.split(value._replace(outer=sum(part.outer for part in parts)), *parts)
     term = letters(op.rank(), [axis])
     return by_equation(op, ",".join([term] * len(parts)) + f"->{term}")
-
-
-def split(op: Operation) -> Split:
-    """Split and SplitV, also of a batch after another from each other."""
-    axes, data = (0, 1) if op.kind == "Split" else (2, 0)
-    value = op.of_rows(data)
-    wants = (SAME, value)[1 - data :]
-    (axis,) = op.axes(axes, op.rank(data))
-    count = len(op.node.outputs) if axis == value.axis else 1
-    if axis == value.axis and (op.kind != "Split" or value.outer % count):
-        raise NotByPartError("some of the rows")
-    return op.split(value._replace(outer=value.outer // count), *wants)

@@ -69,8 +69,9 @@ class Operation:
         return self.node.function(self.attribute(attribute))
 
     def _number(self, place: int) -> int:
-        """Returns the number of an input, or of the first result."""
-        return (*self.node.inputs, *self.node.outputs[:1])[place]
+        """Returns the number of an input, or of a result, which come after all inputs."""
+        first = len(self.node.inputs)
+        return (*self.node.inputs, *self.node.outputs)[first if place == RESULT else place]
 
     def tensor(self, place: int = 0) -> tf.Tensor:
         """Returns an input as it was traced, or the first result."""

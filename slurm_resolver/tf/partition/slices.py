@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.emission import Split
+from slurm_resolver.tf.partition.creation import create
+from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.sizes import batches
 from slurm_resolver.tf.partition.slice_limits import (
@@ -24,6 +25,7 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Pair,
     Sizes,
+    Tensors,
     Value,
 )
 
@@ -49,6 +51,32 @@ def _whole_batches(sizes: Sequence[int], value: Value) -> Value:
     if count is None:
         raise NotByPartError("some of the rows")
     return value._replace(outer=count)
+
+
+def split(op: Operation) -> Split:
+    """Split and SplitV: several batches from each other, or along other axes."""
+    axes, data = (0, 1) if op.kind == "Split" else (2, 0)
+    value = op.of_rows(data)
+    wants = (SAME, value)[1 - data :]
+    (axis,) = op.axes(axes, op.rank(data))
+    if axis != value.axis:
+        return op.split(value, *wants)
+    parts = [
+        _whole_batches(op.size(axis, len(op.node.inputs) + turn), value)
+        for turn in range(len(op.node.outputs))
+    ]
+    if not all(part.outer for part in parts):
+        raise NotByPartError("no rows")
+
+    def by_own_sizes(emission: Emission, inputs: Tensors) -> Tensors:
+        own = [emission.rows.own * (part.outer * part.inner) for part in parts]
+        return create(op.traced, [inputs[0], tf.cast(own, inputs[1].dtype), inputs[2]])
+
+    return op.split(
+        parts,
+        *wants,
+        make=by_own_sizes if op.kind == "SplitV" else None,
+    )
 
 
 def _limits(op: Operation, place: int, size: Pair[int], value: Value) -> list[Sizes]:

@@ -7,6 +7,7 @@ outputs = write_step(plan, rows, inputs, add_up)
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -30,6 +31,7 @@ from slurm_resolver.tf.private_names import Method
 def plan_step(
     traced: tf.types.experimental.ConcreteFunction,
     *,
+    multiples: Sequence[int] = (),
     sends_inside: bool = False,
 ) -> Plan:
     """Returns the plan of a step, with whole outputs.
@@ -38,6 +40,7 @@ def plan_step(
         traced: the step of one process, a ConcreteFunction that was traced without a strategy, for
             an unknown number of rows. Each argument that is a tensor has its rows along axis 0;
             scalars are the same in all replicas.
+        multiples: how many times N rows each argument has that is no scalar; by default, once.
         sends_inside: whether tensors can be put together in conditions and loops.
 
     Raises:
@@ -45,11 +48,14 @@ def plan_step(
     """
     graph = traced.graph
     captured = len(traced.captured_inputs)
-    values = [rows() if tensor.shape.rank != 0 else SAME for tensor in graph.inputs]
-    values[len(values) - captured :] = [SAME] * captured
+    outer = iter(multiples)
+    values = [
+        rows(outer=next(outer, 1)) if tensor.shape.rank != 0 else SAME
+        for tensor in graph.inputs[: len(graph.inputs) - captured]
+    ]
     return plan_graph(
         graph,
-        values,
+        [*values, *[SAME] * captured],
         sends_inside=sends_inside,
     )
 

@@ -125,7 +125,7 @@ RULES: Rules = {
     "Shape ShapeN Size": rules.told_sizes,
     "Slice": slices.slice_by_size,
     "SparseTensorDenseMatMul": rules.sparse_product,
-    "Split SplitV": moving.split,
+    "Split SplitV": slices.split,
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,

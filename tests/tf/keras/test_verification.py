@@ -52,6 +52,7 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
         draws=False,
         is_repeatable=True,
         copies={},
+        multiples=(),
         takes_any_rows=True,
     )._replace(**unlike)
     found = ""
