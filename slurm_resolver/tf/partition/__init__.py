@@ -38,8 +38,8 @@ Read the modules in this order::
     creation       copies operations with other inputs
     emission       what a plan consists of, and the second phase, which writes it
     operation      an operation as a rule sees it
-    table          which rule an operation has; rules, moving, indexing, slices and lists have
-                   them
+    table          which rule an operation has; rules, moving, indexing, slices, texts and lists
+                   have them
     effects        operations with effects, and those that only the first replica computes
     plan           the first phase; control_flow plans and writes conditions and loops, and
                    row_loops those that compute each row by itself

@@ -34,6 +34,7 @@ from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import SizesOf
 from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
+from slurm_resolver.tf.partition.texts import OF_WORDS
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
@@ -195,6 +196,8 @@ class Planner(Plan):
         """Returns how a replica computes an operation on what it has."""
         if is_drawn(op.traced):
             return drawn(op)
+        if any(value.words for value in op.raw):
+            return _by_rule(op, OF_WORDS)
         calls = CONTROL_FLOW.get(op.kind)
         if not calls:
             check_effects(op)
@@ -275,8 +278,14 @@ class Planner(Plan):
     def _check_type(self, number: int) -> None:
         """Raises PlanError for a tensor that cannot be put together."""
         tensor = self.flat.tensors[number]
+        value = self.values[number]
+        if value.words:
+            raise PlanError(
+                "the words of all rows are needed; with an output_sequence_length, "
+                "TextVectorization needs those of each row only"
+            )
         if tensor.dtype in (tf.resource, tf.string, tf.variant) or (
-            self.values[number] == LOCAL and not tensor.dtype.is_floating
+            value == LOCAL and not tensor.dtype.is_floating
         ):
             raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
 

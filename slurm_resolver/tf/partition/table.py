@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from slurm_resolver.tf.partition import indexing, moving, rules, slices
+from slurm_resolver.tf.partition import indexing, moving, rules, slices, texts
 from slurm_resolver.tf.partition.operation import Rules
 from slurm_resolver.tf.partition.values import SAME, names
 
@@ -128,6 +128,7 @@ RULES: Rules = {
     "Split SplitV": slices.split,
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
+    "StringSplitV2": texts.split_texts,
     "StridedSliceGrad": slices.strided_slice_gradient,
     "TensorScatterAdd TensorScatterSub TensorScatterUpdate": lambda op: indexing.at_places(
         op, 1, "T,P,E->T", adds=op.kind != "TensorScatterUpdate"

@@ -11,6 +11,7 @@ SUM    an addend: the sum over all replicas is the       a gradient, the sum or 
 LIST   a TensorList, whose elements are of a kind        the outputs of a loop over time
 LOCAL  a statistic of its own rows, which differs by     the mean of BatchNormalization with
        definition; all of them together are their mean   `synchronized=False`
+WORDS  what its own texts are split into                 `tf.strings.split(x)`
 OWN    an element of a LIST: of one of its own rows      what `tf.map_fn` computes
 PLACE  an element of a LIST: the number of that row      the counter of `tf.map_fn`
 ====== ================================================= =======================================
@@ -44,7 +45,19 @@ TensorNumbers = Sequence[int]  # of tensors in a graph; see `inlining.Flat`
 
 
 # What a replica has of a tensor; the module's table has the meanings.
-Kind = enum.Enum("Kind", "SAME ROWS SUM LIST LOCAL OWN PLACE")
+Kind = enum.Enum("Kind", "SAME ROWS SUM LIST LOCAL WORDS OWN PLACE")
+
+
+class Words(NamedTuple):
+    """What a replica has of the words of its texts.
+
+    Attributes:
+        source: the operation that splits the texts.
+        role: see `texts`.
+    """
+
+    source: object
+    role: str
 
 
 class Value(NamedTuple):
@@ -58,6 +71,7 @@ class Value(NamedTuple):
         element: of LIST: what its elements are; None if it never had one.
         numbers: of LIST: those of each element for two sizes of a batch, if all are the same vector
             of sizes.
+        words: of WORDS.
     """
 
     kind: Kind
@@ -66,6 +80,7 @@ class Value(NamedTuple):
     inner: int = 1
     element: Value | None = None
     numbers: Pair[tuple[int, ...]] | None = None
+    words: Words | None = None
 
     @property
     def has_rows(self) -> bool:

@@ -17,7 +17,7 @@ from simulated_replicas import SimulatedReplicas
 from slurm_resolver.tf.partition.emission import Compute, Plan
 from slurm_resolver.tf.partition.step import plan_step
 from slurm_resolver.tf.partition.table import BY_ENTRY, TABLE
-from slurm_resolver.tf.partition.values import SAME, Value
+from slurm_resolver.tf.partition.values import SAME, PlanError, Value
 
 raw = tf.raw_ops
 
@@ -306,6 +306,7 @@ last(x)[1, 1:3]
 tf.split(x, 2, 1)[1]
 tf.split(tf.concat([x, y], 0), 2)[1]
 tf.split(x, [1, 5], 2)[1]
+tf.split(tf.concat([x, y, x], 0), tf.shape(x)[0] * [1, 2])[1]
 tf.squeeze(x[:, :1], 1)
 gradient(lambda t: t[:, 1:3, ::2], x)
 gradient(lambda t: t[:, None, 0], x)
@@ -323,6 +324,9 @@ hashed(tf.strings.upper(tf.strings.as_string(whole)))
 hashed(tf.strings.strip(tf.strings.as_string(whole)))
 hashed(tf.strings.regex_replace(tf.strings.as_string(whole), "1", "2"))
 tf.strings.length(tf.strings.as_string(whole))
+hashed(words(index)).to_tensor(1, shape=[None, 3])
+tf.strings.length(tf.strings.upper(words(index))).to_tensor(shape=[None, 2])
+hashed(words(index).to_tensor("-", shape=[None, 3]))
 tf.strings.to_number(tf.strings.as_string(whole))
 tf.gather(x, tf.range(tf.shape(x)[0]))
 gradient(lambda t: tf.gather(t, tf.range(tf.shape(t)[0])), x)
@@ -423,6 +427,12 @@ def gradient_of_bias(tensor: Any) -> Any:
     return raw.BiasAddGrad(out_backprop=tensor)
 
 
+def words(numbers: Any) -> Any:
+    """Returns one or more words for each number, of which some are empty, as a RaggedTensor."""
+    texts = tf.strings.regex_replace(tf.strings.as_string(numbers * 7), "[12]", " a ")
+    return tf.strings.split(texts, " ")
+
+
 def hashed(texts: Any) -> Any:
     return tf.strings.to_hash_bucket_fast(texts, 1000)
 
@@ -477,6 +487,27 @@ def total_of_rows(rows: Any, is_wanted: Any) -> Any:
 def similarities(tensor: Any) -> Any:
     """Returns the products of each row and each row."""
     return tf.matmul(tensor[:, 0], tensor[:, 1], transpose_b=True)
+
+
+# What the words of all rows decide.
+OF_ALL_WORDS = """
+hashed(words(index)).to_tensor()
+hashed(words(index)).to_tensor(shape=[tf.shape(index)[0], 3])
+hashed(words(index)[:, ::-1]).to_tensor(shape=[None, 3])
+hashed(words(index).with_values(words(index).values[::-1])).to_tensor(shape=[None, 3])
+hashed(words(index).with_values(words(index + 1).values)).to_tensor(shape=[None, 3])
+hashed(words(tf.concat([index, index], 0))).to_tensor(shape=[None, 3])
+words(index).row_lengths()
+tf.size(words(index).values)
+hashed(tf.where(tf.shape(index)[0] > 1, words(index).values, "-"))
+"""
+
+
+@pytest.mark.parametrize("text", OF_ALL_WORDS.split("\n")[1:-1])
+def test_words_of_all_rows_cannot_be_put_together(text: str) -> None:
+    traced = trace({text: expression_of(text)}, ["index"])
+    with pytest.raises(PlanError, match="all rows"):
+        plan_step(traced)
 
 
 def test_a_histogram_is_counted_by_part() -> None:

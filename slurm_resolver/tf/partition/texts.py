@@ -1,0 +1,102 @@
+"""Rules for texts that are split into words, of which each replica has another number.
+
+A replica splits the texts of its rows, and keeps the words until they are in a table with a row for
+each text and a fixed number of columns, as of `TextVectorization(output_sequence_length=5)` and
+`tf.strings.split(x).to_tensor(shape=[None, 5])`::
+
+    operation              result
+    StringSplitV2          places, words, shape    of the replica's texts
+    LookupTableFindV2      words                   a number for each of them
+    StridedSlice           texts                   places[:, 0], the text of each word
+    StridedSlice           count                   shape[0], the number of texts
+    RaggedTensorToTensor   ROWS                    a table of the words
+
+Whatever else is computed of them would need the words of all rows, and strings cannot be put
+together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurm_resolver.tf.partition.emission import Split
+from slurm_resolver.tf.partition.operation import Operation, Rules
+from slurm_resolver.tf.partition.values import (
+    SAME,
+    Kind,
+    NotByPartError,
+    Value,
+    Words,
+    as_tuple,
+    names,
+    rows,
+)
+
+# What a slice takes: of which result, where it begins, and its masks.
+_SLICES = {
+    ("places", (0, 0), 1, 1, 2): "texts",
+    ("shape", (0,), 0, 0, 1): "count",
+}
+_MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
+_BY_WORD = names(
+    """
+    AddV2 Cast Equal FloorMod Greater GreaterEqual Identity Less LessEqual LogicalAnd LogicalNot
+    LogicalOr LookupTableFindV2 Maximum Minimum Mul NotEqual SelectV2 StaticRegexReplace
+    StringLength StringLower StringStrip StringToHashBucketFast StringToNumber StringUpper Sub
+    """
+)
+
+
+def split_texts(op: Operation) -> Split:
+    """StringSplitV2: of a replica's own texts."""
+    if op.of_rows() != rows():
+        raise NotByPartError("texts of several batches")
+    return op.split(
+        [_words(op.traced, role) for role in ("places", "words", "shape")],
+        rows(),
+    )
+
+
+def _words(source: object, role: str) -> Value:
+    return Value(Kind.WORDS, words=Words(source, role))
+
+
+def _by_word(op: Operation) -> Split:
+    """Each result is computed of a word, and of what all words have in common."""
+    first, *others = {one for one in op.raw if one.words}
+    beside = [place for place, one in enumerate(op.values) if one != first]
+    if others or any(op.values[place] != SAME or op.rank(place) for place in beside):
+        raise NotByPartError("words beside others")
+    return op.split(first, *op.values)
+
+
+def _slice(op: Operation) -> Split:
+    """StridedSlice: the text of each word, or the number of texts."""
+    source, role = op.raw[0].words or ("", "")
+    masks = map(op.attribute, _MASKS)
+    part = _SLICES.get((role, as_tuple(op.constant(1)), *masks))
+    if not part:
+        raise NotByPartError("some of the words")
+    return op.split(_words(source, part), op.raw[0])
+
+
+def _table(op: Operation) -> Split:
+    """RaggedTensorToTensor, with a fixed number of columns."""
+    _, words, _, *partition = op.raw
+    source, role = words.words or ("", "")
+    sizes = np.ravel(op.constant(0)).tolist()  # of unknown sizes, there may be one for all
+    is_of_texts = (
+        role == "words"
+        and partition == [_words(source, "count"), _words(source, "texts")]
+        and op.attribute("row_partition_types") == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
+    )
+    if not is_of_texts or len(sizes) != 2 or sizes[0] >= 0 or sizes[1] < 0:
+        raise NotByPartError("words in another table")
+    return op.split(rows(), *op.values)
+
+
+OF_WORDS: Rules = {
+    **dict.fromkeys(_BY_WORD, _by_word),
+    "RaggedTensorToTensor": _table,
+    "StridedSlice": _slice,
+}
