@@ -39,10 +39,9 @@ _BATCH_BY_BATCH = (
 _ERROR_WAIT = 5.0
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
-# therefore serves all trainings of a process, and saves the current one.
+# therefore serves all trainings of a process, and saves the current one on its signals.
 _handler: Any = None
 _running: Any = None
-_default: TerminationConfig | None = None
 
 
 class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
@@ -56,6 +55,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         restored: the path of the checkpoint that was restored; None if there was none.
         more: what `collect` returned when that checkpoint was saved.
         checkpoint: the state, and this.
+        termination: the signals on which all ranks save.
         leads: whether this rank writes the checkpoints.
     """
 
@@ -94,16 +94,17 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         Raises:
             ResumeError: for the reasons of `CheckpointFolder.restore_newest`.
         """
-        global _running, _default
+        global _running
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
         self._state = state
         self._every = save_every
         self._collect = collect
-        # The handler listens for the signals of the first one.
-        _default = termination or _default or termination_config(strategy.cluster_resolver)
-        self._termination = _default
-        self._ranks = self._termination.ranks
+        before = _running and _running.termination
+        self.termination: TerminationConfig = (
+            termination or before or termination_config(strategy.cluster_resolver)
+        )
+        self._ranks = self.termination.ranks
         self.leads = self._ranks.leads
         self.checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
         self._folder = CheckpointFolder(
@@ -112,8 +113,10 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.restored = self._folder.restore_newest(complete)
         self._is_first = _running is None
         _running = self
+        if self.termination is not before:
+            self.termination.watch.arm()  # the strategy has replaced the handler of SIGTERM
         if _handler is None:
-            _make_handler(strategy, self._termination)
+            _make_handler(strategy)
 
     def serialize(self) -> str:
         """Returns what TensorFlow saves of this object."""
@@ -190,7 +193,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
             error: the error of this rank.
             is_between_steps: whether this rank's variables are those after a whole step.
         """
-        received = self._termination.watch.received
+        received = self.termination.watch.received
         if not received or isinstance(error, OF_PEERS):  # another rank has ended
             return
         # Where only SIGTERM came, another task may have failed: srun then ends this one by it.
@@ -206,7 +209,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         )
         if saves:
             self.save()
-            self._termination.exit_fn()
+            self.termination.exit_fn()
 
     def after_steps(self, count: int = 1) -> None:
         """Counts steps that are done."""
@@ -221,7 +224,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.more = self._collect()
         with reporter.doing(SAVING):
             path = self._folder.save()
-        self._termination.saved_at = self._at
+        self.termination.saved_at = self._at
         self._since = 0
         if path:
             logging.getLogger("slurm_resolver").info("training saved %s: %s", self._at, path)
@@ -261,10 +264,15 @@ def _watch_quietly(watch: Method, handler: object) -> None:
         watch(handler)
 
 
-def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
+def _make_handler(strategy: tf.distribute.Strategy) -> None:
     global _handler
     private_names.WATCH_KEY.replace(_watch_quietly, owner=_QuietHandler)
-    termination.save_fn = lambda *args, **kwargs: _running.save()
+    config = tf.distribute.experimental.TerminationConfig(
+        termination_watcher_fn=lambda: _running.termination.watch.received is not None,
+        exit_fn=lambda: _running.termination.exit_fn(),
+        grace_period=0,
+        save_fn=lambda *args, **kwargs: _running.save(),
+    )
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
     # One process has none, but the handler of TensorFlow 2.15 needs a resolver.
@@ -274,4 +282,4 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # In Google's cloud, the handler would wait for the cloud's own notices, and without GPUs do
     # nothing at all (tensorflow/python/distribute/failure_handling/failure_handling_util.py).
     private_names.ON_GCP.replace(lambda original: False)
-    _handler = _QuietHandler(resolver, manager, termination_config=termination)
+    _handler = _QuietHandler(resolver, manager, termination_config=config)

@@ -95,7 +95,6 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         watch: the signals that have come.
         requeue: how to requeue the job; see `requeue_job`.
         max_restarts: how often to requeue it.
-        save_fn: saves, in place of TensorFlow's handler.
         saved_at: the epoch and the step, as in messages; "" if unknown.
     """
 
@@ -104,7 +103,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
     requeue: str | None
     max_restarts: int | None
     grace_period: int = 0
-    save_fn: Callable[..., None] | None = None
+    save_fn: None = None
     saved_at: str = ""
 
     @property
@@ -114,8 +113,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
         self.watch.arm()
-        if self.save_fn is None:  # `Backup` reports it after the first step
-            run_events.report_first_step()
+        run_events.report_first_step()
         return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from folders import helper
 from keras_marks import KERAS_3
 from local_run import captured, in_step
+
+from slurm_resolver.signals import REQUEUE_STATUS
 
 pytestmark = KERAS_3
 
@@ -31,3 +34,27 @@ def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     assert [line["done"] for line in lines if "done" in line] == list(range(1, 11))
     assert "restart 1 of at most 5: the step was preempted" in done.stderr
     assert "training resumes from" in done.stderr
+
+
+TWO_TRAININGS = """\
+import os, signal, sys, time
+import tensorflow as tf
+import slurm_resolver as sr
+
+for name, steps in (("first", 2), ("second", 60)):
+    config = sr.termination_config()
+    loop = sr.ResumableLoop(f"{sys.argv[1]}/{name}", termination=config, x=tf.Variable(0.0))
+    for _ in loop.epochs(1):
+        for step in loop.batches(range(steps)):
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            elif step > 2:
+                time.sleep(0.5)
+"""
+
+
+def test_the_second_training_of_a_program_saves_on_the_signals_of_its_own_config(
+    tmp_path: Path,
+) -> None:
+    done = captured([sys.executable, "-c", TWO_TRAININGS, str(tmp_path)], REQUEUE_STATUS)
+    assert "of epoch 1 because of SIGUSR1: exit status 75" in done.stderr
