@@ -20,16 +20,10 @@ import pkgutil
 import re
 from typing import Any, Callable
 
-from slurm_resolver.errors import KerasError, ResumeError
+from slurm_resolver.errors import KerasError, ResumeError, SlurmResolverError
 
 # A method or function of Keras or TensorFlow, such as one that is replaced.
 Method = Callable[..., Any]
-
-# Who needs a name, as messages say it, and whether anybody misses it: without an optional name,
-# an old fault of Keras or TensorFlow is back, or one warning less is given.
-FIT = "fit on several workers needs (a training loop of your own does not)"
-RESUME = "resuming a training needs"
-OPTIONAL = "no one needs"
 
 REPLACED = "replaced_by_slurm_resolver"  # an attribute of replaced functions
 
@@ -37,18 +31,21 @@ table: list[Name] = []
 
 
 class Name:
-    """A name of Keras or TensorFlow, which the installed version may lack.
+    """A name of Keras or TensorFlow, which the installed version may lack: `fit` needs it.
 
     Attributes:
+        needed_by: who needs it, as messages say it.
+        error: the error without it.
         place: where it is, in one of the forms above.
         name: its last part.
-        needed_by: `FIT`, `RESUME` or `OPTIONAL`.
         of_instances: whether only instances have it, or a function that is running.
     """
 
-    def __init__(self, place: str, needed_by: str = FIT) -> None:
+    needed_by = "fit on several workers needs (a training loop of your own does not)"
+    error: type[SlurmResolverError] = KerasError
+
+    def __init__(self, place: str) -> None:
         self.place = place
-        self.needed_by = needed_by
         self._holder, self.of_instances, self.name, parameters = re.findall(
             r"^(.+?:.*?)(\(\))?\.?(\w+)(?:\((\w.*)\))?$",
             place,
@@ -82,7 +79,7 @@ class Name:
         It is also for an optional name.
         """
         lacks = self._is_lacked_by(thing) if default else not hasattr(thing, self.name)
-        if lacks and self.needed_by != OPTIONAL:
+        if lacks and not isinstance(self, OptionalName):
             raise error_of(self)
         return getattr(thing, self.name, *default)
 
@@ -117,6 +114,19 @@ class Name:
             return None
 
 
+class ResumeName(Name):
+    """A name that `BackupAndResume` and `ResumableLoop` need."""
+
+    needed_by = "resuming a training needs"
+    error = ResumeError
+
+
+class OptionalName(Name):
+    """Without it, an old fault of Keras or TensorFlow is back, or one warning less is given."""
+
+    needed_by = "no one needs"
+
+
 def replace(owner: object, name: str, replacement: Method) -> None:
     """Replaces a function by `replacement(original, …)`.
 
@@ -139,23 +149,22 @@ def error_of(first: Name, *others: Name) -> Exception:
     library = re.split("[.:]", first.place)[0]
     version = importlib.import_module(library).__version__
     places = ", ".join(name.place for name in (first, *others)).replace(":", ".")
-    kind = ResumeError if first.needed_by == RESUME else KerasError
-    return kind(
+    return first.error(
         f"{library} {version} has no {places}, which {first.needed_by}. Use an older version, "
         f"pip install '{library}<{version.rpartition('.')[0]}', or a newer slurm_resolver."
     )
 
 
-def missing(needed_by: str, *things: object) -> list[Name]:
-    """Returns which names are missing, or are those of attributes that one of the things lacks."""
-    return [name for name in table if name.needed_by == needed_by and name.is_missing(*things)]
+def find_problem(kind: type[Name], *things: object) -> Exception | None:
+    """Returns the error if names of a kind are missing, or attributes of one of the things."""
+    lacking = [name for name in table if type(name) is kind and name.is_missing(*things)]
+    return error_of(*lacking) if lacking else None
 
 
 @functools.cache  # before anything is replaced
 def fit_problem() -> str:
     """Returns which names that `fit` needs are missing, and what to do; '' if none is."""
-    lacking = missing(FIT)
-    return str(error_of(*lacking)) if lacking else ""
+    return str(find_problem(Name) or "")
 
 
 def check_fit() -> None:
@@ -184,17 +193,16 @@ FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 
 # The graph of a step is planned, with the functions that it calls.
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
-GRAPH_OF_DEFINITION = Name(
+GRAPH_OF_DEFINITION = OptionalName(
     "tensorflow.python.framework.function_def_to_graph:function_def_to_graph("
-    "fdef, structured_input_signature)",
-    OPTIONAL,
+    "fdef, structured_input_signature)"
 )
 EVALUATE_CONSTANT = Name("tensorflow.python.framework.tensor_util:try_evaluate_constant(tensor)")
 MOMENTS = Name("keras:layers.BatchNormalization._moments(self, inputs, mask)")
 # Without these, an error of a step does not say which line of the program has made the operation.
-SET_TRACEBACK = Name("tensorflow.python.client.pywrap_tf_session:TF_SetOpStackTrace", OPTIONAL)
-OPERATION_IN_C = Name("tensorflow:Operation()._c_op", OPTIONAL)
-USER_FRAMES = Name("tensorflow.python.util._tf_stack:StackTrace.get_user_frames", OPTIONAL)
+SET_TRACEBACK = OptionalName("tensorflow.python.client.pywrap_tf_session:TF_SetOpStackTrace")
+OPERATION_IN_C = OptionalName("tensorflow:Operation()._c_op")
+USER_FRAMES = OptionalName("tensorflow.python.util._tf_stack:StackTrace.get_user_frames")
 
 # A metric's variables are the same in all workers.
 ADD_VARIABLE = Name(
@@ -204,15 +212,13 @@ METRICS_RESULT = Name("keras:Model.get_metrics_result(self)")
 ASSIGN_ADD = Name("keras:Variable.assign_add(self, value)")
 
 # Without these, the sum of a small tensor takes twice as many messages.
-ALL_REDUCE = Name(
+ALL_REDUCE = OptionalName(
     "tensorflow.python.distribute.cross_device_utils:"
-    "CollectiveReplicaLauncher.all_reduce(self, input_tensor, control_input, options)",
-    OPTIONAL,
+    "CollectiveReplicaLauncher.all_reduce(self, input_tensor, control_input, options)"
 )
-ALL_GATHER = Name(
+ALL_GATHER = OptionalName(
     "tensorflow.python.distribute.cross_device_utils:"
-    "CollectiveReplicaLauncher._all_gather(self, input_tensor, options)",
-    OPTIONAL,
+    "CollectiveReplicaLauncher._all_gather(self, input_tensor, options)"
 )
 
 # All workers make a variable together, of any type.
@@ -267,99 +273,77 @@ ABORT = Name("tensorflow.python.eager.context:Context.abort_collective_ops(self,
 
 # `fit` begins where it ended: BackupAndResume finds the data and the callbacks of the running fit,
 # and moves the position in the data.
-FIT_DATA = Name("keras:Model.fit().epoch_iterator", RESUME)
-FIT_CALLBACKS = Name("keras:Model.fit().callbacks", RESUME)
-ENUMERATE_ITERATOR = Name(
-    "keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator",
-    RESUME,
+FIT_DATA = ResumeName("keras:Model.fit().epoch_iterator")
+FIT_CALLBACKS = ResumeName("keras:Model.fit().callbacks")
+ENUMERATE_ITERATOR = ResumeName(
+    "keras.src.trainers.epoch_iterator:EpochIterator()._enumerate_iterator"
 )
-CATCH_STOP_ITERATION = Name(
-    "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)",
-    RESUME,
+CATCH_STOP_ITERATION = ResumeName(
+    "keras.src.trainers.epoch_iterator:EpochIterator.catch_stop_iteration(self)"
 )
-CURRENT_ITERATOR = Name(
-    "keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator",
-    RESUME,
+CURRENT_ITERATOR = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator")
+NUM_BATCHES = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches")
+STEPS_SEEN = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen")
+STEPS_PER_EPOCH = ResumeName("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch")
+ARRAYS_BATCH_SIZE = ResumeName(
+    "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size"
 )
-NUM_BATCHES = Name("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches", RESUME)
-STEPS_SEEN = Name("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen", RESUME)
-STEPS_PER_EPOCH = Name("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch", RESUME)
-ARRAYS_BATCH_SIZE = Name(
-    "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size",
-    RESUME,
+GENERATOR = ResumeName(
+    "keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter"
 )
-GENERATOR = Name(
-    "keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter",
-    RESUME,
-)
-PY_DATASET = Name("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter", RESUME)
-INITIAL_EPOCH = Name("keras:Model()._initial_epoch", RESUME)
-VALIDATION_DATA = Name("keras:Model()._eval_epoch_iterator", RESUME)
-VALIDATES = Name("keras:Model._should_eval(self, epoch, validation_freq)", RESUME)
-SYMBOLIC_BUILD = Name("keras:Model._symbolic_build(self, iterator, data_batch)", RESUME)
+PY_DATASET = ResumeName("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter")
+INITIAL_EPOCH = ResumeName("keras:Model()._initial_epoch")
+VALIDATION_DATA = ResumeName("keras:Model()._eval_epoch_iterator")
+VALIDATES = ResumeName("keras:Model._should_eval(self, epoch, validation_freq)")
+SYMBOLIC_BUILD = ResumeName("keras:Model._symbolic_build(self, iterator, data_batch)")
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
-ORIGINAL_DATASET = Name(
-    "tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset",
-    RESUME,
+ORIGINAL_DATASET = ResumeName(
+    "tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset"
 )
-TENSOR_PROTO = Name("tensorflow.core.framework.tensor_pb2:TensorProto", RESUME)
+TENSOR_PROTO = ResumeName("tensorflow.core.framework.tensor_pb2:TensorProto")
 
 # The generators of random numbers that a model does not hold.
-GLOBAL_OF_KERAS = Name(
-    "keras.src.backend.common.global_state:get_global_attribute(name)",
-    RESUME,
-)
-SEEDS_OF_KERAS = Name("keras.src.random.seed_generator:global_seed_generator", RESUME)
-SEEDS_NAME = Name("keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR", RESUME)
+GLOBAL_OF_KERAS = ResumeName("keras.src.backend.common.global_state:get_global_attribute(name)")
+SEEDS_OF_KERAS = ResumeName("keras.src.random.seed_generator:global_seed_generator")
+SEEDS_NAME = ResumeName("keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR")
 # Without it, random numbers that a resumed program draws eagerly begin anew.
-EAGER_SEEDS = Name("tensorflow.python.eager.context:Context()._rng", OPTIONAL)
+EAGER_SEEDS = OptionalName("tensorflow.python.eager.context:Context()._rng")
 # Without these, nobody is told that a step has a state that cannot be saved.
-FUNCTION_NAMES = Name(
-    "tensorflow.python.eager.context:Context.list_function_names(self)",
-    OPTIONAL,
-)
-FUNCTION = Name("tensorflow.python.eager.context:Context.get_function_def(self, name)", OPTIONAL)
+FUNCTION_NAMES = OptionalName("tensorflow.python.eager.context:Context.list_function_names(self)")
+FUNCTION = OptionalName("tensorflow.python.eager.context:Context.get_function_def(self, name)")
 
 # Without it, a rank that ends first leaves a traceback in the others' logs.
-WATCH_KEY = Name(
-    "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)",
-    OPTIONAL,
+WATCH_KEY = OptionalName(
+    "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)"
 )
 # Without it, TensorFlow asks for 5 s whether this machine is in Google's cloud.
-ON_GCP = Name(
-    "tensorflow.python.distribute.failure_handling.failure_handling_util:on_gcp",
-    OPTIONAL,
-)
+ON_GCP = OptionalName("tensorflow.python.distribute.failure_handling.failure_handling_util:on_gcp")
 # Without it, TensorFlow ends a training if a task is silent for 5 to 10 s.
-CONFIGURE_HEARTBEATS = Name(
+CONFIGURE_HEARTBEATS = OptionalName(
     "tensorflow.python.eager.context:"
     "Context.configure_coordination_service(self, service_type, service_leader, "
-    "enable_health_check, cluster_register_timeout_in_ms, heartbeat_timeout_in_ms)",
-    OPTIONAL,
+    "enable_health_check, cluster_register_timeout_in_ms, heartbeat_timeout_in_ms)"
 )
 # Without these, the error does not name the line that started TensorFlow before the strategy.
-START = Name("tensorflow.python.eager.context:Context.ensure_initialized(self)", OPTIONAL)
-HAS_STARTED = Name("tensorflow.python.eager.context:Context()._initialized", OPTIONAL)
+START = OptionalName("tensorflow.python.eager.context:Context.ensure_initialized(self)")
+HAS_STARTED = OptionalName("tensorflow.python.eager.context:Context()._initialized")
 # Without it, a resolver that comes too late to set the GPUs does not warn.
-PHYSICAL_DEVICES = Name("tensorflow.python.eager.context:Context()._physical_devices", OPTIONAL)
+PHYSICAL_DEVICES = OptionalName("tensorflow.python.eager.context:Context()._physical_devices")
 # Without it, functions of atexit that are older than this package's do not run after a save.
-RUN_AT_EXIT = Name("atexit:_run_exitfuncs", OPTIONAL)
+RUN_AT_EXIT = OptionalName("atexit:_run_exitfuncs")
 # Without it, experimental_connect_to_cluster waits without end for servers that nobody starts.
-SET_SERVER_DEF = Name("tensorflow.python.eager.context:set_server_def(server_def)", OPTIONAL)
+SET_SERVER_DEF = OptionalName("tensorflow.python.eager.context:set_server_def(server_def)")
 # Without these, a coordinator that has lost a worker may not end.
-STOP_PREEMPTION = Name(
+STOP_PREEMPTION = OptionalName(
     "tensorflow.python.distribute.coordinator.cluster_coordinator:"
-    "WorkerPreemptionHandler.stop(self)",
-    OPTIONAL,
+    "WorkerPreemptionHandler.stop(self)"
 )
-UPDATE_OR_FINISH = Name(
+UPDATE_OR_FINISH = OptionalName(
     "tensorflow.python.distribute.coordinator.cluster_coordinator:"
-    "WorkerPreemptionHandler()._cluster_due_for_update_or_finish",
-    OPTIONAL,
+    "WorkerPreemptionHandler()._cluster_due_for_update_or_finish"
 )
-SHOULD_RUN = Name(
+SHOULD_RUN = OptionalName(
     "tensorflow.python.distribute.coordinator.cluster_coordinator:"
-    "WorkerPreemptionHandler()._should_preemption_thread_run",
-    OPTIONAL,
+    "WorkerPreemptionHandler()._should_preemption_thread_run"
 )

@@ -66,7 +66,7 @@ def unchanged(monkeypatch: Patch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unchanged")
-@in_turn(lambda name: name.needed_by == private_names.FIT and not name.of_instances)
+@in_turn(lambda name: type(name) is private_names.Name and not name.of_instances)
 def test_a_name_that_is_missing_is_an_error_of_fit(name: Any, remove: Any) -> None:
     remove(name)
     missing = re.escape(name.place).replace(":", ".")
@@ -84,7 +84,7 @@ def test_a_name_that_is_missing_is_an_error_of_fit(name: Any, remove: Any) -> No
     assert not hasattr(keras.Model.fit.__wrapped__, private_names.REPLACED)  # replaced once
 
 
-@in_turn(lambda name: name.needed_by == private_names.RESUME and name not in OF_DATASETS)
+@in_turn(lambda name: isinstance(name, private_names.ResumeName) and name not in OF_DATASETS)
 def test_a_name_that_is_missing_is_an_error_of_a_callback(
     name: Any, remove: Any, tmp_path: Path
 ) -> None:
@@ -98,14 +98,14 @@ def test_a_name_that_is_missing_is_an_error_of_a_callback(
         model.fit(data, data, callbacks=[callback])
 
 
-@in_turn(lambda name: name.needed_by != private_names.OPTIONAL and name.of_instances)
+@in_turn(lambda name: not isinstance(name, private_names.OptionalName) and name.of_instances)
 def test_an_attribute_that_is_missing_is_an_error_where_it_is_used(name: Any, remove: Any) -> None:
     remove(name)
     with pytest.raises((KerasError, ResumeError), match=r" has no .* pip install "):
         name.set(SimpleNamespace(), 1)
 
 
-@in_turn(lambda name: name.needed_by == private_names.OPTIONAL)
+@in_turn(lambda name: isinstance(name, private_names.OptionalName))
 def test_nobody_misses_an_optional_name(name: Any, remove: Any) -> None:
     remove(name)
     gpus._known_gpus()

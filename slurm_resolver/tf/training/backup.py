@@ -138,9 +138,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         fit = _running_fit()
         data = private_names.FIT_DATA.of(fit)
         callbacks = private_names.FIT_CALLBACKS.of(fit)
-        lacking = private_names.missing(private_names.RESUME, self.model, data, callbacks)
-        if lacking:
-            raise private_names.error_of(*lacking)
+        problem = private_names.find_problem(private_names.ResumeName, self.model, data, callbacks)
+        if problem:
+            raise problem
         self._come_last(callbacks)
         self._begin(fit, data)
 
