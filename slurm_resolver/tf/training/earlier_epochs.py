@@ -6,6 +6,7 @@ calls the hooks of a PyDataset. What each iterator has yielded is drawn again wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Iterator
@@ -52,9 +53,10 @@ def _findings_of_arrays(fit: SimpleNamespace) -> Findings:
     """Returns what arrays need. Their graph would contain them."""
     content = 0
     for array in tf.nest.flatten((fit.x, fit.y)):
-        rows = np.asarray(() if array is None else array[:: len(array) // _ROWS + 1])
-        if rows.dtype.kind in "biuf":
-            content = zlib.crc32(rows.tobytes(), content)
+        with contextlib.suppress(TypeError):  # None, or a sparse one, which has no length
+            rows = np.asarray(array[:: len(array) // _ROWS + 1])
+            if rows.dtype.kind in "biuf":
+                content = zlib.crc32(rows.tobytes(), content)
     seeded = not fit.shuffle or tf.compat.v1.get_seed(1)[0] != NO_SEED
     return Findings(
         again=False,

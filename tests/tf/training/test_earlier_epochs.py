@@ -50,6 +50,11 @@ def test_other_numbers_are_another_content() -> None:
     assert contents[0] != contents[2]
 
 
+def test_arrays_without_a_length_are_taken() -> None:
+    for x in (tf.sparse.from_dense(ROWS), tf.RaggedTensor.from_tensor(ROWS)):
+        assert not findings(x, ROWS).again
+
+
 def test_the_next_epoch_reads_what_it_would_have_read() -> None:
     started = itertools.count()
 
