@@ -20,7 +20,7 @@ from slurm_resolver.errors import KerasError, ResumeError
 from slurm_resolver.tf import gpus, private_names, server
 from slurm_resolver.tf.keras import patches
 from slurm_resolver.tf.tasks_per_node import HOOKS
-from slurm_resolver.tf.training import checkpoint
+from slurm_resolver.tf.training import checkpoint, exactness
 
 CALLS = (
     "fit",
@@ -111,6 +111,8 @@ def test_nobody_misses_an_optional_name(name: Any, remove: Any) -> None:
     gpus._known_gpus()
     name.replace(server._stop)
     name.replace(checkpoint._watch_quietly, owner=checkpoint._QuietHandler)
+    tf.function(tf.ones)([])
+    assert not exactness.problem_of_step(set(), tf.train.Checkpoint())
 
 
 def test_all_names_are_there() -> None:

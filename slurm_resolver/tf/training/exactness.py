@@ -13,10 +13,9 @@ def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
 
     They are those that were not there `before`. The checkpoint has what is saved.
     """
-    read = private_names.FUNCTION.get()
     context = private_names.CONTEXT.get()()
     names = sorted(function_names() - before)
-    nodes = [node for name in names for node in read(context, name).node_def]
+    nodes = [node for name in names for node in private_names.FUNCTION.of(context)(name).node_def]
     for node in filter(is_random, nodes):
         return (
             f"the step calls {node.op}, whose position TensorFlow cannot save: draw with "
@@ -35,6 +34,7 @@ def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
 
 
 def function_names() -> set[str]:
-    """Returns the names of all functions."""
-    find = private_names.FUNCTION_NAMES.find()
-    return set(map(str, find(private_names.CONTEXT.get()()))) if find else set()
+    """Returns the names of all functions; none if TensorFlow cannot list or read them."""
+    if private_names.FUNCTION_NAMES.is_missing() or private_names.FUNCTION.is_missing():
+        return set()
+    return set(map(str, private_names.FUNCTION_NAMES.of(private_names.CONTEXT.get()())()))
