@@ -301,7 +301,6 @@ SYMBOLIC_BUILD = ResumeName("keras:Model._symbolic_build(self, iterator, data_ba
 ORIGINAL_DATASET = ResumeName(
     "tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset"
 )
-TENSOR_PROTO = ResumeName("tensorflow.core.framework.tensor_pb2:TensorProto")
 
 # The generators of random numbers that a model does not hold.
 GLOBAL_OF_KERAS = ResumeName("keras.src.backend.common.global_state:get_global_attribute(name)")

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf import private_names
-
 _COLLECTIONS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)
 }
+_TensorProto = type(tf.make_tensor_proto(0))
 _ALONE = (bool, int, float, str, type(None))
 
 
@@ -53,6 +52,6 @@ def _decode(code: dict[str, Any]) -> Any:
     """Returns the value of an object, given those in it."""
     ((kind, held),) = code.items()
     if kind == "array":
-        proto = private_names.TENSOR_PROTO.get().FromString(base64.b64decode(held))
+        proto = _TensorProto.FromString(base64.b64decode(held))
         return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
     return _COLLECTIONS[kind](held)
