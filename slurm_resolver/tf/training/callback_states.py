@@ -141,7 +141,8 @@ class CallbackStates:
                         unpack(packed),
                     )
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                warn("the state of %s cannot be restored (%s): has it changed?", name[:-2], error)
+                kind = type(callback).__name__
+                warn("the state of %s cannot be restored (%s): has it changed?", kind, error)
 
     def problems(self) -> Iterator[str]:
         """Yields why callbacks cannot be restored, and what to write."""
