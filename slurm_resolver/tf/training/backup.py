@@ -7,7 +7,6 @@ the steps that were trained before, and so `fit` neither trains in them nor call
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import sys
@@ -161,11 +160,8 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._check_fit(findings.content)
         self._tell(findings.other, *_unbuilt_optimizers(self.model))
         self._go_to_step(fit, data, findings)
-        for name, wrapper in (
-            (private_names.ENUMERATE_ITERATOR, self._enumerate_iterator),
-            (private_names.CATCH_STOP_ITERATION, self._around_steps),
-        ):
-            name.set(data, functools.partial(wrapper, name.of(data)))
+        private_names.ENUMERATE_ITERATOR.replace(self._enumerate_iterator, owner=data)
+        private_names.CATCH_STOP_ITERATION.replace(self._around_steps, owner=data)
 
     def _come_last(self, callbacks: keras.callbacks.CallbackList) -> None:
         """Moves to the end of Keras' list of all callbacks, and puts a helper before them."""
