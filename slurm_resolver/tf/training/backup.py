@@ -188,7 +188,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             model.distribute_strategy,
             {"model": model, "left_out": _left_out(model), **self.state},
             **{**self.options, "directory": folder},
-            complete=not any(_unbuilt_optimizers(model)),
+            is_complete=not any(_unbuilt_optimizers(model)),
             collect=self._collect,
         )
         self._saved = self._backup.more or {}

@@ -82,12 +82,12 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         save_every: int | None,
         max_to_keep: int,
         *,
-        complete: bool = False,
+        is_complete: bool = False,
         collect: Callable[[], object] = lambda: None,
     ) -> None:
         """Restores the newest checkpoint, if there is one; then a signal makes all ranks save.
 
-        The arguments are those of `ResumableLoop`, and `complete`: whether the state has all its
+        The arguments are those of `ResumableLoop`, and `is_complete`: whether the state has all its
         variables already; `collect`: called in every rank before it saves, returns plain values to
         save as well.
 
@@ -108,9 +108,13 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.leads = self._ranks.leads
         self.checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
         self._folder = CheckpointFolder(
-            os.fspath(directory), self.checkpoint, self._ranks, max_to_keep
+            os.fspath(directory),
+            self.checkpoint,
+            self._ranks,
+            max_to_keep,
+            is_complete,
         )
-        self.restored = self._folder.restore_newest(complete)
+        self.restored = self._folder.restore_newest()
         self._is_first = _running is None
         _running = self
         if self.termination is not before:

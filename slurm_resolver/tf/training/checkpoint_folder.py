@@ -45,22 +45,28 @@ class CheckpointFolder:
     """The folder of one training; every rank makes the same calls."""
 
     def __init__(
-        self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
+        self,
+        directory: str,
+        checkpoint: tf.train.Checkpoint,
+        ranks: SavingRanks,
+        max_to_keep: int,
+        is_complete: bool = False,
     ) -> None:
+        """`is_complete`: whether the program has all variables of the checkpoint already."""
         self.directory = directory
         self._checkpoint = checkpoint
         self._ranks = ranks
+        self._is_complete = is_complete
         self._manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
         label = ranks.step.job_label
         job = f"job {label}" if label else "a training without Slurm"
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
         self._owner_file = self._path(_OWNER)
 
-    def restore_newest(self, complete: bool = False) -> str | None:
+    def restore_newest(self) -> str | None:
         """Restores the newest checkpoint that all ranks can read, and claims the folder.
 
-        `complete`: whether the program has all variables of the checkpoint already. Returns the
-        checkpoint's path; None if there is none.
+        Returns the checkpoint's path; None if there is none.
 
         Raises:
             ResumeError: if the folder belongs to another task of a job array, if no checkpoint can
@@ -68,7 +74,7 @@ class CheckpointFolder:
                 model.
         """
         numbers = self._find_numbers()
-        path = self._restore_readable(numbers, complete)
+        path = self._restore_readable(numbers)
         counter = self._checkpoint.save_counter  # which this creates, in all ranks
         if numbers:  # the next save must not overwrite a checkpoint that could not be read
             counter.assign(numbers[0])
@@ -78,12 +84,12 @@ class CheckpointFolder:
             self._remove_unfinished()
         return path
 
-    def _restore_readable(self, numbers: Sequence[int], complete: bool) -> str | None:
+    def _restore_readable(self, numbers: Sequence[int]) -> str | None:
         """Restores the first of these checkpoints that all ranks can read, and returns its path."""
         damages: list[str] = []
         for number in numbers:
             path = self._path(f"ckpt-{number}")
-            damage_of = self._ranks.compare("the restore", self._restore(path, complete))
+            damage_of = self._ranks.compare("the restore", self._restore(path))
             damaged = {rank: damage for rank, damage in damage_of.items() if damage}
             if not damaged:
                 if damages and self._ranks.leads:
@@ -140,7 +146,7 @@ class CheckpointFolder:
             "from the beginning."
         )
 
-    def _restore(self, path: str, complete: bool) -> str:
+    def _restore(self, path: str) -> str:
         """Restores a checkpoint; returns what is wrong with it if it cannot be read.
 
         Raises:
@@ -151,8 +157,10 @@ class CheckpointFolder:
             tf.train.load_checkpoint(path)
             is_readable = True
             status = self._checkpoint.restore(path).expect_partial()
-            check = status.assert_consumed if complete else status.assert_existing_objects_matched
-            check()
+            if self._is_complete:
+                status.assert_consumed()
+            else:
+                status.assert_existing_objects_matched()
         except Exception as error:  # TensorFlow raises other errors than its own
             if is_readable and isinstance(error, _OF_OTHER_MODELS):
                 raise ResumeError(
