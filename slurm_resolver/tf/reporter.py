@@ -211,8 +211,10 @@ class Reporter:
         if on_stall not in (None, "report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
         cluster = cluster_of(resolver)
-        group = find_group(cluster, TRAIN) if cluster and cluster.step.is_live else None
-        if not cluster or not group:
+        if not cluster or not cluster.step.is_live:
+            return
+        group = find_group(cluster, TRAIN)
+        if not group:
             return
         seconds = cluster.step.settings.stall_seconds
         self._limit = Timeouts.stall if seconds is None else float(seconds)
