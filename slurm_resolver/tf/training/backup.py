@@ -7,6 +7,7 @@ the steps that were trained before, and so `fit` neither trains in them nor call
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -105,13 +106,14 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         super().__init__()
         self.state = state
+        self._directory = os.fspath(directory)
         self._other_data = other_data
-        self.options: dict[str, Any] = {
-            "directory": directory,
-            "termination": termination,
-            "save_every": save_every,
-            "max_to_keep": max_to_keep,
-        }
+        self._make_backup = functools.partial(
+            Backup,
+            termination=termination,
+            save_every=save_every,
+            max_to_keep=max_to_keep,
+        )
         if termination is None:  # `fit` makes it only after it has read the first batch
             signals.keep_from_children(signals.OF_USERS)
 
@@ -180,14 +182,14 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # A run without this callback builds later, or not at all; Keras' seed may be Python's.
         del states["random"]
         set_random_states(states)
-        folder = os.fspath(self.options["directory"])
+        folder = self._directory
         self._key = os.path.abspath(folder)
         if self._key in _finished:
             folder = os.path.join(folder, f"fit-{_finished[self._key] + 1}")
-        self._backup = Backup(
+        self._backup = self._make_backup(
             model.distribute_strategy,
             {"model": model, "left_out": _left_out(model), **self.state},
-            **{**self.options, "directory": folder},
+            folder,
             is_complete=not any(_unbuilt_optimizers(model)),
             collect=self._collect,
         )
@@ -226,11 +228,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._content = content
         is_other = self._saved.get("content", content) != content and not self._other_data
         if self._backup.leads and is_other:
-            directory = self.options["directory"]
             raise ResumeError(
                 f"{self._backup.restored} belongs to a fit on other data. Give each fit its own "
-                f"folder, such as BackupAndResume('{directory}/2'), and call the same fits in each "
-                "start. If this is the same fit, and its data have changed, pass other_data=True."
+                f"folder, such as BackupAndResume('{self._directory}/2'), and call the same "
+                "fits in each start. If this is the same fit, and its data have changed, pass "
+                "other_data=True."
             )
 
     def _move_by_samples(self) -> None:
