@@ -147,7 +147,7 @@ class Call:
         return FitError(reason, is_passed_on=reason in (self.failure, self.loss))
 
     def reason_of(self, error: BaseException) -> str:
-        """Returns why another worker has ended what failed with an error, or ''."""
+        """Returns why another worker ended the operation that has failed with an error, or ''."""
         reason = str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
         if not reason and isinstance(error, OF_PEERS):
             reason = self.await_reason() or self.lost_by(error)

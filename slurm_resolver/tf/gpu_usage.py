@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class GpuUsage:
-    """What this process uses of its GPUs; of none, its results are 0 and None."""
+    """What this process uses of its GPUs; without GPUs, the results are 0 and None."""
 
     # NVML's, of this process' GPUs; None before the first sample.
     _handles: list[object] | None = None
@@ -33,11 +33,11 @@ class GpuUsage:
         return max(peaks)
 
     def busy(self) -> float | None:
-        """Returns in which share of the time the GPUs had work, by the samples; None without."""
+        """Returns the share of the samples' time in which the GPUs had work; None without any."""
         return round(self._busy / self._samples, 3) if self._samples else None
 
     def sample(self) -> None:
-        """Reads which share of the last second or so the GPUs had work."""
+        """Samples the share of the last second or so in which the GPUs had work."""
         if self._handles is None:
             self._handles = self._find()
         with contextlib.suppress(Exception):  # NVML's own errors: the report has no such figure

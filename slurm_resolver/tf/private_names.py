@@ -74,9 +74,9 @@ class Name:
         return value
 
     def of(self, thing: object, *default: object) -> Any:
-        """Returns an attribute of a thing; the default is for a thing of another class.
+        """Returns an attribute of a thing.
 
-        It is also for an optional name.
+        A thing of another class has the default, and so has one that lacks an optional name.
         """
         lacks = self._is_lacked_by(thing) if default else not hasattr(thing, self.name)
         if lacks and not isinstance(self, OptionalName):

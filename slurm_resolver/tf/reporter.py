@@ -189,7 +189,7 @@ class Reporter:
         )
 
     def of_all_workers(self, timeout: float) -> Mapping[str, phases.Report]:
-        """Returns the report of each worker, by name; of none, if one does not call it in time.
+        """Returns the report of each worker, by name; {} if one does not call this in time.
 
         Args:
             timeout: seconds.

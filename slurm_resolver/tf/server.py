@@ -49,7 +49,7 @@ def _end_process(member: Member, outcome: Outcome) -> None:
 
 
 def join(cluster: Cluster) -> None:
-    """Connects this process to the coordination service, if it has to from the start.
+    """Connects this process to the coordination service if it needs that from the start.
 
     A task of a step with servers takes part in their training. An evaluator's program never needs
     the service, but the others may meet in its process.

@@ -103,8 +103,7 @@ _CONTENTS: dict[Any, tuple[Method, Method]] = {
         lambda owner: [variable.numpy() for variable in _variables_of(owner)],
         _set_values,
     ),
-    (collections.deque, list): (list, _refill),
-    set: (set, _refill),
+    (collections.deque, list, set): (list, _refill),
     dict: (dict, _refill),
     object: (_attributes_of, _set_attributes),
 }
@@ -114,7 +113,7 @@ class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
     def __init__(self, callbacks: Iterable[object], saved: Iterable[object] = ()) -> None:
-        """`saved` are variables, and what has them, that are saved elsewhere."""
+        """`saved`: variables, and objects with variables, that are saved elsewhere."""
         self._callbacks = _by_name(callbacks)
         self._saved = {id(item) for item in [*saved, *self._callbacks.values()]}
         self._before = {name: self._read(item) for name, item in self._callbacks.items()}
@@ -130,7 +129,7 @@ class CallbackStates:
         }
 
     def apply(self, states: dict[str, State]) -> None:
-        """Restores those callbacks that exist."""
+        """Restores the callbacks, and leaves out the states of callbacks that are not there."""
         for name, callback in self._callbacks.items():
             try:
                 for attribute, (kind, packed) in states.get(name, {}).items():
@@ -241,7 +240,7 @@ class _Reader(pickle.Pickler):
         return kind, _OPEN
 
     def persistent_id(self, value: object) -> object:
-        """Returns what tells an object from one that has changed; None: all that it has."""
+        """Returns what an object's digest is made from; None: all that it has."""
         if id(value) in self._saved:
             return 0
         if isinstance(value, type):

@@ -1,4 +1,4 @@
-"""What a resumed training must do to read a dataset where it was interrupted, told by its graph.
+"""What a resumed training must do to read a dataset where it was interrupted, from its graph.
 
 Each epoch makes an iterator. A `shuffle` draws its next order when *its* iterator is made: for some
 datasets at once, such as for `shuffle(n).map(f).batch(m)`, and for others when the first batch is
@@ -33,7 +33,7 @@ _AT_ONCE = names(
     ScanDataset ShardDataset SkipDataset TakeDataset WindowDataset ZipDataset _Retval
     """
 )
-# Stateful operations whose iterators are all alike, if what they read is.
+# Stateful operations: each iterator yields the same if the iterators over its inputs do.
 _ALIKE = names(
     """
     AnonymousHashTable Assert CacheDataset CacheDatasetV2 Case DummySeedGenerator
@@ -52,7 +52,7 @@ Bodies = dict[str, Iterable[NodeDef]]  # the nodes of functions, by the function
 
 
 class Findings(NamedTuple):
-    """What the graph of a dataset tells.
+    """What the graph of a dataset says about a resumed training.
 
     Attributes:
         again: whether the batches of earlier epochs must be drawn again.
@@ -68,7 +68,7 @@ class Findings(NamedTuple):
 
 
 def look_through(dataset: Dataset) -> Findings:
-    """Returns what the graph of a dataset tells; of a graph that cannot be had, to draw again."""
+    """Returns the findings of a dataset's graph; without a graph, the batches are drawn again."""
     graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
     if not graph.node:
         return Findings(again=True)

@@ -31,7 +31,7 @@ _SOURCES = (private_names.GENERATOR, private_names.PY_DATASET)
 
 
 def findings_of(data: EpochIterator, fit: SimpleNamespace) -> Findings:
-    """Returns what the data of an epoch iterator need.
+    """Returns what is needed to resume reading the data of an epoch iterator.
 
     `data` makes Keras' iterators, and `fit` has the variables of Keras' `fit`.
     """
@@ -82,14 +82,14 @@ def read_earlier(
     steps: int | None,
     says: bool,
 ) -> None:
-    """Reads the data of the epochs before this one again.
+    """Reads the data of the epochs before `last` again.
 
     Args:
         model: the model.
         fit: has the variables of Keras' `fit`.
         data: makes Keras' iterators.
-        findings: what these need.
-        last: the epoch.
+        findings: those of `findings_of`.
+        last: the epoch that comes after them.
         steps: how many steps Keras began in each epoch, if it had to count them.
         says: whether to log how many batches are read.
     """
@@ -111,7 +111,7 @@ def read_earlier(
 
 
 def _read_epoch(data: EpochIterator, ends: float | None = None) -> None:
-    """Goes through the steps of an epoch, which ends in this one; None: draws the batches."""
+    """Goes through an epoch: to the step `ends`, reading nothing, or drawing all batches."""
     count = data.steps_per_execution
     with private_names.CATCH_STOP_ITERATION.of(data)():
         for step in data:
