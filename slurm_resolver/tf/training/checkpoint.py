@@ -26,7 +26,11 @@ from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
-from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
+from slurm_resolver.tf.training.termination import (
+    SavingRanks,
+    TerminationConfig,
+    termination_config,
+)
 
 # These datasets turn each batch into one batch.
 _BATCH_BY_BATCH = (
@@ -104,6 +108,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.termination: TerminationConfig = (
             termination or before or termination_config(strategy.cluster_resolver)
         )
+        if self.termination.ranks.count == 1:  # made without the strategy's resolver
+            self.termination.ranks = SavingRanks(strategy.cluster_resolver)
         self._ranks = self.termination.ranks
         self.leads = self._ranks.leads
         self.checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)

@@ -65,6 +65,7 @@ def termination_config(
 
     Args:
         resolver: the strategy's; None, or one without a cluster, for a process that trains alone.
+            BackupAndResume and ResumableLoop know their strategy's, and do not need it.
         signals: any of these, to any rank, makes all ranks save the same step.
         requeue: "scontrol" requeues the job after the save. If that fails or there is no scontrol,
             and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which the batch

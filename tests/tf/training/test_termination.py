@@ -36,6 +36,24 @@ def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     assert "training resumes from" in done.stderr
 
 
+WITHOUT_RESOLVER = """\
+import sys
+import slurm_resolver as sr
+
+config = sr.termination_config()
+strategy = sr.MultiWorkerMirroredStrategy()
+loop = sr.ResumableLoop(sys.argv[1], strategy, termination=config)
+list(loop.epochs(1))
+print("leads", loop.leads)
+"""
+
+
+def test_the_ranks_of_the_strategy_save_together_without_its_resolver(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", WITHOUT_RESOLVER, str(tmp_path)]
+    done = captured(in_step("-n 2", *program), status=0)
+    assert sorted(done.stdout.splitlines()) == ["0: leads True", "1: leads False"]
+
+
 TWO_TRAININGS = """\
 import os, signal, sys, time
 import tensorflow as tf
