@@ -78,12 +78,12 @@ def _take_secret(slurm_job: Fields) -> None:
 
     It sets none if this user can read none of the job's processes, or if they have no secret.
     """
-    ids = {slurm_job["JobId"], slurm_job.get("HetJobId")}
+    ids = (slurm_job["JobId"], slurm_job.get("HetJobId", slurm_job["JobId"]))
     for process in filter(str.isdecimal, os.listdir("/proc")):
         environ = read_proc(f"/proc/{process}/environ")
-        values = dict(line.split("=", 1) for line in environ.split("\0") if "=" in line)
-        if values.get("SLURM_JOB_ID") in ids and values.get(VARIABLE):
-            os.environ.setdefault(VARIABLE, values[VARIABLE])
+        variables = dict(line.partition("=")[::2] for line in environ.split("\0"))
+        if variables.get("SLURM_JOB_ID") in ids and variables.get(VARIABLE):
+            os.environ.setdefault(VARIABLE, variables[VARIABLE])
             return
 
 
