@@ -154,7 +154,7 @@ class FailureReader(MessageReader):
         end = _TASK_END.match(text)
         if not end:
             return
-        nodes, node, ranks, how = end.groups()
+        nodes, node, ranks, how = end.groups("")
         follows = self.all_end
         if _CRASHED.match(how):
             self.has_crashed |= not follows
@@ -172,7 +172,7 @@ class FailureReader(MessageReader):
                 )
                 self.ends.setdefault(rank, end_of_rank)
                 self.reported = self.reported or end_of_rank
-            self.ended_on.update(expand_hostlist(nodes or ""))
+            self.ended_on.update(expand_hostlist(nodes))
 
     @property
     def has_failed(self) -> bool:

@@ -91,7 +91,7 @@ class Failure(NamedTuple):
         follows: whether another task's failure caused it, as far as is known.
         is_end: whether `line` only says how the task ended, in the words of another.
         rank: the task's rank; '' if the log does not say, or no task has failed.
-        node: the node, where srun or this package names it.
+        node: the node; '' unless srun or this package names it.
         other: what has failed, if it is no task.
     """
 
@@ -100,7 +100,7 @@ class Failure(NamedTuple):
     follows: bool = False
     is_end: bool = False
     rank: str = ""
-    node: str | None = None
+    node: str = ""
     other: str = ""
 
     @property

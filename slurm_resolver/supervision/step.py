@@ -91,7 +91,7 @@ class StepFailure(NamedTuple):
         text: who failed first, when and why, for messages.
         error: what is the same if the step fails again in the same way.
         seconds: how long the step has run.
-        node: the node, if it is known.
+        node: the node; '' if it is unknown.
         progress: the checkpoint from which the training said that it resumes; or ''.
     """
 
@@ -100,7 +100,7 @@ class StepFailure(NamedTuple):
     text: str
     error: str
     seconds: float
-    node: str | None
+    node: str
     progress: str
 
 
@@ -148,7 +148,7 @@ class StepOutput(FailureReader):
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        left = {self.node.node or ""} if self.node else set(nodes if self.status else ())
+        left = {self.node.node} if self.node else set(nodes if self.status else ())
         return left - self.ended_on
 
     def failure(self) -> StepFailure:

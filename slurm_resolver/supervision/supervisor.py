@@ -214,17 +214,16 @@ class Supervisor:
         if why:
             raise NoRestartError(why.format(failure.status))
         if same_again(self._failures):
-            self._suspect(failure.node if spare else None)
+            node = failure.node
+            is_other = node != self._failures[-2].node
+            if not spare or not node or node in self._suspects or is_other:
+                raise NoRestartError(
+                    "the last two failures were the same, without any progress in between"
+                )
+            # The node may be the cause: try once more without it.
+            self._suspects[node] = "the same failure twice"
         if len(self._failures) > self._options.restarts:
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
-
-    def _suspect(self, node: str | None) -> None:
-        if node is None or node in self._suspects or node != self._failures[-2].node:
-            raise NoRestartError(
-                "the last two failures were the same, without any progress in between"
-            )
-        # The node may be the cause: try once more without it.
-        self._suspects[node] = "the same failure twice"
 
     def _update_states(self, unended: Collection[str] = ()) -> None:
         """Asks for the states of the job's nodes; raises NoRestartError if the job ends.
