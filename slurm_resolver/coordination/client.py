@@ -257,7 +257,7 @@ class Client:
 
     def _attend(self, connection: Connection, answer: Message) -> None:
         """Passes on what the service says."""
-        detect_dead_peers(connection.socket, max(1.0, answer["grace"] / 2))
+        detect_dead_peers(connection.socket, self.address.grace / 2)
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:

@@ -187,9 +187,7 @@ class Service:
             self.send(None, {"left": self._departed})
             self._departed = []
         self._rounds.tick(monotonic())
-        self._ping()
-        self._name_silent()
-        self._end_silent()
+        self._watch_silence()
         if not self._silence.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
             self._monitor.tick()
 
@@ -271,7 +269,6 @@ class Service:
                 challenge,
                 hello,
             ),
-            "grace": self.address.grace,
             "rank": self.address.rank,
             "service": self._own_name,
         }
@@ -315,7 +312,7 @@ class Service:
         """
         link = None if process.role == "observer" else self._links.get(process.rank)
         if link:
-            if link.process.number == process.number:  # it returns
+            if link.process == process:  # it returns
                 return
             if link.writer:
                 _refuse(
@@ -378,7 +375,7 @@ class Service:
         link = self._links.setdefault(process.rank, _Link(process))
         if link.loss:
             link.loss.cancel()
-        if link.process.number != process.number:  # it has ended, and this process follows it
+        if link.process != process:  # it has ended, and this process follows it
             self._report_end(link.process, link.reason)
             link = self._links[process.rank] = _Link(process)
         else:
@@ -390,7 +387,8 @@ class Service:
             _send(writer, {"closing": True})
         return link
 
-    def _ping(self) -> None:
+    def _watch_silence(self) -> None:
+        """Pings all processes, names those that are silent, and ends those that stay silent."""
         now = self._silence.now
         if now >= self._pings_at:
             self._pings_at = now + self.address.grace / _PINGS
@@ -398,13 +396,9 @@ class Service:
             for link in self._links.values():
                 if link.writer:
                     self._silence.await_answer(link.process)
-
-    def _name_silent(self) -> None:
         names = [*map(self._monitor.describe, self._silence.find())]
         if names:
             self.send(None, {"silent": describe(names, self.address)})
-
-    def _end_silent(self) -> None:
         for process in self._silence.silent_for(self.address.silence):
             self._end(self._links[process.rank], why_lost(self.address))
             self._rounds.end_without(process.rank)

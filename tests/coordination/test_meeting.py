@@ -233,7 +233,7 @@ def test_a_look_up_that_takes_long(step: Step, environ: Patch) -> None:
     for _ in range(2):
         connection, answer = wire.open_connection(address, wire.Process(1, "program", "1", 1))
         connection.socket.close()
-        assert "grace" in answer
+        assert "proof" in answer
     assert len(looked_up) == 1
 
 
@@ -416,7 +416,7 @@ def garbage(port: int) -> None:
 
 def replay(port: int) -> None:
     admitted = shake(port)
-    assert b"grace" in admitted["answer"]
+    assert b"proof" in admitted["answer"]
     admitted["socket"].sendall(b'{"goodbye": ""}\n')
     sock = dial(port)
     sock.sendall(admitted["sent"])
@@ -436,7 +436,7 @@ def odd_values(port: int) -> None:
         {"key": "another secret"},
     ]
     for changes in values:
-        assert b"grace" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
+        assert b"proof" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
 
 
 def crowd(port: int) -> None:
@@ -478,7 +478,7 @@ def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step:
     tasks = [step.start(rank, "sys.stdin.readline(); gather()") for rank in range(2)]
     for role in ("program", "launcher"):
         stranger = shake(step.port, "", role=role)
-        assert b"grace" not in stranger["answer"] or b"refused" in stranger["answer"]
+        assert b"proof" not in stranger["answer"] or b"refused" in stranger["answer"]
         stranger["socket"].sendall(b'{"goodbye": "lost"}\n')
     for task in tasks:
         task.go()
