@@ -275,7 +275,7 @@ class Service:
         if process.role == "observer":
             silent = self._silence.silent_for(self.address.grace / 2)
             answer["silent"] = [*map(self._monitor.describe, silent)]
-            answer.update(self._monitor.status())
+            answer["workers"] = self._monitor.status()
         _send(writer, answer)
         return process
 
