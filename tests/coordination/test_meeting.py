@@ -237,6 +237,17 @@ def test_a_look_up_that_takes_long(step: Step, environ: Patch) -> None:
     assert len(looked_up) == 1
 
 
+def test_an_impossible_name_is_told(environ: Patch) -> None:
+    """As `--node-address=..cluster` makes it."""
+    environ.setenv(secret.VARIABLE, KEY)
+    connected = client.connect(ServiceAddress("n1..cluster", 1, "n1", IDENTITY, 2, 1, False))
+    with pytest.raises(
+        RendezvousError, match=r"did not answer within 0.5 s: .* at n1\.\.cluster\."
+    ):
+        connected.gather("the start", None, 0.5)
+    client.leave_all()
+
+
 def test_a_child_that_outlives_its_parent_is_not_the_task(step: Step) -> None:
     tasks = [step.start(rank, "sys.stdin.readline(); gather(4)") for rank in range(2)]
     killed = step.start(2, f"os.fork() and os.kill(os.getpid(), 9); {CHILD}")
