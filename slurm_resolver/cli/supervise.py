@@ -65,7 +65,6 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Runs and restarts the step, and returns the exit status."""
     from slurm_resolver.slurm.step_variables import SlurmStep
-    from slurm_resolver.supervision.step import SignalRelay
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
     command = command_of(args)
@@ -79,7 +78,7 @@ def main(args: Namespace) -> int:
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
     options = options_of(args, SupervisorOptions, command=command)
-    return Supervisor(options, step, SignalRelay()).run()
+    return Supervisor(options, step).run()
 
 
 def _check_srun(command: Command) -> None:

@@ -18,7 +18,7 @@ from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
-from slurm_resolver.preflight.version_check import check_versions
+from slurm_resolver.preflight.version_check import check_keras_version, check_tensorflow
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
 from slurm_resolver.start.ready import Note, Notes, agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
@@ -98,7 +98,8 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         result_of("ports", [port_taken], "all are free"),
         _check_reach(cluster, service),
         _check_secret(),
-        *check_versions(uses_gpus=bool(cluster.gpus)),
+        check_tensorflow(uses_gpus=bool(cluster.gpus)),
+        check_keras_version(),
         result_of(
             "gpus",
             [cluster.gpu_decision.conflict],

@@ -84,10 +84,10 @@ class Supervisor:
     # srun's option for sharing a node, once a former step holds anything
     _sharing: Sequence[str] = ()
 
-    def __init__(self, options: SupervisorOptions, step: SlurmStep, relay: SignalRelay) -> None:
+    def __init__(self, options: SupervisorOptions, step: SlurmStep) -> None:
         self._options = options
         self._step = step
-        self._relay = relay
+        self._relay = SignalRelay()
         self._failures: list[StepFailure] = []  # one for each start
         self._states: Fields = {}  # of all nodes that the job has had
         self._suspects: dict[str, str] = {}  # the reason, by node
@@ -134,7 +134,7 @@ class Supervisor:
         """
         options = self._options
         wanted = options.nodes or len(self._states)
-        least = options.min_nodes or wanted or 1
+        least = options.min_nodes or wanted
         to_check = options.check
         while True:
             chosen = self._choose(len(self._states) if to_check else wanted, least)
