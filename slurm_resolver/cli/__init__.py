@@ -68,20 +68,16 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
             allow_abbrev=False,  # --ntasks is not --ntasks-per-node
         )
         if name in complete:
-            _add_options(command, name)
+            module = importlib.import_module(f"slurm_resolver.cli.{name}")
+            command.description = module.DESCRIPTION
+            command.epilog = module.EPILOG
+            command.set_defaults(
+                function=module.main,
+                refuse=command.error,
+                slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
+            )
+            module.add_arguments(OptionAdder(command))
     return parser
-
-
-def _add_options(command: ArgumentParser, name: str) -> None:
-    module = importlib.import_module(f"slurm_resolver.cli.{name}")
-    command.description = module.DESCRIPTION
-    command.epilog = module.EPILOG
-    command.set_defaults(
-        function=module.main,
-        refuse=command.error,
-        slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
-    )
-    module.add_arguments(OptionAdder(command))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

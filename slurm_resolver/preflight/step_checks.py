@@ -20,7 +20,7 @@ from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_keras_version, check_tensorflow
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
-from slurm_resolver.start.ready import Note, Notes, agreement_facts, find_disagreement
+from slurm_resolver.start.ready import Notes, agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.wording import counted
 
@@ -41,7 +41,15 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     client = connect(service, cluster.name_of)
     with listening(cluster.tasks[service.rank]) as port_taken:
         client.gather("the checks", None, timeout)
-        note = _make_note(cluster, service, port_taken)
+        # What this task sends to the others.
+        note = {
+            "facts": agreement_facts(cluster),
+            "results": _check_alone(cluster, service, port_taken),
+            "cpus": cpu_facts(cluster.step, bool(cluster.gpus)),
+            "gpus": task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None,
+            # One task of each node is enough.
+            "imports": None if cluster.layout.local_rank_of[service.rank] else seconds_to_read(),
+        }
         notes = client.gather("the exchange of results", note, _PROBING_SECONDS)
     results = merge({rank: note["results"] for rank, note in notes.items()}, cluster)
     if not results["gpus"].is_bad:
@@ -58,18 +66,6 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             "same cluster, same versions in every task",
         ),
     ]
-
-
-def _make_note(cluster: Cluster, service: ServiceAddress, port_taken: str) -> Note:
-    """Returns what this task sends to the others."""
-    return {
-        "facts": agreement_facts(cluster),
-        "results": _check_alone(cluster, service, port_taken),
-        "cpus": cpu_facts(cluster.step, bool(cluster.gpus)),
-        "gpus": task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None,
-        # One task of each node is enough.
-        "imports": None if cluster.layout.local_rank_of[service.rank] else seconds_to_read(),
-    }
 
 
 def _check_nodes(notes: Notes, tasks: Sequence[Task]) -> list[Result]:
