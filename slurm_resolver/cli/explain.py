@@ -61,7 +61,9 @@ def main(args: Namespace) -> int:
     for path in args.logs or ["-"]:
         name = printable(path)
         try:
-            logs.append(_read(path, name))
+            with open(0 if path == "-" else path, "rb") as stream:
+                written_at = os.fstat(stream.fileno()).st_mtime
+                logs.append((written_at, read_last_start(stream, name)))
         except OSError as error:
             print_line(f"{name}: {error.strerror or error}", "slurm-resolver explain")
             status = 2
@@ -76,12 +78,6 @@ def main(args: Namespace) -> int:
     if not has_failed and not status:
         print_line(_NO_FAILURE, "slurm-resolver explain")
     return status or int(has_failed)
-
-
-def _read(path: str, name: str) -> tuple[float, FailureReader]:
-    """Returns when a log was last written, and the reader of its last start."""
-    with open(0 if path == "-" else path, "rb") as stream:
-        return os.fstat(stream.fileno()).st_mtime, read_last_start(stream, name)
 
 
 def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:

@@ -6,7 +6,6 @@ import os
 from argparse import Namespace
 
 from slurm_resolver.cli.shared_options import (
-    Command,
     OptionAdder,
     add_command,
     check_startable,
@@ -70,7 +69,12 @@ def main(args: Namespace) -> int:
     command = command_of(args)
     if args.nodes and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
-    _check_srun(command)
+    if os.path.basename(command[0]) != "srun" or len(command) < 2:
+        raise LaunchError(
+            f"{' '.join(command)!r}: expected srun with its options and a program, as in "
+            "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
+        )
+    check_startable(command)
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError(
@@ -79,12 +83,3 @@ def main(args: Namespace) -> int:
         )
     options = options_of(args, SupervisorOptions, command=command)
     return Supervisor(options, step).run()
-
-
-def _check_srun(command: Command) -> None:
-    if os.path.basename(command[0]) != "srun" or len(command) < 2:
-        raise LaunchError(
-            f"{' '.join(command)!r}: expected srun with its options and a program, as in "
-            "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
-        )
-    check_startable(command)

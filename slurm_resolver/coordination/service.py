@@ -178,7 +178,12 @@ class Service:
         while not self._training.is_leaving or self._has_to_tell():
             await sleep(_TICK_SECONDS)
             self._tick()
-        await self._close_links()
+        # Each task closes its end of the connection once it has all messages.
+        self._is_closing = True
+        self.send(None, {"closing": True})
+        until = monotonic() + self.address.grace
+        while self._links and monotonic() < until:
+            await sleep(_TICK_SECONDS / 25)
         server.close()
         await sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
 
@@ -190,13 +195,6 @@ class Service:
         self._watch_silence()
         if not self._silence.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
             self._monitor.tick()
-
-    async def _close_links(self) -> None:
-        self._is_closing = True
-        self.send(None, {"closing": True})
-        until = monotonic() + self.address.grace
-        while self._links and monotonic() < until:
-            await sleep(_TICK_SECONDS / 25)
 
     def _has_to_tell(self) -> bool:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""

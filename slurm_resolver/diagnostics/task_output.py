@@ -139,20 +139,18 @@ class TaskOutput:
         elif _TRACEBACK in text[:_MOST_LINES_AFTER]:
             self._in_traceback = True
         elif self._in_traceback:
-            self._read_traceback(_GROUP.sub("", text, count=1), number)
+            text = _GROUP.sub("", text, count=1)
+            if _ERROR.match(text):
+                self._in_traceback = False
+                if not self._is_ignored:
+                    self._take_error(text, number, fatal=False)
+                self._is_ignored = False
         elif _IGNORED.match(text):
             self._is_ignored = True
         elif _FATAL.match(text):
             self._take_error(text, number, fatal=True)
         elif not self._complete(text) and _CLUE.match(text):
             self._take_clue(text, number)
-
-    def _read_traceback(self, text: str, number: int) -> None:
-        if _ERROR.match(text):
-            self._in_traceback = False
-            if not self._is_ignored:
-                self._take_error(text, number, fatal=False)
-            self._is_ignored = False
 
     def _take_error(self, text: str, number: int, fatal: bool) -> None:
         self.is_fatal = fatal
