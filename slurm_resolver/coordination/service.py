@@ -12,8 +12,8 @@ how they end to `training_with_servers`, and to `progress`, which watches all tr
 
 A process that keeps its connection, but does not answer, is lost as well: see `silence`.
 
-A service that cannot start, as it may not open enough files, says so to each task, and to all tasks
-before its process ends: the others would wait for it.
+A service that cannot serve, for example because it may not open enough files, tells each task why.
+Its process ends only once all tasks know: they would wait for it.
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
 messages. It waits for them for the grace.

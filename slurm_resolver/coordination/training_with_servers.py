@@ -109,10 +109,14 @@ class ServedTraining:
         is_next = self._processes.get(rank, process) != process
         if self._outcome and is_next and rank not in self._present:
             return
-        if self.is_leaving and not self._jobs:
-            return
         if not self._jobs:
-            self._begin(message)
+            if self.is_leaving:
+                return
+            self._jobs = unpack(message["training"])
+            self._leader = message["leader"]
+            self._cluster = message["cluster"]
+            # Beside a chief, workers may only serve: the training need not wait for them.
+            self._ends = dict.fromkeys(self._ranks_of(self._jobs[self._leader]))
         if "seconds" in message:
             get_running_loop().call_later(message["seconds"], self._end_wait, message["seconds"])
         if message["serves"]:
@@ -130,14 +134,6 @@ class ServedTraining:
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
 
-    def _begin(self, message: Message) -> None:
-        """Takes who trains from the first announcement."""
-        self._jobs = unpack(message["training"])
-        self._leader = message["leader"]
-        self._cluster = message["cluster"]
-        # Beside a chief, workers may only serve: the training need not wait for them.
-        self._ends = dict.fromkeys(self._ranks_of(self._jobs[self._leader]))
-
     def _ranks_of(self, wanted: str) -> set[int]:
         return {rank for rank, job in enumerate(self._jobs) if job == wanted}
 
@@ -150,13 +146,17 @@ class ServedTraining:
         if self._outcome:
             return
         name = self._name_of(rank)
-        call_later = get_running_loop().call_later
-        if rank not in self._ends:
-            self._take_end_of_server(
-                rank, failure or "its process ended before those that it serves"
-            )
+        if rank not in self._ends:  # a server
+            failure = failure or "its process ended before those that it serves"
+            ended = self._processes.keys() - self._present
+            # TensorFlow waits without end for a lost ps, and for a worker if none is left.
+            if self._jobs[rank] == "ps" or self._ranks_of("worker") <= ended:
+                self._end(f"{name} is lost, and the training needs it: {failure}")
+            else:
+                print_line(f"{name} is lost; the others continue: {failure}")
             return
         self._ends[rank] = failure
+        call_later = get_running_loop().call_later
         if rank == self._leader and failure:
             call_later(_REASON_SECONDS, self._end, f"{name} has failed: {failure}")
         elif rank == self._leader:
@@ -164,16 +164,6 @@ class ServedTraining:
         elif failure:
             print_line(f"{name} has failed; the others continue: {failure}")
         self._end_if_finished()
-
-    def _take_end_of_server(self, rank: int, failure: str) -> None:
-        """Ends the training if it cannot continue without this server; else says that it does."""
-        name = self._name_of(rank)
-        ended = self._processes.keys() - self._present
-        # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-        if self._jobs[rank] == "ps" or self._ranks_of("worker") <= ended:
-            self._end(f"{name} is lost, and the training needs it: {failure}")
-        else:
-            print_line(f"{name} is lost; the others continue: {failure}")
 
     def _missing(self) -> set[int]:
         """Returns the leader and the servers that have not come yet."""

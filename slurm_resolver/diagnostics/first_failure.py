@@ -176,7 +176,7 @@ class FailureReader(MessageReader):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a task has failed, or a message tells of a fault after which no task trained."""
+        """Whether a task has failed, or a message reports a fault after which no task trained."""
         trained = max((task.trained for task in self._tasks.values()), default=0)
         kinds = {finding.known.kind for finding in self.findings()}
         has_fault = self.last_fault >= trained and not kinds.isdisjoint(FAULTS)
@@ -217,12 +217,6 @@ class FailureReader(MessageReader):
             if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
         }
 
-    def _failed_checks(self) -> Iterator[Failure]:
-        for (id, address), finding in self.found.items():
-            if id == "check-failed":
-                what = f"{address}: {finding.line.partition('failed   ')[2]}"
-                yield Failure(finding.line_number, what, other="slurm-resolver check")
-
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
 
@@ -233,7 +227,15 @@ class FailureReader(MessageReader):
         _attribute(errors, ends)
         failures = [self.node] if self.node else []
         failures += self._reported(ends, errors)
-        failures += self._failed_checks()
+        failures += [
+            Failure(
+                finding.line_number,
+                f"{address}: {finding.line.partition('failed   ')[2]}",
+                other="slurm-resolver check",
+            )
+            for (id, address), finding in self.found.items()
+            if id == "check-failed"
+        ]
         reports = {**self.ends, **self._gone}
         failures += [
             error._replace(rank=rank, node=reports.get(rank, error).node)

@@ -22,7 +22,7 @@ class Finding:
         file: the name of the log.
         known: the message, with its cause and remedy.
         line_number: the number of its first line.
-        line: that line.
+        line: that line, or the part around the message, without control characters.
         address: the task in the message: `host:port`, `/job:worker/replica:0/task:3`, or srun's
             `n10: task 1`; '' if it names none.
         count: the number of lines with this message and address.
@@ -80,11 +80,13 @@ class MessageReader:
 
     def _add(self, known: KnownMessage, match: Hit, number: int) -> None:
         address = _named_task(match)
+        start = match.start()
+        shown_from = start - 40 if start > _SHOWN_LENGTH // 2 else 0
         first = Finding(
             self.file,
             known,
             number,
-            _shorten(match),
+            printable(match.string[shown_from : shown_from + _SHOWN_LENGTH]),
             address,
         )
         self.found.setdefault((known.id, address), first).count += 1
@@ -133,13 +135,6 @@ def _named_task(match: Hit) -> str:
         return printable(address)
     near: list[str] = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
     return near[-1].replace("%5B", "[").replace("%5D", "]") if near else ""
-
-
-def _shorten(match: Hit) -> str:
-    """Returns the part of the line around the message, without control characters."""
-    start = match.start()
-    first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-    return printable(match.string[first : first + _SHOWN_LENGTH])
 
 
 def printable(text: str) -> str:

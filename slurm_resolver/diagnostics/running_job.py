@@ -106,7 +106,11 @@ def _find_addresses(
         )
         node = expand_hostlist(fields["NodeList"])[0]
         host = scontrol.show_nodes("NodeAddr", node).get(node, node)
-        for port in [given_port] if given_port else _find_ports(step, fields):
+        # By default the last reserved port is left over; the layout, which decides, is not known
+        # here. The first one is always a task's.
+        reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
+        ports = [*reversed(reserved[1:]), derive_service_port(step)]
+        for port in [given_port] if given_port else ports:
             yield ServiceAddress(
                 host,
                 port,
@@ -127,11 +131,3 @@ def _find_steps(slurm_job: Fields, step_id: str) -> list[tuple[int, Fields]]:
         if name.isdigit() and step_id in ("", name)
     ]
     return sorted(steps, key=itemgetter(0), reverse=True)
-
-
-def _find_ports(step: SlurmStep, fields: Fields) -> list[int]:
-    """Returns the ports on which the service of a step (`show_steps`) may listen."""
-    # By default the last reserved port is left over; the layout, which decides, is not known here.
-    # The first one is always a task's.
-    reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
-    return [*reversed(reserved[1:]), derive_service_port(step)]

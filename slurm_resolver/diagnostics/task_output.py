@@ -14,7 +14,7 @@ from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.message_search import search
 
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
-_MOST_LINES_OF_END = 20  # with which a program tells its errors before it exits
+_MOST_LINES_OF_END = 20  # in which a program reports its errors before it exits
 _LAST_LINES = 2  # of a log
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
@@ -111,10 +111,10 @@ class Failure(NamedTuple):
 
 
 class TaskOutput:
-    """The lines that tell of the last error of a task.
+    """Finds the last error in the output of a task.
 
     Attributes:
-        is_fatal: whether a line other than Python's tells the error; what follows it is no other.
+        is_fatal: whether the error is a line that Python did not write; no other error follows it.
         trained: the number of the last line that shows steps of training, or its end.
     """
 
@@ -165,7 +165,7 @@ class TaskOutput:
         return True
 
     def _take_clue(self, text: str, number: int) -> None:
-        """Keeps the first of the lines with which a program tells why it exits."""
+        """Keeps the first of the lines in which a program says why it exits."""
         is_last = self._clue and self._lines - self._clue_at <= _MOST_LINES_OF_END
         if not is_last and kind_of(text) not in ("effect", "end", "note", "hidden"):
             self._clue = Failure(number, text)
@@ -187,7 +187,7 @@ class TaskOutput:
         )
 
     def clue(self, has_failed: bool) -> Failure | None:
-        """Returns the line that tells why a program exited, if it `has_failed` or ends there."""
+        """Returns the line that says why a program exited, if it `has_failed` or ends there."""
         most = _MOST_LINES_AFTER if has_failed else _LAST_LINES
         return self._clue if self._lines - self._clue_at <= most else None
 
