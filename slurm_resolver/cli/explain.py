@@ -95,22 +95,19 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     first = readers[0].first() if readers else None
     lines = []
     if first and not first.follows:
-        _move_to_front(first, readers[0].file, findings)
+        # The findings of the first failure come first.
+        file = readers[0].file
+        known, _ = search(first.line)
+        findings.sort(
+            key=lambda finding: (
+                finding.file != file,
+                finding.known.kind not in CAUSES,
+                finding.line_number != first.line_number and finding.known is not known,
+            )
+        )
         lines.append(_describe_first(first, readers, findings))
     label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
     return lines + _describe_findings(findings, label)
-
-
-def _move_to_front(first: Failure, file: str, findings: list[Finding]) -> None:
-    """Sorts the findings, so that those of the first failure, which is in `file`, come first."""
-    known, _ = search(first.line)
-    findings.sort(
-        key=lambda finding: (
-            finding.file != file,
-            finding.known.kind not in CAUSES,
-            finding.line_number != first.line_number and finding.known is not known,
-        )
-    )
 
 
 def _describe_first(

@@ -73,9 +73,8 @@ class Secret:
 
     def renew(self) -> None:
         """Encrypts the key again, before the credential of the offer becomes too old."""
-        if self.is_due:
-            with suppress(RendezvousError):
-                self._encrypt()
+        with suppress(RendezvousError):
+            self._encrypt()
 
     def _encrypt(self) -> None:
         self._renew_at = monotonic() + _RENEW_SECONDS
