@@ -125,16 +125,12 @@ def _describe_first(
     cause = findings[0] if findings else None
     if first.is_end and cause and cause.file == file and cause.known.kind in CAUSES:
         line += f", after: {cause.line}"
-    # The log of one task does not say which it is.
-    task = first.task or _find_ended_task(readers)
+    task = first.task
+    if not task:  # the log of one task does not say which it is, but another one may name its end
+        firsts = map(FailureReader.first, readers)
+        ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
+        task = ends.pop() if len(ends) == 1 else ""
     return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
-
-
-def _find_ended_task(readers: Sequence[FailureReader]) -> str:
-    """Returns the task whose end is the first failure of a log; "" if there are several."""
-    firsts = map(FailureReader.first, readers)
-    ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
-    return ends.pop() if len(ends) == 1 else ""
 
 
 def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:

@@ -209,21 +209,18 @@ class FailureReader(MessageReader):
                 # A task that has been cut off reports that the others are gone.
                 yield report
 
-    def _errors(self) -> Failures:
-        """Returns the errors by rank; '' without a label: of any of the tasks."""
-        return {
-            rank: error
-            for rank, task in self._tasks.items()
-            if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
-        }
-
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
 
         None if no task failed, or if the tasks ended after the training was saved.
         """
         ends = {rank: end for rank, end in self.ends.items() if not end.follows}
-        errors = self._errors()
+        # Without a label, it is the error of any of the tasks.
+        errors = {
+            rank: error
+            for rank, task in self._tasks.items()
+            if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
+        }
         _attribute(errors, ends)
         failures = [self.node] if self.node else []
         failures += self._reported(ends, errors)
