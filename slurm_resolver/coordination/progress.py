@@ -1,9 +1,9 @@
 """What each worker is doing: finds stuck workers, and answers `slurm-resolver status`.
 
 A worker is in a stage (training, validation), in an epoch and a step of it, and in a phase: what it
-does there. It makes a `Report` of that every 5 s. Workers wait for each other in each step, so that
+does there. It sends a `Report` of that every 5 s. Workers wait for each other in each step, so that
 a stuck one stops all: a stall. When no step ends for too long, the service's `Monitor` tells all
-tasks which workers are behind: the others wait for them.
+tasks for which workers the others wait.
 """
 
 from __future__ import annotations

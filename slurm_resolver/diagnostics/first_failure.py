@@ -43,7 +43,7 @@ _TASK_END = re.compile(
     r"(\d[\d,-]*)(?::| ended with| was ended by) "
     r"(.+?)(?:; ending|$)"
 )
-# A signal that no fault of the program sends: what it wrote before is not why.
+# No fault of the program sends these signals: what it wrote before is not the reason.
 _ENDED = re.compile("Killed|Terminated|Out Of Memory|SIG(?:KILL|TERM)")
 # Neither another task nor srun causes these ends; SIGKILL may come from srun or a user.
 # A shell ends with 128 and the number of its program's signal.

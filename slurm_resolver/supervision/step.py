@@ -1,7 +1,7 @@
 """One start of a step: srun as a child process, and what its output says about its end.
 
-The lines that srun prints decide what kind of failure it is. Which task failed first, the output of
-the tasks decides as well: srun may first report one that has ended because of another.
+The lines that srun prints decide what kind of failure it is. The output of the tasks also decides
+which task failed first: srun may first report one that has ended because of another.
 """
 
 from __future__ import annotations

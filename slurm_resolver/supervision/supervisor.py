@@ -81,7 +81,7 @@ class SupervisorOptions(NamedTuple):
 class Supervisor:
     """Runs the step, and starts it again; `step` has the variables of the batch file."""
 
-    # srun's option for sharing a node, once a former step holds anything
+    # srun's option to share nodes, once a former step still holds some
     _sharing: Sequence[str] = ()
 
     def __init__(self, options: SupervisorOptions, step: SlurmStep) -> None:
