@@ -134,7 +134,9 @@ def _describe_first(
 
 
 def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
-    """Returns a line for each kind of message, and its cause and remedy, each text once.
+    """Returns where each kind of message is, with its tasks, and its cause and remedy.
+
+    Each text is there once.
 
     Args:
         findings: those of a kind need not follow each other.
@@ -143,22 +145,17 @@ def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
     lines = []
     for known in dict.fromkeys(finding.known for finding in findings):
         same = [finding for finding in findings if finding.known is known]
+        first = same[0]
+        count = sum(finding.count for finding in same)
+        addresses = [*dict.fromkeys(finding.address for finding in same if finding.address)]
+        at = f" at {shorten(addresses)}" if addresses else ""
         lines += [
-            _describe_places(same),
-            _wrapped(same[0].line),
+            f"{first.file}:{first.line_number}: {known.id} (x{count}){at}",
+            _wrapped(first.line),
             _wrapped(f"Cause: {known.cause}"),
             _wrapped(f"Remedy: {known.remedy.replace('{label}', label)}"),
         ]
     return [*dict.fromkeys(lines)]
-
-
-def _describe_places(findings: Sequence[Finding]) -> str:
-    """Returns where a message is: its first line, how often it comes, and the tasks in it."""
-    first = findings[0]
-    count = sum(finding.count for finding in findings)
-    addresses = [*dict.fromkeys(finding.address for finding in findings if finding.address)]
-    at = f" at {shorten(addresses)}" if addresses else ""
-    return f"{first.file}:{first.line_number}: {first.known.id} (x{count}){at}"
 
 
 def _order(first: Failure | None) -> int:

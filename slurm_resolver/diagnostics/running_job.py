@@ -96,8 +96,15 @@ def _find_addresses(
         OSError: if Slurm does not answer.
     """
     cluster = scontrol.show_config().get("ClusterName")
+    # What srun has started, with the number of its step.
+    steps = [
+        (int(name), fields)
+        for fields in scontrol.show_steps(slurm_job)
+        for name in [fields.get("StepId", "").rpartition(".")[2]]
+        if name.isdigit() and step_id in ("", name)
+    ]
     # The first node of a heterogeneous step is that of one of its components.
-    for number, fields in _find_steps(slurm_job, step_id):
+    for number, fields in sorted(steps, key=itemgetter(0), reverse=True):
         step = SlurmStep(
             cluster_name=cluster,
             job_id=slurm_job.get("HetJobId", slurm_job["JobId"]),
@@ -120,14 +127,3 @@ def _find_addresses(
                 rank=0,
                 hosts_service=False,
             )
-
-
-def _find_steps(slurm_job: Fields, step_id: str) -> list[tuple[int, Fields]]:
-    """Returns the steps of a job that srun has started, newest first, or the one with this id."""
-    steps = [
-        (int(name), fields)
-        for fields in scontrol.show_steps(slurm_job)
-        for name in [fields.get("StepId", "").rpartition(".")[2]]
-        if name.isdigit() and step_id in ("", name)
-    ]
-    return sorted(steps, key=itemgetter(0), reverse=True)
