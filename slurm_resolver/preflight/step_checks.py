@@ -20,7 +20,7 @@ from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.version_check import check_keras_version, check_tensorflow
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
-from slurm_resolver.start.ready import Notes, agreement_facts, find_disagreement
+from slurm_resolver.start.ready import agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.wording import counted
 
@@ -29,9 +29,9 @@ _PROBING_SECONDS = 40.0
 
 
 def check_step(cluster: Cluster, timeout: float) -> list[Result]:
-    """Runs all checks of a step. Every task must call this, and gets the same results.
+    """Runs all checks of a step, with the same results in every task.
 
-    All tasks have to call this within `timeout` seconds. The checks may then take longer.
+    All tasks must call this within `timeout` seconds. The checks may then take longer.
 
     Raises:
         RendezvousError: if the tasks do not meet.
@@ -57,27 +57,23 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]},
             cluster.tasks,
         )
+    cpus = defaultdict(list)  # by node
+    imports = {}
+    for rank, note in notes.items():
+        node = cluster.tasks[rank].node
+        cpus[node].append(CpuFacts(*note["cpus"]))
+        if note["imports"] is not None:
+            imports[node] = note["imports"]
     return [
         *results.values(),
-        *_check_nodes(notes, cluster.tasks),
+        check_cpus(cpus),
+        check_imports(imports),
         result_of(
             "agreement",
             [find_disagreement(notes, cluster)],
             "same cluster, same versions in every task",
         ),
     ]
-
-
-def _check_nodes(notes: Notes, tasks: Sequence[Task]) -> list[Result]:
-    """Returns the results of the checks that compare nodes."""
-    cpus = defaultdict(list)
-    imports = {}
-    for rank, note in notes.items():
-        node = tasks[rank].node
-        cpus[node].append(CpuFacts(*note["cpus"]))
-        if note["imports"] is not None:
-            imports[node] = note["imports"]
-    return [check_cpus(cpus), check_imports(imports)]
 
 
 def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> list[Result]:

@@ -167,7 +167,9 @@ class StepOutput(FailureReader):
             if not SAVED.match(end.line):
                 end, line = self._first_end(end)
                 kind = "task"
-            status = _status_of(end.line)
+            exited = re.match(r"Exited with exit code (\d+)", end.line)
+            signalled = end.line.removesuffix(" (core dumped)")
+            status = int(exited[1]) if exited else _BY_SIGNAL.get(signalled, 1)
         elif self.all_end:
             end = Failure(0, "cancelled", other="the step")
             kind = "cancelled"
@@ -203,12 +205,6 @@ class StepOutput(FailureReader):
             task_end = reported
         # The log may not say which task it was.
         return (first if first.rank else reported)._replace(line=task_end.line), line
-
-
-def _status_of(end: str) -> int:
-    """Returns the exit status of a task whose end srun reports in these words."""
-    exited = re.match(r"Exited with exit code (\d+)", end)
-    return int(exited[1]) if exited else _BY_SIGNAL.get(end.removesuffix(" (core dumped)"), 1)
 
 
 def end_held_steps(step: SlurmStep, srun: int) -> bool:
