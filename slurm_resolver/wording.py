@@ -42,14 +42,14 @@ def fold(numbers: Iterable[str], most: int) -> list[str]:
     return ["-".join(dict.fromkeys((run[0], run[-1]))) for run in ranges]
 
 
-def shorten(names: Sequence[str], most: int = 5) -> str:
+def shorten(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
     """Returns the first names, and how many more there are.
 
     >>> shorten(["n1", "n2", "n3"], 2)
     'n1, n2 and 1 more'
     """
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Container[int]) -> list[str]:

@@ -11,7 +11,7 @@ import importlib
 import io
 import os
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -68,20 +68,16 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
             allow_abbrev=False,  # --ntasks is not --ntasks-per-node
         )
         if name in complete:
-            _add_options(command, name)
+            module = importlib.import_module(f"slurm_resolver.cli.{name}")
+            command.description = module.DESCRIPTION
+            command.epilog = module.EPILOG
+            command.set_defaults(
+                function=module.main,
+                refuse=command.error,
+                slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
+            )
+            module.add_arguments(OptionAdder(command))
     return parser
-
-
-def _add_options(command: ArgumentParser, name: str) -> None:
-    module = importlib.import_module(f"slurm_resolver.cli.{name}")
-    command.description = module.DESCRIPTION
-    command.epilog = module.EPILOG
-    command.set_defaults(
-        function=module.main,
-        refuse=command.error,
-        slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
-    )
-    module.add_arguments(OptionAdder(command))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         build_parser(()).print_help()
         return 2  # a script should notice that nothing was done
-    args = _parse(argv)
+    # The parser's own options end the program, so the subcommand is the first other word.
+    names = [word for word in argv if not word.startswith("-")][:1]
+    args, unknown = build_parser(names).parse_known_args(argv)
+    if unknown:
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
     try:
         return int(args.function(args))
     except SlurmResolverError as error:
@@ -110,13 +110,3 @@ def _print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
-
-
-def _parse(words: Sequence[str]) -> Namespace:
-    """Returns the options and arguments of the subcommand; ends the program for a wrong one."""
-    # The parser's own options end the program, so the subcommand is the first other word.
-    names = [word for word in words if not word.startswith("-")][:1]
-    args, unknown = build_parser(names).parse_known_args(words)
-    if unknown:
-        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
-    return args

@@ -133,12 +133,7 @@ def _environment(args: Namespace, cluster: Cluster) -> Exports:
     # A program of PyTorch uses the GPU with the number LOCAL_RANK of all that the task sees.
     if "torch" not in contracts or gpus.devices == gpus.visible_before:
         apply_gpus(gpus, cluster.step, environ)
-    _replace_classes(args, cluster, environ)
-    return environ
-
-
-def _replace_classes(args: Namespace, cluster: Cluster, environ: Exports) -> None:
-    """Sets what replaces TensorFlow's classes in the program: see `pythonpath`."""
+    # What `pythonpath` replaces in the program.
     replaced = args.replace or []
     if "ps" in cluster.roles:
         replaced = [*replaced, "servers"]
@@ -148,6 +143,7 @@ def _replace_classes(args: Namespace, cluster: Cluster, environ: Exports) -> Non
             filter(None, [pythonpath.FOLDER, environ.get("PYTHONPATH")])
         )
         environ[pythonpath.VARIABLE] = ",".join(replaced)
+    return environ
 
 
 def fill_in(words: Command, cluster: Cluster) -> Command:

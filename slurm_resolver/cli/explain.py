@@ -61,7 +61,9 @@ def main(args: Namespace) -> int:
     for path in args.logs or ["-"]:
         name = printable(path)
         try:
-            logs.append(_read(path, name))
+            with open(0 if path == "-" else path, "rb") as stream:
+                written_at = os.fstat(stream.fileno()).st_mtime
+                logs.append((written_at, read_last_start(stream, name)))
         except OSError as error:
             print_line(f"{name}: {error.strerror or error}", "slurm-resolver explain")
             status = 2
@@ -76,12 +78,6 @@ def main(args: Namespace) -> int:
     if not has_failed and not status:
         print_line(_NO_FAILURE, "slurm-resolver explain")
     return status or int(has_failed)
-
-
-def _read(path: str, name: str) -> tuple[float, FailureReader]:
-    """Returns when a log was last written, and the reader of its last start."""
-    with open(0 if path == "-" else path, "rb") as stream:
-        return os.fstat(stream.fileno()).st_mtime, read_last_start(stream, name)
 
 
 def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
@@ -99,22 +95,19 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
     first = readers[0].first() if readers else None
     lines = []
     if first and not first.follows:
-        _move_to_front(first, readers[0].file, findings)
+        # The findings of the first failure come first.
+        file = readers[0].file
+        known, _ = search(first.line)
+        findings.sort(
+            key=lambda finding: (
+                finding.file != file,
+                finding.known.kind not in CAUSES,
+                finding.line_number != first.line_number and finding.known is not known,
+            )
+        )
         lines.append(_describe_first(first, readers, findings))
     label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
     return lines + _describe_findings(findings, label)
-
-
-def _move_to_front(first: Failure, file: str, findings: list[Finding]) -> None:
-    """Sorts the findings, so that those of the first failure, which is in `file`, come first."""
-    known, _ = search(first.line)
-    findings.sort(
-        key=lambda finding: (
-            finding.file != file,
-            finding.known.kind not in CAUSES,
-            finding.line_number != first.line_number and finding.known is not known,
-        )
-    )
 
 
 def _describe_first(
@@ -132,20 +125,18 @@ def _describe_first(
     cause = findings[0] if findings else None
     if first.is_end and cause and cause.file == file and cause.known.kind in CAUSES:
         line += f", after: {cause.line}"
-    # The log of one task does not say which it is.
-    task = first.task or _find_ended_task(readers)
+    task = first.task
+    if not task:  # the log of one task does not say which it is, but another one may name its end
+        firsts = map(FailureReader.first, readers)
+        ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
+        task = ends.pop() if len(ends) == 1 else ""
     return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
 
 
-def _find_ended_task(readers: Sequence[FailureReader]) -> str:
-    """Returns the task whose end is the first failure of a log; "" if there are several."""
-    firsts = map(FailureReader.first, readers)
-    ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
-    return ends.pop() if len(ends) == 1 else ""
-
-
 def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
-    """Returns a line for each kind of message, and its cause and remedy, each text once.
+    """Returns where each kind of message is, with its tasks, and its cause and remedy.
+
+    Each text is there once.
 
     Args:
         findings: those of a kind need not follow each other.
@@ -154,22 +145,17 @@ def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
     lines = []
     for known in dict.fromkeys(finding.known for finding in findings):
         same = [finding for finding in findings if finding.known is known]
+        first = same[0]
+        count = sum(finding.count for finding in same)
+        addresses = [*dict.fromkeys(finding.address for finding in same if finding.address)]
+        at = f" at {shorten(addresses)}" if addresses else ""
         lines += [
-            _describe_places(same),
-            _wrapped(same[0].line),
+            f"{first.file}:{first.line_number}: {known.id} (x{count}){at}",
+            _wrapped(first.line),
             _wrapped(f"Cause: {known.cause}"),
             _wrapped(f"Remedy: {known.remedy.replace('{label}', label)}"),
         ]
     return [*dict.fromkeys(lines)]
-
-
-def _describe_places(findings: Sequence[Finding]) -> str:
-    """Returns where a message is: its first line, how often it comes, and the tasks in it."""
-    first = findings[0]
-    count = sum(finding.count for finding in findings)
-    addresses = [*dict.fromkeys(finding.address for finding in findings if finding.address)]
-    at = f" at {shorten(addresses)}" if addresses else ""
-    return f"{first.file}:{first.line_number}: {first.known.id} (x{count}){at}"
 
 
 def _order(first: Failure | None) -> int:

@@ -75,24 +75,21 @@ def main(args: Namespace) -> int:
     job_id = job_id or SlurmStep.read().job_id
     if not job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
-    _print(ask_service(job_id, step_id, args.port), args.json)
-    return 0
-
-
-def _print(answer: Message, as_json: bool) -> None:
+    answer = ask_service(job_id, step_id, args.port)
     workers: list[Message] = answer["workers"]
     reports = {
         worker["name"]: Report(**{field: worker[field] for field in Report._fields})
         for worker in workers
     }
     silent = [f"{who}, does not answer: stopped, or hanging in C code" for who in answer["silent"]]
-    if as_json:
+    if args.json:
         slow = None if silent else slowest(reports)
         rank_of = {worker["name"]: worker["rank"] for worker in workers}
         print(json.dumps({"workers": workers, "slowest": rank_of.get(slow), "silent": silent}))
-        return
+        return 0
     lines = [table(reports), describe(reports), *advise(reports)] if workers else [_NO_REPORT]
     print("\n".join(filter(None, [*lines, *silent])))
+    return 0
 
 
 def table(workers: Workers) -> str:

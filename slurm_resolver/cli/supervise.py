@@ -6,7 +6,6 @@ import os
 from argparse import Namespace
 
 from slurm_resolver.cli.shared_options import (
-    Command,
     OptionAdder,
     add_command,
     check_startable,
@@ -65,13 +64,17 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Runs and restarts the step, and returns the exit status."""
     from slurm_resolver.slurm.step_variables import SlurmStep
-    from slurm_resolver.supervision.step import SignalRelay
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
     command = command_of(args)
     if args.nodes and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
-    _check_srun(command)
+    if os.path.basename(command[0]) != "srun" or len(command) < 2:
+        raise LaunchError(
+            f"{' '.join(command)!r}: expected srun with its options and a program, as in "
+            "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
+        )
+    check_startable(command)
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError(
@@ -79,13 +82,4 @@ def main(args: Namespace) -> int:
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
     options = options_of(args, SupervisorOptions, command=command)
-    return Supervisor(options, step, SignalRelay()).run()
-
-
-def _check_srun(command: Command) -> None:
-    if os.path.basename(command[0]) != "srun" or len(command) < 2:
-        raise LaunchError(
-            f"{' '.join(command)!r}: expected srun with its options and a program, as in "
-            "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
-        )
-    check_startable(command)
+    return Supervisor(options, step).run()

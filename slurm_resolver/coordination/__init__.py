@@ -28,9 +28,9 @@ What a task can rely on:
 
 - A gather ends in every task, with all values, or with an error that names the missing tasks.
 - A task that ends with a goodbye has left. One that ends without, or whose node is silent for the
-  grace, is lost: all others are told which one, and why. A shorter outage of the network is none.
+  grace, is lost: all others are told which one, and why. A shorter outage does not count.
 - A process that is silent on a node that answers, such as a stopped one, is named after the grace,
-  and lost after four times as long. That of the service is no exception.
+  and lost after four times as long. This also holds for the process of the service.
 - Only processes that know the step's secret take part, where there is one; and only one process for
   each rank at a time.
 - A forked process does not inherit the connection.

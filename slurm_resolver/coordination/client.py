@@ -90,7 +90,7 @@ class Client:
         self._answers: dict[Gather, Message] = {}
         # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
-        # what a task was the first to tell, by topic
+        # the first message to all tasks, by topic
         self.told: dict[str, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Listener]] = defaultdict(list)
@@ -177,12 +177,12 @@ class Client:
             self._notify()
 
     def wait_for(self, predicate: Callable[[], object], seconds: float = inf) -> bool:
-        """Waits for what a listener or `refusal` makes true; returns whether it came true."""
+        """Waits until a condition on messages or `refusal` is true; returns whether it is."""
         with self._changed:
             return bool(self._changed.wait_for(predicate, min(seconds, TIMEOUT_MAX)))
 
     def listen(self, key: str, listener: Listener) -> None:
-        """Has a function called, in the connection's thread, for each message with this key."""
+        """Calls a function, in the connection's thread, for each message with this key."""
         self._listeners[key].append(listener)
 
     def leave(self, failure: str = "") -> None:
@@ -257,7 +257,7 @@ class Client:
 
     def _attend(self, connection: Connection, answer: Message) -> None:
         """Passes on what the service says."""
-        detect_dead_peers(connection.socket, max(1.0, answer["grace"] / 2))
+        detect_dead_peers(connection.socket, self.address.grace / 2)
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
@@ -344,7 +344,7 @@ _lock = Lock()
 
 
 def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
-    """Returns this process's connection, which is opened at the first call.
+    """Returns this process's connection, which the first call opens.
 
     `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if
     the service cannot be started in this process.

@@ -22,8 +22,7 @@ class Member:
         """Announces the task; `on_over` is called in a thread when the training is over."""
         self.client = client
         self.name = client.name_of(client.address.rank)
-        self.only_serves: bool = announced["serves"]  # whether this task only serves others
-        self._announced = announced
+        self.announced = announced  # the message of `announcement`
         self._on_over = on_over
         client.listen("over", self._take_state)
         client.listen("gone", self._take_loss)
@@ -37,8 +36,8 @@ class Member:
         `Client.refusal`.
         """
         client = self.client
-        self.only_serves = True
-        client.say("training", **{**self._announced, "serves": True, "seconds": timeout})
+        self.announced.update(serves=True, seconds=timeout)
+        client.say("training", **self.announced)
         if not client.wait_for(lambda: self._has_joined or client.refusal, timeout):
             self._end(
                 1, f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"

@@ -1,14 +1,15 @@
 """What each worker is doing: finds stuck workers, and answers `slurm-resolver status`.
 
 A worker is in a stage (training, validation), in an epoch and a step of it, and in a phase: what it
-does there. It makes a `Report` of that every 5 s. Workers wait for each other in each step, so that
+does there. It sends a `Report` of that every 5 s. Workers wait for each other in each step, so that
 a stuck one stops all: a stall. When no step ends for too long, the service's `Monitor` tells all
-tasks which workers are behind: the others wait for them.
+tasks for which workers the others wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf, named
@@ -128,9 +129,8 @@ class Monitor:
 
     # the seconds without a step that make a stall; 0 for never
     _limit = 0.0
-    # when the last stall was reported, and whether it has not ended
-    _told_at = float("-inf")
-    _is_stalled = False
+    # when the present stall was last reported; without one, -inf
+    _told_at = -inf
 
     def __init__(self, send: Send, name_of: NameOf, clock: Silence) -> None:
         self._send = send
@@ -173,19 +173,16 @@ class Monitor:
                 },
             )
             self._told_at = now
-            self._is_stalled = True
-        elif not behind and self._is_stalled:
-            self._is_stalled = False
+        elif not behind and self._told_at > -inf:
+            self._told_at = -inf
             self._send(None, {"stall": "steps advance again", "behind": []})
 
-    def status(self) -> Message:
-        """Returns what `slurm-resolver status` shows."""
-        return {
-            "workers": [
-                {"rank": rank, "name": self._name_of(rank), **report._asdict()}
-                for rank, report in self._workers().items()
-            ]
-        }
+    def status(self) -> list[Message]:
+        """Returns what `slurm-resolver status` shows of each worker."""
+        return [
+            {"rank": rank, "name": self._name_of(rank), **report._asdict()}
+            for rank, report in self._workers().items()
+        ]
 
     def _workers(self) -> Reports:
         """Returns the last reports, with their ages by now."""

@@ -39,8 +39,8 @@ class Round:
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
         self.values: TextByRank = {}
-        # the random numbers of the processes that have given a value; see `wire.Process`
-        self.numbers: TextByRank = {}
+        # the processes that have given a value, by rank
+        self.processes: dict[int, Process] = {}
         # the ranks that wait for the answer
         self.waiting: set[int] = set()
         self.began = monotonic()
@@ -64,7 +64,7 @@ class Rounds:
         gather = Gather(*message["gather"])
         current = self._rounds.setdefault(gather, Round(gather))
         # Another process of this task took part in that round: this one begins the next.
-        if current.answer and current.numbers.get(rank, process.number) != process.number:
+        if current.answer and current.processes.get(rank, process) != process:
             current = self._rounds[gather] = Round(gather)
         if current.answer:
             answer = current.answer
@@ -73,7 +73,7 @@ class Rounds:
             self._send([rank], answer)
             return
         current.values[rank] = message["value"]
-        current.numbers[rank] = process.number
+        current.processes[rank] = process
         self._endings.pop(rank, None)
         if "seconds" in message:  # else it does not wait
             self._await_answer(current, rank, message)
@@ -99,7 +99,7 @@ class Rounds:
     def disconnected(self, process: Process) -> None:
         """Forgets the values of a process, which gives them again if it returns."""
         for current in self._unanswered():
-            if current.numbers.get(process.rank) == process.number:
+            if current.processes.get(process.rank) == process:
                 current.values.pop(process.rank, None)
 
     def ended(self, process: Process, failure: str) -> None:
@@ -107,7 +107,7 @@ class Rounds:
         rank = process.rank
         self._endings[rank] = failure or "it has ended"
         for current in self._unanswered():
-            if current.numbers.get(rank) == process.number:
+            if current.processes.get(rank) == process:
                 self._end_without(current, rank)
             elif failure:
                 current.next_notice = 0.0

@@ -73,9 +73,8 @@ class Secret:
 
     def renew(self) -> None:
         """Encrypts the key again, before the credential of the offer becomes too old."""
-        if self.is_due:
-            with suppress(RendezvousError):
-                self._encrypt()
+        with suppress(RendezvousError):
+            self._encrypt()
 
     def _encrypt(self) -> None:
         self._renew_at = monotonic() + _RENEW_SECONDS
@@ -99,17 +98,13 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
         return _key_of_variable()
     name_of_key = str(offer.get("key"))
     if name_of_key not in _keys:
-        _keys[name_of_key] = _decrypt(offer, name)
+        # Any user can encrypt a key for this user; only this user's own is accepted.
+        text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
+        match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
+        if not match:
+            raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
+        _keys[name_of_key] = bytes.fromhex(match[1])
     return _keys[name_of_key]
-
-
-def _decrypt(offer: Mapping[str, object], name: str) -> bytes:
-    # Any user can encrypt a key for this user; only this user's own is accepted.
-    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
-    match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
-    if not match:
-        raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
-    return bytes.fromhex(match[1])
 
 
 def _key_of_variable() -> bytes:

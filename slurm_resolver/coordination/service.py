@@ -12,8 +12,8 @@ how they end to `training_with_servers`, and to `progress`, which watches all tr
 
 A process that keeps its connection, but does not answer, is lost as well: see `silence`.
 
-A service that cannot start, as it may not open enough files, says so to each task, and to all tasks
-before its process ends: the others would wait for it.
+A service that cannot serve, for example because it may not open enough files, tells each task why.
+Its process ends only once all tasks know: they would wait for it.
 
 At its end, the service asks each task to close its end of the connection, so that the task has all
 messages. It waits for them for the grace.
@@ -178,7 +178,12 @@ class Service:
         while not self._training.is_leaving or self._has_to_tell():
             await sleep(_TICK_SECONDS)
             self._tick()
-        await self._close_links()
+        # Each task closes its end of the connection once it has all messages.
+        self._is_closing = True
+        self.send(None, {"closing": True})
+        until = monotonic() + self.address.grace
+        while self._links and monotonic() < until:
+            await sleep(_TICK_SECONDS / 25)
         server.close()
         await sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
 
@@ -187,18 +192,9 @@ class Service:
             self.send(None, {"left": self._departed})
             self._departed = []
         self._rounds.tick(monotonic())
-        self._ping()
-        self._name_silent()
-        self._end_silent()
+        self._watch_silence()
         if not self._silence.silent_for(_TICK_SECONDS):  # else it is unknown what they do now
             self._monitor.tick()
-
-    async def _close_links(self) -> None:
-        self._is_closing = True
-        self.send(None, {"closing": True})
-        until = monotonic() + self.address.grace
-        while self._links and monotonic() < until:
-            await sleep(_TICK_SECONDS / 25)
 
     def _has_to_tell(self) -> bool:
         """Whether tasks have to learn how the training ends, or that the service cannot start."""
@@ -271,14 +267,13 @@ class Service:
                 challenge,
                 hello,
             ),
-            "grace": self.address.grace,
             "rank": self.address.rank,
             "service": self._own_name,
         }
         if process.role == "observer":
             silent = self._silence.silent_for(self.address.grace / 2)
             answer["silent"] = [*map(self._monitor.describe, silent)]
-            answer.update(self._monitor.status())
+            answer["workers"] = self._monitor.status()
         _send(writer, answer)
         return process
 
@@ -315,7 +310,7 @@ class Service:
         """
         link = None if process.role == "observer" else self._links.get(process.rank)
         if link:
-            if link.process.number == process.number:  # it returns
+            if link.process == process:  # it returns
                 return
             if link.writer:
                 _refuse(
@@ -378,7 +373,7 @@ class Service:
         link = self._links.setdefault(process.rank, _Link(process))
         if link.loss:
             link.loss.cancel()
-        if link.process.number != process.number:  # it has ended, and this process follows it
+        if link.process != process:  # it has ended, and this process follows it
             self._report_end(link.process, link.reason)
             link = self._links[process.rank] = _Link(process)
         else:
@@ -390,7 +385,8 @@ class Service:
             _send(writer, {"closing": True})
         return link
 
-    def _ping(self) -> None:
+    def _watch_silence(self) -> None:
+        """Pings all processes, names those that are silent, and ends those that stay silent."""
         now = self._silence.now
         if now >= self._pings_at:
             self._pings_at = now + self.address.grace / _PINGS
@@ -398,13 +394,9 @@ class Service:
             for link in self._links.values():
                 if link.writer:
                     self._silence.await_answer(link.process)
-
-    def _name_silent(self) -> None:
         names = [*map(self._monitor.describe, self._silence.find())]
         if names:
             self.send(None, {"silent": describe(names, self.address)})
-
-    def _end_silent(self) -> None:
         for process in self._silence.silent_for(self.address.silence):
             self._end(self._links[process.rank], why_lost(self.address))
             self._rounds.end_without(process.rank)

@@ -39,8 +39,8 @@ def connect_to(host: str, port: int, seconds: float, only_first: bool = False) -
         addresses = _reached.get((host, port)) or [
             str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=SOCK_STREAM)
         ]
-    except OSError as error:
-        raise type(error)(f"{error} at {host}") from None
+    except (OSError, UnicodeError) as error:  # the latter if a part of the name is empty or long
+        raise OSError(f"{error} at {host}") from None
     errors = []
     for address in addresses[:1] if only_first else addresses:
         try:

@@ -29,7 +29,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from slurm_resolver.coordination import TAKE_PART, TRAIN, NameOf
-from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack, unpack
+from slurm_resolver.coordination.wire import Message, Process, Send, pack, unpack
 from slurm_resolver.log import print_line
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
@@ -82,8 +82,8 @@ class ServedTraining:
         self._grace = grace
         self._send = send
         self._name_of = name_of
-        # by rank of a task that has come: the random number of its last process
-        self._numbers: TextByRank = {}
+        # by rank of a task that has come: its last process
+        self._processes: dict[int, Process] = {}
         # the ranks of the tasks whose processes have not ended
         self._present: set[int] = set()
         # by rank of a task that trains: None, or once it has ended, why it failed or ''
@@ -98,7 +98,7 @@ class ServedTraining:
         if not self._outcome:
             return bool(self._ends.get(self._leader))  # its failure counts a little later
         # Tasks that come late to a failed training are told.
-        return self._outcome.status != 0 and len(self._numbers) < sum(
+        return self._outcome.status != 0 and len(self._processes) < sum(
             job in TAKE_PART for job in self._jobs
         )
 
@@ -106,36 +106,33 @@ class ServedTraining:
         """Takes the announcement of a task, and answers with the state of the training."""
         rank = process.rank
         # The task's next program belongs to the next training, whose service has not started yet.
-        is_next = self._numbers.get(rank, process.number) != process.number
+        is_next = self._processes.get(rank, process) != process
         if self._outcome and is_next and rank not in self._present:
             return
-        if self.is_leaving and not self._jobs:
-            return
         if not self._jobs:
-            self._begin(message)
+            if self.is_leaving:
+                return
+            self._jobs = unpack(message["training"])
+            self._leader = message["leader"]
+            self._cluster = message["cluster"]
+            # Beside a chief, workers may only serve: the training need not wait for them.
+            self._ends = dict.fromkeys(self._ranks_of(self._jobs[self._leader]))
         if "seconds" in message:
             get_running_loop().call_later(message["seconds"], self._end_wait, message["seconds"])
         if message["serves"]:
             self._ends.pop(rank, None)
         elif rank not in self._present:
             self._ends[rank] = None
-        self._numbers[rank] = process.number
+        self._processes[rank] = process
         self._present.add(rank)
         if message["cluster"] != self._cluster:
+            first = next(iter(self._processes))
             self._end(
-                f"{self._names([next(iter(self._numbers)), rank])} define different clusters: all "
-                "tasks need the same arguments"
+                f"{self._names([first, rank])} define different clusters: all tasks need the same "
+                "arguments"
             )
         self._end_if_finished()
         self._send([rank], {"over": self._outcome})
-
-    def _begin(self, message: Message) -> None:
-        """Takes who trains from the first announcement."""
-        self._jobs = unpack(message["training"])
-        self._leader = message["leader"]
-        self._cluster = message["cluster"]
-        # Beside a chief, workers may only serve: the training need not wait for them.
-        self._ends = dict.fromkeys(self._ranks_of(self._jobs[self._leader]))
 
     def _ranks_of(self, wanted: str) -> set[int]:
         return {rank for rank, job in enumerate(self._jobs) if job == wanted}
@@ -143,19 +140,23 @@ class ServedTraining:
     def ended(self, process: Process, failure: str) -> None:
         """Takes the end of a process."""
         rank = process.rank
-        if rank not in self._present or process.number != self._numbers[rank]:
+        if rank not in self._present or process != self._processes[rank]:
             return
         self._present.remove(rank)
         if self._outcome:
             return
         name = self._name_of(rank)
-        call_later = get_running_loop().call_later
-        if rank not in self._ends:
-            self._take_end_of_server(
-                rank, failure or "its process ended before those that it serves"
-            )
+        if rank not in self._ends:  # a server
+            failure = failure or "its process ended before those that it serves"
+            ended = self._processes.keys() - self._present
+            # TensorFlow waits without end for a lost ps, and for a worker if none is left.
+            if self._jobs[rank] == "ps" or self._ranks_of("worker") <= ended:
+                self._end(f"{name} is lost, and the training needs it: {failure}")
+            else:
+                print_line(f"{name} is lost; the others continue: {failure}")
             return
         self._ends[rank] = failure
+        call_later = get_running_loop().call_later
         if rank == self._leader and failure:
             call_later(_REASON_SECONDS, self._end, f"{name} has failed: {failure}")
         elif rank == self._leader:
@@ -164,19 +165,9 @@ class ServedTraining:
             print_line(f"{name} has failed; the others continue: {failure}")
         self._end_if_finished()
 
-    def _take_end_of_server(self, rank: int, failure: str) -> None:
-        """Ends the training if it cannot continue without this server; else says that it does."""
-        name = self._name_of(rank)
-        ended = self._numbers.keys() - self._present
-        # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-        if self._jobs[rank] == "ps" or self._ranks_of("worker") <= ended:
-            self._end(f"{name} is lost, and the training needs it: {failure}")
-        else:
-            print_line(f"{name} is lost; the others continue: {failure}")
-
     def _missing(self) -> set[int]:
         """Returns the leader and the servers that have not come yet."""
-        return {self._leader, *self._ranks_of("ps")}.difference(self._numbers)
+        return {self._leader, *self._ranks_of("ps")}.difference(self._processes)
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
@@ -184,7 +175,7 @@ class ServedTraining:
         missing = self._missing()
         if missing:
             self._end(f"{self._names(missing)} {why}")
-        for rank in self._ends.keys() - self._numbers.keys():
+        for rank in self._ends.keys() - self._processes.keys():
             self._ends[rank] = f"it {why}"
         self._end_if_finished()
 

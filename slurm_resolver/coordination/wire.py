@@ -5,7 +5,7 @@ A connection begins with a mutual handshake, in which the secret itself is never
     service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
     task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
-    service: {"proof": HMAC(secret, "service" N and the same), "grace": 30, "rank": 0}
+    service: {"proof": HMAC(secret, "service" N and the same), "rank": 0, "service": its name}
              and what an observer asks for
 
 Instead of the last message, the service may say {"refused": "why"}, or {"other": true} to a task of

@@ -43,7 +43,7 @@ _TASK_END = re.compile(
     r"(\d[\d,-]*)(?::| ended with| was ended by) "
     r"(.+?)(?:; ending|$)"
 )
-# A signal that no fault of the program sends: what it wrote before is not why.
+# No fault of the program sends these signals: what it wrote before is not the reason.
 _ENDED = re.compile("Killed|Terminated|Out Of Memory|SIG(?:KILL|TERM)")
 # Neither another task nor srun causes these ends; SIGKILL may come from srun or a user.
 # A shell ends with 128 and the number of its program's signal.
@@ -154,7 +154,7 @@ class FailureReader(MessageReader):
         end = _TASK_END.match(text)
         if not end:
             return
-        nodes, node, ranks, how = end.groups()
+        nodes, node, ranks, how = end.groups("")
         follows = self.all_end
         if _CRASHED.match(how):
             self.has_crashed |= not follows
@@ -172,11 +172,11 @@ class FailureReader(MessageReader):
                 )
                 self.ends.setdefault(rank, end_of_rank)
                 self.reported = self.reported or end_of_rank
-            self.ended_on.update(expand_hostlist(nodes or ""))
+            self.ended_on.update(expand_hostlist(nodes))
 
     @property
     def has_failed(self) -> bool:
-        """Whether a task has failed, or a message tells of a fault after which no task trained."""
+        """Whether a task has failed, or a message reports a fault after which no task trained."""
         trained = max((task.trained for task in self._tasks.values()), default=0)
         kinds = {finding.known.kind for finding in self.findings()}
         has_fault = self.last_fault >= trained and not kinds.isdisjoint(FAULTS)
@@ -209,31 +209,30 @@ class FailureReader(MessageReader):
                 # A task that has been cut off reports that the others are gone.
                 yield report
 
-    def _errors(self) -> Failures:
-        """Returns the errors by rank; '' without a label: of any of the tasks."""
-        return {
-            rank: error
-            for rank, task in self._tasks.items()
-            if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
-        }
-
-    def _failed_checks(self) -> Iterator[Failure]:
-        for (id, address), finding in self.found.items():
-            if id == "check-failed":
-                what = f"{address}: {finding.line.partition('failed   ')[2]}"
-                yield Failure(finding.line_number, what, other="slurm-resolver check")
-
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
 
         None if no task failed, or if the tasks ended after the training was saved.
         """
         ends = {rank: end for rank, end in self.ends.items() if not end.follows}
-        errors = self._errors()
+        # Without a label, it is the error of any of the tasks.
+        errors = {
+            rank: error
+            for rank, task in self._tasks.items()
+            if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
+        }
         _attribute(errors, ends)
         failures = [self.node] if self.node else []
         failures += self._reported(ends, errors)
-        failures += self._failed_checks()
+        failures += [
+            Failure(
+                finding.line_number,
+                f"{address}: {finding.line.partition('failed   ')[2]}",
+                other="slurm-resolver check",
+            )
+            for (id, address), finding in self.found.items()
+            if id == "check-failed"
+        ]
         reports = {**self.ends, **self._gone}
         failures += [
             error._replace(rank=rank, node=reports.get(rank, error).node)

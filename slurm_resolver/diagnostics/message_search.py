@@ -22,9 +22,9 @@ class Finding:
         file: the name of the log.
         known: the message, with its cause and remedy.
         line_number: the number of its first line.
-        line: that line.
+        line: that line, or the part around the message, without control characters.
         address: the task in the message: `host:port`, `/job:worker/replica:0/task:3`, or srun's
-            `n10: task 1`.
+            `n10: task 1`; '' if it names none.
         count: the number of lines with this message and address.
     """
 
@@ -32,7 +32,7 @@ class Finding:
     known: KnownMessage
     line_number: int
     line: str
-    address: str | None
+    address: str
     count: int = 0
 
 
@@ -65,7 +65,7 @@ class MessageReader:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.found: dict[tuple[str, str | None], Finding] = {}
+        self.found: dict[tuple[str, str], Finding] = {}
         self._significant: set[str] = set()  # the ids with a line that is not _END_NOISE
         self._waiting: set[str] = set()  # the ids of messages that a later line may settle
 
@@ -80,11 +80,13 @@ class MessageReader:
 
     def _add(self, known: KnownMessage, match: Hit, number: int) -> None:
         address = _named_task(match)
+        start = match.start()
+        shown_from = start - 40 if start > _SHOWN_LENGTH // 2 else 0
         first = Finding(
             self.file,
             known,
             number,
-            _shorten(match),
+            printable(match.string[shown_from : shown_from + _SHOWN_LENGTH]),
             address,
         )
         self.found.setdefault((known.id, address), first).count += 1
@@ -126,20 +128,13 @@ def search(text: str) -> tuple[KnownMessage | None, Hit | None]:
     return None, None
 
 
-def _named_task(match: Hit) -> str | None:
-    """Returns the task in the match, or else the last one near it in the line."""
+def _named_task(match: Hit) -> str:
+    """Returns the task in the match, or else the last one near it in the line; '' without any."""
     address = match.groupdict().get("address")
     if address:
         return printable(address)
     near: list[str] = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
-    return near[-1].replace("%5B", "[").replace("%5D", "]") if near else None
-
-
-def _shorten(match: Hit) -> str:
-    """Returns the part of the line around the message, without control characters."""
-    start = match.start()
-    first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-    return printable(match.string[first : first + _SHOWN_LENGTH])
+    return near[-1].replace("%5B", "[").replace("%5D", "]") if near else ""
 
 
 def printable(text: str) -> str:

@@ -78,12 +78,12 @@ def _take_secret(slurm_job: Fields) -> None:
 
     It sets none if this user can read none of the job's processes, or if they have no secret.
     """
-    ids = {slurm_job["JobId"], slurm_job.get("HetJobId")}
+    ids = (slurm_job["JobId"], slurm_job.get("HetJobId", slurm_job["JobId"]))
     for process in filter(str.isdecimal, os.listdir("/proc")):
         environ = read_proc(f"/proc/{process}/environ")
-        values = dict(line.split("=", 1) for line in environ.split("\0") if "=" in line)
-        if values.get("SLURM_JOB_ID") in ids and values.get(VARIABLE):
-            os.environ.setdefault(VARIABLE, values[VARIABLE])
+        variables = dict(line.partition("=")[::2] for line in environ.split("\0"))
+        if variables.get("SLURM_JOB_ID") in ids and variables.get(VARIABLE):
+            os.environ.setdefault(VARIABLE, variables[VARIABLE])
             return
 
 
@@ -96,8 +96,15 @@ def _find_addresses(
         OSError: if Slurm does not answer.
     """
     cluster = scontrol.show_config().get("ClusterName")
+    # What srun has started, with the number of its step.
+    steps = [
+        (int(name), fields)
+        for fields in scontrol.show_steps(slurm_job)
+        for name in [fields.get("StepId", "").rpartition(".")[2]]
+        if name.isdigit() and step_id in ("", name)
+    ]
     # The first node of a heterogeneous step is that of one of its components.
-    for number, fields in _find_steps(slurm_job, step_id):
+    for number, fields in sorted(steps, key=itemgetter(0), reverse=True):
         step = SlurmStep(
             cluster_name=cluster,
             job_id=slurm_job.get("HetJobId", slurm_job["JobId"]),
@@ -106,7 +113,11 @@ def _find_addresses(
         )
         node = expand_hostlist(fields["NodeList"])[0]
         host = scontrol.show_nodes("NodeAddr", node).get(node, node)
-        for port in [given_port] if given_port else _find_ports(step, fields):
+        # By default the last reserved port is left over; the layout, which decides, is not known
+        # here. The first one is always a task's.
+        reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
+        ports = [*reversed(reserved[1:]), derive_service_port(step)]
+        for port in [given_port] if given_port else ports:
             yield ServiceAddress(
                 host,
                 port,
@@ -116,22 +127,3 @@ def _find_addresses(
                 rank=0,
                 hosts_service=False,
             )
-
-
-def _find_steps(slurm_job: Fields, step_id: str) -> list[tuple[int, Fields]]:
-    """Returns the steps of a job that srun has started, newest first, or the one with this id."""
-    steps = [
-        (int(name), fields)
-        for fields in scontrol.show_steps(slurm_job)
-        for name in [fields.get("StepId", "").rpartition(".")[2]]
-        if name.isdigit() and step_id in ("", name)
-    ]
-    return sorted(steps, key=itemgetter(0), reverse=True)
-
-
-def _find_ports(step: SlurmStep, fields: Fields) -> list[int]:
-    """Returns the ports on which the service of a step (`show_steps`) may listen."""
-    # By default the last reserved port is left over; the layout, which decides, is not known here.
-    # The first one is always a task's.
-    reserved = SlurmStep.reserved_ports.parse(fields.get("ResvPorts", "")) or ()
-    return [*reversed(reserved[1:]), derive_service_port(step)]

@@ -14,7 +14,7 @@ from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.message_search import search
 
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
-_MOST_LINES_OF_END = 20  # with which a program tells its errors before it exits
+_MOST_LINES_OF_END = 20  # in which a program reports its errors before it exits
 _LAST_LINES = 2  # of a log
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
@@ -91,7 +91,7 @@ class Failure(NamedTuple):
         follows: whether another task's failure caused it, as far as is known.
         is_end: whether `line` only says how the task ended, in the words of another.
         rank: the task's rank; '' if the log does not say, or no task has failed.
-        node: the node, where srun or this package names it.
+        node: the node; '' unless srun or this package names it.
         other: what has failed, if it is no task.
     """
 
@@ -100,7 +100,7 @@ class Failure(NamedTuple):
     follows: bool = False
     is_end: bool = False
     rank: str = ""
-    node: str | None = None
+    node: str = ""
     other: str = ""
 
     @property
@@ -111,10 +111,10 @@ class Failure(NamedTuple):
 
 
 class TaskOutput:
-    """The lines that tell of the last error of a task.
+    """Finds the last error in the output of a task.
 
     Attributes:
-        is_fatal: whether a line other than Python's tells the error; what follows it is no other.
+        is_fatal: whether the error is a line that Python did not write; no other error follows it.
         trained: the number of the last line that shows steps of training, or its end.
     """
 
@@ -139,20 +139,18 @@ class TaskOutput:
         elif _TRACEBACK in text[:_MOST_LINES_AFTER]:
             self._in_traceback = True
         elif self._in_traceback:
-            self._read_traceback(_GROUP.sub("", text, count=1), number)
+            text = _GROUP.sub("", text, count=1)
+            if _ERROR.match(text):
+                self._in_traceback = False
+                if not self._is_ignored:
+                    self._take_error(text, number, fatal=False)
+                self._is_ignored = False
         elif _IGNORED.match(text):
             self._is_ignored = True
         elif _FATAL.match(text):
             self._take_error(text, number, fatal=True)
         elif not self._complete(text) and _CLUE.match(text):
             self._take_clue(text, number)
-
-    def _read_traceback(self, text: str, number: int) -> None:
-        if _ERROR.match(text):
-            self._in_traceback = False
-            if not self._is_ignored:
-                self._take_error(text, number, fatal=False)
-            self._is_ignored = False
 
     def _take_error(self, text: str, number: int, fatal: bool) -> None:
         self.is_fatal = fatal
@@ -167,7 +165,7 @@ class TaskOutput:
         return True
 
     def _take_clue(self, text: str, number: int) -> None:
-        """Keeps the first of the lines with which a program tells why it exits."""
+        """Keeps the first of the lines in which a program says why it exits."""
         is_last = self._clue and self._lines - self._clue_at <= _MOST_LINES_OF_END
         if not is_last and kind_of(text) not in ("effect", "end", "note", "hidden"):
             self._clue = Failure(number, text)
@@ -189,7 +187,7 @@ class TaskOutput:
         )
 
     def clue(self, has_failed: bool) -> Failure | None:
-        """Returns the line that tells why a program exited, if it `has_failed` or ends there."""
+        """Returns the line that says why a program exited, if it `has_failed` or ends there."""
         most = _MOST_LINES_AFTER if has_failed else _LAST_LINES
         return self._clue if self._lines - self._clue_at <= most else None
 

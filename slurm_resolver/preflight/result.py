@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import named
+from slurm_resolver.wording import shorten
 
 OK = "ok"
 WARNING = "warning"
@@ -35,9 +36,7 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     problems = [*filter(None, problems)]
     if not problems:
         return Result(id, OK, ok_detail)
-    if len(problems) > _MAX_SHOWN:
-        problems[_MAX_SHOWN:] = [f"and {len(problems) - _MAX_SHOWN} more"]
-    return Result(id, status, "; ".join(problems))
+    return Result(id, status, shorten(problems, _MAX_SHOWN, separator="; "))
 
 
 def merge(by_rank: Mapping[int, Sequence[Any]], cluster: Cluster) -> dict[str, Result]:

@@ -18,9 +18,9 @@ from slurm_resolver.coordination.secret import NONE, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.import_check import check_imports, seconds_to_read
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
-from slurm_resolver.preflight.version_check import check_versions
+from slurm_resolver.preflight.version_check import check_keras_version, check_tensorflow
 from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
-from slurm_resolver.start.ready import Note, Notes, agreement_facts, find_disagreement
+from slurm_resolver.start.ready import agreement_facts, find_disagreement
 from slurm_resolver.start.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.wording import counted
 
@@ -29,9 +29,9 @@ _PROBING_SECONDS = 40.0
 
 
 def check_step(cluster: Cluster, timeout: float) -> list[Result]:
-    """Runs all checks of a step. Every task must call this, and gets the same results.
+    """Runs all checks of a step, with the same results in every task.
 
-    All tasks have to call this within `timeout` seconds. The checks may then take longer.
+    All tasks must call this within `timeout` seconds. The checks may then take longer.
 
     Raises:
         RendezvousError: if the tasks do not meet.
@@ -41,7 +41,15 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     client = connect(service, cluster.name_of)
     with listening(cluster.tasks[service.rank]) as port_taken:
         client.gather("the checks", None, timeout)
-        note = _make_note(cluster, service, port_taken)
+        # What this task sends to the others.
+        note = {
+            "facts": agreement_facts(cluster),
+            "results": _check_alone(cluster, service, port_taken),
+            "cpus": cpu_facts(cluster.step, bool(cluster.gpus)),
+            "gpus": task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None,
+            # One task of each node is enough.
+            "imports": None if cluster.layout.local_rank_of[service.rank] else seconds_to_read(),
+        }
         notes = client.gather("the exchange of results", note, _PROBING_SECONDS)
     results = merge({rank: note["results"] for rank, note in notes.items()}, cluster)
     if not results["gpus"].is_bad:
@@ -49,39 +57,23 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]},
             cluster.tasks,
         )
+    cpus = defaultdict(list)  # by node
+    imports = {}
+    for rank, note in notes.items():
+        node = cluster.tasks[rank].node
+        cpus[node].append(CpuFacts(*note["cpus"]))
+        if note["imports"] is not None:
+            imports[node] = note["imports"]
     return [
         *results.values(),
-        *_check_nodes(notes, cluster.tasks),
+        check_cpus(cpus),
+        check_imports(imports),
         result_of(
             "agreement",
             [find_disagreement(notes, cluster)],
             "same cluster, same versions in every task",
         ),
     ]
-
-
-def _make_note(cluster: Cluster, service: ServiceAddress, port_taken: str) -> Note:
-    """Returns what this task sends to the others."""
-    return {
-        "facts": agreement_facts(cluster),
-        "results": _check_alone(cluster, service, port_taken),
-        "cpus": cpu_facts(cluster.step, bool(cluster.gpus)),
-        "gpus": task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None,
-        # One task of each node is enough.
-        "imports": None if cluster.layout.local_rank_of[service.rank] else seconds_to_read(),
-    }
-
-
-def _check_nodes(notes: Notes, tasks: Sequence[Task]) -> list[Result]:
-    """Returns the results of the checks that compare nodes."""
-    cpus = defaultdict(list)
-    imports = {}
-    for rank, note in notes.items():
-        node = tasks[rank].node
-        cpus[node].append(CpuFacts(*note["cpus"]))
-        if note["imports"] is not None:
-            imports[node] = note["imports"]
-    return [check_cpus(cpus), check_imports(imports)]
 
 
 def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> list[Result]:
@@ -98,7 +90,8 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
         result_of("ports", [port_taken], "all are free"),
         _check_reach(cluster, service),
         _check_secret(),
-        *check_versions(uses_gpus=bool(cluster.gpus)),
+        check_tensorflow(uses_gpus=bool(cluster.gpus)),
+        check_keras_version(),
         result_of(
             "gpus",
             [cluster.gpu_decision.conflict],

@@ -13,12 +13,8 @@ from slurm_resolver.start.keras_version import (
 from slurm_resolver.start.transport import CUDA_REMEDY
 
 
-def check_versions(uses_gpus: bool) -> list[Result]:
-    """Returns the results of the checks `tensorflow` and `keras` for this task."""
-    return [_check_tensorflow(uses_gpus), _check_keras()]
-
-
-def _check_tensorflow(uses_gpus: bool) -> Result:
+def check_tensorflow(uses_gpus: bool) -> Result:
+    """Returns the result of the check `tensorflow` for this task."""
     version = find_tensorflow_version()
     if not version and not util.find_spec("tensorflow"):
         return Result(
@@ -36,8 +32,11 @@ def _check_tensorflow(uses_gpus: bool) -> Result:
     return Result("tensorflow", OK, version or "of another build")
 
 
-def _check_keras() -> Result:
-    """An old Keras 3 beside tf_keras is no warning: the program may import tf_keras."""
+def check_keras_version() -> Result:
+    """Returns the result of the check `keras` for this task.
+
+    An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.
+    """
     keras = installed_version("keras") or installed_version("keras-nightly")
     tf_keras = installed_version("tf_keras")
     return result_of(

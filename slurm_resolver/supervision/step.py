@@ -1,7 +1,7 @@
 """One start of a step: srun as a child process, and what its output says about its end.
 
-The lines that srun prints decide what kind of failure it is. Which task failed first, the output of
-the tasks decides as well: srun may first report one that has ended because of another.
+The lines that srun prints decide what kind of failure it is. The output of the tasks also decides
+which task failed first: srun may first report one that has ended because of another.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class StepFailure(NamedTuple):
         text: who failed first, when and why, for messages.
         error: what is the same if the step fails again in the same way.
         seconds: how long the step has run.
-        node: the node, if it is known.
+        node: the node; '' if it is unknown.
         progress: the checkpoint from which the training said that it resumes; or ''.
     """
 
@@ -100,7 +100,7 @@ class StepFailure(NamedTuple):
     text: str
     error: str
     seconds: float
-    node: str | None
+    node: str
     progress: str
 
 
@@ -148,7 +148,7 @@ class StepOutput(FailureReader):
 
     def left_on(self, nodes: Sequence[str]) -> set[str]:
         """Returns on which of these nodes, all of the step, tasks may not have ended."""
-        left = {self.node.node or ""} if self.node else set(nodes if self.status else ())
+        left = {self.node.node} if self.node else set(nodes if self.status else ())
         return left - self.ended_on
 
     def failure(self) -> StepFailure:
@@ -167,7 +167,9 @@ class StepOutput(FailureReader):
             if not SAVED.match(end.line):
                 end, line = self._first_end(end)
                 kind = "task"
-            status = _status_of(end.line)
+            exited = re.match(r"Exited with exit code (\d+)", end.line)
+            signalled = end.line.removesuffix(" (core dumped)")
+            status = int(exited[1]) if exited else _BY_SIGNAL.get(signalled, 1)
         elif self.all_end:
             end = Failure(0, "cancelled", other="the step")
             kind = "cancelled"
@@ -203,12 +205,6 @@ class StepOutput(FailureReader):
             task_end = reported
         # The log may not say which task it was.
         return (first if first.rank else reported)._replace(line=task_end.line), line
-
-
-def _status_of(end: str) -> int:
-    """Returns the exit status of a task whose end srun reports in these words."""
-    exited = re.match(r"Exited with exit code (\d+)", end)
-    return int(exited[1]) if exited else _BY_SIGNAL.get(end.removesuffix(" (core dumped)"), 1)
 
 
 def end_held_steps(step: SlurmStep, srun: int) -> bool:

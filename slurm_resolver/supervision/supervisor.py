@@ -81,13 +81,13 @@ class SupervisorOptions(NamedTuple):
 class Supervisor:
     """Runs the step, and starts it again; `step` has the variables of the batch file."""
 
-    # srun's option for sharing a node, once a former step holds anything
+    # srun's option to share nodes, once a former step still holds some
     _sharing: Sequence[str] = ()
 
-    def __init__(self, options: SupervisorOptions, step: SlurmStep, relay: SignalRelay) -> None:
+    def __init__(self, options: SupervisorOptions, step: SlurmStep) -> None:
         self._options = options
         self._step = step
-        self._relay = relay
+        self._relay = SignalRelay()
         self._failures: list[StepFailure] = []  # one for each start
         self._states: Fields = {}  # of all nodes that the job has had
         self._suspects: dict[str, str] = {}  # the reason, by node
@@ -134,7 +134,7 @@ class Supervisor:
         """
         options = self._options
         wanted = options.nodes or len(self._states)
-        least = options.min_nodes or wanted or 1
+        least = options.min_nodes or wanted
         to_check = options.check
         while True:
             chosen = self._choose(len(self._states) if to_check else wanted, least)
@@ -214,17 +214,16 @@ class Supervisor:
         if why:
             raise NoRestartError(why.format(failure.status))
         if same_again(self._failures):
-            self._suspect(failure.node if spare else None)
+            node = failure.node
+            is_other = node != self._failures[-2].node
+            if not spare or not node or node in self._suspects or is_other:
+                raise NoRestartError(
+                    "the last two failures were the same, without any progress in between"
+                )
+            # The node may be the cause: try once more without it.
+            self._suspects[node] = "the same failure twice"
         if len(self._failures) > self._options.restarts:
             raise NoRestartError(f"--restarts {self._options.restarts} allows no more")
-
-    def _suspect(self, node: str | None) -> None:
-        if node is None or node in self._suspects or node != self._failures[-2].node:
-            raise NoRestartError(
-                "the last two failures were the same, without any progress in between"
-            )
-        # The node may be the cause: try once more without it.
-        self._suspects[node] = "the same failure twice"
 
     def _update_states(self, unended: Collection[str] = ()) -> None:
         """Asks for the states of the job's nodes; raises NoRestartError if the job ends.

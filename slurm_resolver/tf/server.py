@@ -41,7 +41,7 @@ def _note_end() -> None:
 
 def _end_process(member: Member, outcome: Outcome) -> None:
     """Ends a process that trains if the training has failed; TensorFlow would wait without end."""
-    if not outcome.status or member.only_serves or _ends.is_set():
+    if not outcome.status or member.announced["serves"] or _ends.is_set():
         return
     print_line(f"{member.name}: {outcome.message}. This process ends")
     if not _ends.wait(_END_SECONDS):

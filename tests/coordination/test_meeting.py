@@ -233,8 +233,19 @@ def test_a_look_up_that_takes_long(step: Step, environ: Patch) -> None:
     for _ in range(2):
         connection, answer = wire.open_connection(address, wire.Process(1, "program", "1", 1))
         connection.socket.close()
-        assert "grace" in answer
+        assert "proof" in answer
     assert len(looked_up) == 1
+
+
+def test_an_impossible_name_is_told(environ: Patch) -> None:
+    """As `--node-address=..cluster` makes it."""
+    environ.setenv(secret.VARIABLE, KEY)
+    connected = client.connect(ServiceAddress("n1..cluster", 1, "n1", IDENTITY, 2, 1, False))
+    with pytest.raises(
+        RendezvousError, match=r"did not answer within 0.5 s: .* at n1\.\.cluster\."
+    ):
+        connected.gather("the start", None, 0.5)
+    client.leave_all()
 
 
 def test_a_child_that_outlives_its_parent_is_not_the_task(step: Step) -> None:
@@ -416,7 +427,7 @@ def garbage(port: int) -> None:
 
 def replay(port: int) -> None:
     admitted = shake(port)
-    assert b"grace" in admitted["answer"]
+    assert b"proof" in admitted["answer"]
     admitted["socket"].sendall(b'{"goodbye": ""}\n')
     sock = dial(port)
     sock.sendall(admitted["sent"])
@@ -436,7 +447,7 @@ def odd_values(port: int) -> None:
         {"key": "another secret"},
     ]
     for changes in values:
-        assert b"grace" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
+        assert b"proof" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
 
 
 def crowd(port: int) -> None:
@@ -478,7 +489,7 @@ def test_without_a_secret_nobody_else_represents_a_task_that_has_a_program(step:
     tasks = [step.start(rank, "sys.stdin.readline(); gather()") for rank in range(2)]
     for role in ("program", "launcher"):
         stranger = shake(step.port, "", role=role)
-        assert b"grace" not in stranger["answer"] or b"refused" in stranger["answer"]
+        assert b"proof" not in stranger["answer"] or b"refused" in stranger["answer"]
         stranger["socket"].sendall(b'{"goodbye": "lost"}\n')
     for task in tasks:
         task.go()

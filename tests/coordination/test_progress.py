@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from kinds import Fields
 
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -12,10 +14,13 @@ from slurm_resolver.coordination.progress import (
     MEETING,
     SAVING,
     STEP,
+    Monitor,
     Report,
     describe_stall,
     find_stall,
 )
+from slurm_resolver.coordination.silence import Silence
+from slurm_resolver.coordination.wire import Process
 
 LIMIT = 300.0
 
@@ -170,3 +175,24 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
         "worker 1 (rank 1 on n0) in step 4, saving. The others wait: worker 0 (rank 0 on n0) "
         "in step 5"
     )
+
+
+def test_each_stall_is_told_and_repeated_every_300_s() -> None:
+    sent: list[str] = []
+
+    def send(ranks: object, message: Fields) -> None:
+        sent.append(f"{clock.now:.0f}: {message['stall'].partition(':')[0]}")
+
+    clock = Silence(ServiceAddress("n0", 1, "n0", "42.0 start 0", 1, 0, True))
+    monitor = Monitor(send, task, clock)
+    for clock.now in range(500):
+        if clock.now in (0, 70):  # the only steps
+            report = [*at(int(clock.now), age=0.0)]
+            monitor.message(Process(0, "program", "1", 1), {"progress": report, "limit": 60.0})
+        monitor.tick()
+    assert sent == [
+        "61: no step for 61 s",
+        "70: steps advance again",
+        "131: no step for 61 s",
+        "432: no step for 362 s",
+    ]

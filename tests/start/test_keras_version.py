@@ -10,7 +10,7 @@ import pytest
 from captured import Patch
 
 from slurm_resolver.errors import KerasError
-from slurm_resolver.preflight.version_check import check_versions
+from slurm_resolver.preflight.version_check import check_keras_version, check_tensorflow
 from slurm_resolver.start import keras_version
 
 
@@ -53,7 +53,7 @@ def test_what_check_says(installed: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     for result, told in zip(
-        check_versions("GPUs" in installed),
+        (check_tensorflow("GPUs" in installed), check_keras_version()),
         INSTALLED[installed],
     ):
         assert f"{result.status} {result.detail}".startswith(told)
