@@ -27,12 +27,12 @@ class Limit(NamedTuple):
 # Every node has to be read by its maintainers: delete as much as you add, or say here why not.
 # The densities may only fall.
 LIMITS = [
-    # The package should have 104,000 nodes: what has been added for the partition of steps,
-    # resuming, the files of callbacks, starts, the report of the usage, types and steps on GPUs has
-    # to become smaller.
-    Limit("slurm_resolver", nodes=120_800, average=5.3, densest=8.0),
+    # The package should have 104,000 nodes: what has been added for the partition of steps, texts
+    # and tensors with other numbers of rows, resuming, the files of callbacks, starts, the report
+    # of the usage, types and steps on GPUs has to become smaller.
+    Limit("slurm_resolver", nodes=121_950, average=5.3, densest=8.0),
     # A regression test may be added without deleting another one.
-    Limit("tests", nodes=129_450, average=5.3, densest=8.0),
+    Limit("tests", nodes=130_100, average=5.3, densest=8.0),
 ]
 
 

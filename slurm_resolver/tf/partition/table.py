@@ -128,8 +128,8 @@ RULES: Rules = {
     "Split SplitV": slices.split,
     "Squeeze": moving.squeeze,
     "StridedSlice": slices.strided_slice,
-    "StringSplitV2": texts.split_texts,
     "StridedSliceGrad": slices.strided_slice_gradient,
+    "StringSplitV2": texts.split_texts,
     "TensorScatterAdd TensorScatterSub TensorScatterUpdate": lambda op: indexing.at_places(
         op, 1, "T,P,E->T", adds=op.kind != "TensorScatterUpdate"
     ),
