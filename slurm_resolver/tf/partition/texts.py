@@ -42,7 +42,8 @@ _BY_WORD = names(
     """
     AddV2 Cast Equal FloorMod Greater GreaterEqual Identity Less LessEqual LogicalAnd LogicalNot
     LogicalOr LookupTableFindV2 Maximum Minimum Mul NotEqual SelectV2 StaticRegexReplace
-    StringLength StringLower StringStrip StringToHashBucketFast StringToNumber StringUpper Sub
+    StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper Sub
     """
 )
 
