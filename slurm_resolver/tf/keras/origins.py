@@ -16,6 +16,7 @@ from tensorflow.data import Dataset
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.called_functions import with_called
+from slurm_resolver.tf.partition.values import PlanError
 
 _RANDOM = re.compile(
     "Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
@@ -81,7 +82,7 @@ def _lowest(operations: Iterable[tf.Operation]) -> Origin:
     """Returns the lowest origin of operations, and of those in the functions that they call."""
     try:
         return _origin_of([operation.type for operation in with_called(operations)])
-    except LookupError:
+    except PlanError:  # a function is not known
         return Origin.PYTHON
 
 

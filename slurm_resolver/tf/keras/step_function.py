@@ -43,6 +43,7 @@ from slurm_resolver.tf.keras.sharing import (
     Batch,
     Share,
     Structure,
+    count_rows,
     share,
     without_optionals,
 )
@@ -74,6 +75,7 @@ class StepFunction:
     """A model's `train_function`, `test_function` or `predict_function`."""
 
     _own_steps = 0  # of `train_on_batch`
+    _rows: int | tf.Tensor = 0  # of its first batch
 
     def __init__(self, strategy: Strategy, model: Model, kind: str) -> None:
         self._model = model
@@ -97,7 +99,7 @@ class StepFunction:
         try:
             with self._strategy.workers.step(STEP_OF_CALLBACK if is_in_hook() else STEP):
                 batches = itertools.islice(noting(data), count)
-                results = [self._compute(_as_share(batch)) for batch in batches]
+                results = [self._compute(self._as_share(batch)) for batch in batches]
                 if not results:
                     raise StopIteration
         finally:
@@ -105,6 +107,21 @@ class StepFunction:
         if len(results) == 1 or not isinstance(data, list):
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *results)
+
+    def _as_share(self, batch: Structure) -> Batch:
+        """Returns a batch of `train_on_batch`, the same in all workers, as a dataset does."""
+        of_replicas = tf.distribute.DistributedValues
+        if isinstance(batch, Share) or isinstance(tf.nest.flatten(batch)[0], of_replicas):
+            return batch
+        shared = share(tf.nest.map_structure(as_tensor, batch))
+        rows = count_rows(shared.batch)
+        self._rows = self._rows or rows
+        if rows != self._rows:
+            warn_of_sequences(
+                self._planned(shared, self._multiples_of(shared)),
+                "one process traces a step again for batches of another size",
+            )
+        return shared
 
     def _compare_in_own_loop(self) -> None:
         """Compares the workers' models in a loop of `train_on_batch`, which has no epochs.
@@ -153,7 +170,10 @@ class StepFunction:
             return multiples
         if self._graphs:
             if None not in self._graphs:
-                warn_of_sequences(self._planned(batch, None))
+                warn_of_sequences(
+                    self._planned(batch, None),
+                    "only some batches can be divided, because of their tensors' numbers of rows",
+                )
             return None
         return None if multiples and (count < replicas or 0 in multiples) else multiples
 
@@ -255,11 +275,3 @@ class StepFunction:
             )
         reporter.whole_steps |= not some
         warn_once(f"{text} Every worker computes whole batches, as one process does.")
-
-
-def _as_share(batch: Structure) -> Batch:
-    """Returns a batch of `train_on_batch`, which is the same in all workers, as a dataset does."""
-    of_replicas = tf.distribute.DistributedValues
-    if isinstance(batch, Share) or isinstance(tf.nest.flatten(batch)[0], of_replicas):
-        return batch
-    return share(tf.nest.map_structure(as_tensor, batch))

@@ -207,12 +207,11 @@ class TracedStep:
         return call_outside(make_in_scope)
 
 
-def warn_of_sequences(planned: PlannedStep) -> None:
+def warn_of_sequences(planned: PlannedStep, why: str) -> None:
     """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
     if _has(planned.function.graph, _draws_by_seed):
         warn_once(
-            "only some batches can be divided, because of the numbers of rows of their tensors, so "
-            "the step draws other random numbers than in one process: draw them with a "
+            f"{why}, so the step draws other random numbers than in one process: draw them with a "
             "keras.random.SeedGenerator"
         )
 
@@ -261,5 +260,5 @@ def _has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:
     """Whether a graph, or a function that it calls, has or may have such an operation."""
     try:
         return any(map(is_wanted, with_called(graph.get_operations())))
-    except LookupError:  # of a function that is not known
+    except PlanError:  # a function is not known
         return True

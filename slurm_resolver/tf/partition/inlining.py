@@ -202,13 +202,20 @@ def _called_function(operation: tf.Operation) -> str:
 
 
 def function_graph(operation: tf.Operation, name: str) -> tf.Graph:
-    """Returns the graph of a function that an operation calls, with its inputs and outputs."""
+    """Returns the graph of a function that an operation calls, with its inputs and outputs.
+
+    Raises:
+        PlanError: if TensorFlow does not know the function, or cannot make its graph.
+    """
     function = _find_function(operation, name)
     if hasattr(function, "graph"):
         return function.graph
-    if function is None or private_names.GRAPH_OF_DEFINITION.is_missing():
-        raise PlanError(f"the function of {operation.type} {operation.name} is unknown")
-    return _graph_of_definition(operation, function.definition)
+    try:
+        return _graph_of_definition(operation, function.definition)
+    except Exception as error:
+        raise PlanError(
+            f"the function of {operation.type} {operation.name} is unknown ({error})"
+        ) from error
 
 
 def _graph_of_definition(operation: tf.Operation, definition: Any) -> tf.Graph:
@@ -221,7 +228,7 @@ def _graph_of_definition(operation: tf.Operation, definition: Any) -> tf.Graph:
     definition.arg_attr.clear()
     given = operation.inputs[-len(definition.signature.input_arg) :]
     with operation.graph.as_default():
-        return private_names.GRAPH_OF_DEFINITION.find()(
+        return private_names.GRAPH_OF_DEFINITION.get()(
             definition,
             input_shapes=[tensor.shape for tensor in given],
             include_library_functions=True,

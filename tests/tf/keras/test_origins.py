@@ -83,7 +83,7 @@ def test_origins_follow_the_operations(case: str) -> None:
 
 
 def test_a_function_that_cannot_be_read_may_call_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = "slurm_resolver.tf.keras.called_functions.graph_of_function"
+    functions = "slurm_resolver.tf.partition.inlining._find_function"
     monkeypatch.setattr(functions, lambda *_: None)
     found = find_origins(pairs().map(random_loop))
     assert [origin.name for origin in found] == ["PYTHON", "EQUAL"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from folders import quiet_helper
 from keras_marks import KERAS_3, VERSION
 from local_run import captured, in_step
-from told_by_workers import told
+from told_by_workers import run, told
 
 pytestmark = KERAS_3
 
@@ -131,6 +132,40 @@ print("told", max(far) < 1e-5, max(far))
 def test_batch_normalization_takes_the_statistics_of_each_workers_rows(tmp_path: Path) -> None:
     for line in told(NORMALIZING, tmp_path):
         assert line.startswith("told True"), line
+
+
+# A step that draws numbers by TensorFlow's seed, on batches of these sizes.
+DRAWING = """
+import keras, tensorflow as tf, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+class Own(keras.Model):
+    def train_step(self, batch):
+        return {"loss": tf.reduce_mean(batch[0] + %s(tf.shape(batch[0])))}
+generator = keras.random.SeedGenerator(1)
+keras.utils.set_random_seed(3)
+with strategy.scope():
+    inputs = keras.Input((1,))
+    model = Own(inputs, inputs)
+    model.compile("sgd")
+for rows in %s:
+    model.train_on_batch(tf.ones((rows, 1)), tf.ones((rows, 1)))
+"""
+DRAWN = "(lambda shape: keras.random.normal(shape, seed=generator))"
+
+
+@pytest.mark.parametrize(
+    ("draw", "sizes", "warns"),
+    [
+        ("tf.random.normal", [4, 4, 3, 4], True),
+        ("tf.random.normal", [4, 4], False),
+        (DRAWN, [4, 3], False),
+    ],
+)
+def test_other_random_numbers_for_a_batch_of_another_size_are_told(
+    draw: str, sizes: list[int], warns: bool, tmp_path: Path
+) -> None:
+    done = run([sys.executable, "-W", "ignore", "-c", DRAWING % (draw, sizes)], tmp_path, 1)
+    assert done.stderr.count("draws other random numbers than in one process") == warns
 
 
 # The first batch has tensors with equal numbers of rows, and the next one has not.
