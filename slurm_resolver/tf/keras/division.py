@@ -25,10 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.compat.v1 import AttrValue
 from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
+from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
@@ -42,8 +44,8 @@ from slurm_resolver.tf.keras.sharing import (
     without,
     without_conversion,
 )
+from slurm_resolver.tf.partition.creation import attributes_of
 from slurm_resolver.tf.partition.emission import Compute, Plan
-from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.reporter import reporter
@@ -281,6 +283,12 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
     deterministic = None if calls is None else True
     result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
     _check_state(_graph_of_map(result))
+    # The function is traced again. What it takes from Python may have changed.
+    if _contents(result) != _contents(like):
+        raise UndividedError(
+            "a map is another one now than when the dataset was made, or uses the batch size as a "
+            "constant"
+        )
     return result
 
 
@@ -291,24 +299,34 @@ def _mapped_batches(pairs: Dataset, like: Dataset) -> Dataset:
     after `batch(n, drop_remainder=True)`.
     """
     try:
-        result = _mapped(pairs, like)
+        return _mapped(pairs, like)
     except UndividedError:
         raise
     except Exception as error:
         raise UndividedError(f"a map after batch(n) needs a constant batch size: {error}") from None
-    if _operations(result) != _operations(like):
-        raise UndividedError("a map after batch(n) uses the batch size as a constant")
-    return result
 
 
-def _operations(dataset: Dataset) -> list[tuple[str, bytes]]:
-    """Returns the operations of a map and of what it calls, with the values of constants."""
-    operations = [node.operation for node in Flat(_graph_of_map(dataset)).nodes]
-    return [
-        (operation.type, operation.node_def.attr["value"].SerializeToString())
-        for operation in operations
-        if operation.type != "Identity"
+def _contents(dataset: Dataset) -> list[object]:
+    """Returns what a map does: its operations, with their attributes, and what it captures."""
+    function = private_names.MAP_FUNCTION.of(dataset).function
+    operations = [
+        (operation.type, *map(_plain, sorted(attributes_of(operation).items())))
+        for operation in with_called(function.graph.get_operations())
+        if operation.type not in ("Identity", "NoOp", "Placeholder")
     ]
+    return [*operations, *map(id, function.captured_inputs)]
+
+
+def _plain(attribute: tuple[str, AttrValue]) -> bytes:
+    """Returns an attribute that is no shape, function or seed, and else nothing."""
+    name, value = attribute
+    is_left_out = (
+        name in ("seed", "seed2", "token")
+        or value.WhichOneof("value") in ("shape", "func")
+        or value.list.shape
+        or value.list.func
+    )
+    return b"" if is_left_out else value.SerializeToString()
 
 
 def _graph_of_map(dataset: Dataset) -> tf.Graph:

@@ -26,6 +26,13 @@ WORDS = tf.lookup.StaticHashTable(
     ),
     0,
 )
+OTHER_WORDS = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(
+        tf.range(11, dtype=tf.int64),
+        tf.range(11),
+    ),
+    0,
+)
 GENERATED = tf.data.Dataset.from_generator(
     lambda: range(7),
     output_signature=ROWS.element_spec,
@@ -160,6 +167,31 @@ def test_what_is_not_known_to_be_right_is_not_divided(line: str) -> None:
             eval(pipeline),
             Sharing(0, 1, 2),
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("factor", 3),
+        ("table", OTHER_WORDS),
+        ("axis", 0),
+        ("positive", tf.abs),
+    ],
+)
+def test_a_map_that_would_be_another_one_now_is_not_divided(name: str, now: Any) -> None:
+    """Its function is traced again, and sees what Python has now."""
+    python = {"factor": 2, "table": WORDS, "axis": -1, "positive": tf.nn.relu}
+
+    def look_up(x: Any) -> Any:
+        found = python["factor"] * python["table"].lookup(x)
+        found = tf.cond(x > 3, lambda: python["positive"](-found), lambda: found)
+        return tf.one_hot([found, found], 30, axis=python["axis"])
+
+    pipeline = ROWS.map(look_up).batch(4)
+    divide(pipeline, Sharing(0, 1, 2))
+    python[name] = now
+    with pytest.raises(UndividedError, match="another one now"):
+        divide(pipeline, Sharing(0, 1, 2))
 
 
 def test_files_may_be_in_another_folder() -> None:
