@@ -230,8 +230,8 @@ def _inputs(planned: PlannedStep, part: Structure, local: int) -> Tensors:
     return [*filter(tf.is_tensor, arguments), *captured]
 
 
-def multiples_of(batch: Batch) -> tuple[int, Multiples]:
-    """Returns N, and how many times N rows each tensor of a batch has that has rows.
+def multiples_of(batch: Batch) -> tuple[int, int, Multiples]:
+    """Returns how many tensors with rows a batch has, N, and how many times N rows each has.
 
     N is the greatest common divisor of the numbers of rows; 0 if each worker reads its own data,
     which have no N of all workers. The multiples are empty if all numbers are the same.
@@ -240,7 +240,7 @@ def multiples_of(batch: Batch) -> tuple[int, Multiples]:
     count = math.gcd(*numbers)
     is_unequal = len({*numbers}) > 1
     multiples = tuple(number // count for number in numbers if is_unequal)
-    return count if isinstance(batch, Share) else 0, multiples
+    return len(numbers), count if isinstance(batch, Share) else 0, multiples
 
 
 def _places_of_own_data(data: Structure, replica: int, replicas: int, add_all: AddUp) -> OwnRows:

@@ -86,8 +86,9 @@ class StepFunction:
         self._waited = strategy.waited if kind == "train" else None
         steps = strategy.verified_steps
         self._verification = Verification(model, kind, steps) if steps else None
-        # By the multiples of N rows that the tensors have, which are those of the first batch.
-        self._graphs: dict[Multiples | None, PolymorphicFunction] = {}
+        # Those of the first batch that can be divided, by the number of its tensors.
+        self._multiples: dict[int, Multiples] = {}
+        self._graphs: dict[Multiples | None, PolymorphicFunction] = {}  # by the multiples
 
     def __call__(self, data: list[Structure] | Iterator[Structure]) -> Structure:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -165,17 +166,17 @@ class StepFunction:
         replicas = self._strategy.sharing.replicas
         if replicas == 1 or self._step.fault:
             return ()
-        count, multiples = multiples_of(of_first_replica(self._strategy, batch))
-        if multiples in self._graphs:
+        tensors, count, multiples = multiples_of(of_first_replica(self._strategy, batch))
+        if not multiples or (count >= replicas and 0 not in multiples):
+            self._multiples.setdefault(tensors, multiples)
+        if self._multiples.get(tensors) == multiples:
             return multiples
-        if self._graphs:
-            if None not in self._graphs:
-                warn_of_sequences(
-                    self._planned(batch, None),
-                    "only some batches can be divided, because of their tensors' numbers of rows",
-                )
-            return None
-        return None if multiples and (count < replicas or 0 in multiples) else multiples
+        if self._graphs and None not in self._graphs:
+            warn_of_sequences(
+                self._planned(batch, None),
+                "only some batches can be divided, because of their tensors' numbers of rows",
+            )
+        return None
 
     def _run(self, batch: Batch, multiples: Multiples | None) -> Structure:
         """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""

@@ -25,7 +25,8 @@ from slurm_resolver.tf.private_names import Method
 
 _UNEQUAL = (
     "the tensors of a batch have different numbers of rows; it can be split only if these are the "
-    "same multiples of one number in each batch, such as 8 and 24"
+    "same multiples of one number in each batch, such as 8 and 24, and this number is no less than "
+    "that of the replicas"
 )
 Multiples = tuple[int, ...]
 

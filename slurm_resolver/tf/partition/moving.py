@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation
@@ -98,6 +99,15 @@ def squeeze(op: Operation) -> Split:
         axes,
         removed=True,
     )
+
+
+def ensured(op: Operation) -> Split:
+    """EnsureShape, with any number of rows."""
+    value = op.of_rows()
+    shape = tf.TensorShape(op.attribute("shape"))
+    if shape.rank is not None and shape[value.axis] is not None:
+        raise NotByPartError("a constant number of rows")
+    return op.split(value, value)
 
 
 def pad(op: Operation) -> Split:

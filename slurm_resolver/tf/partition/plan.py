@@ -281,8 +281,8 @@ class Planner(Plan):
         value = self.values[number]
         if value.words:
             raise PlanError(
-                "the words of all rows are needed; with an output_sequence_length, "
-                "TextVectorization needs those of each row only"
+                "the words of all rows are needed; those of each row are enough only for a table "
+                "of a fixed width, such as TextVectorization's with an output_sequence_length"
             )
         if tensor.dtype in (tf.resource, tf.string, tf.variant) or (
             value == LOCAL and not tensor.dtype.is_floating

@@ -116,6 +116,7 @@ RULES: Rules = {
     ),
     "CudnnRNNBackpropV3 CudnnRNNV3": rules.recurrent_layer,
     "Einsum": lambda op: rules.by_equation(op, op.attribute("equation").decode(), adds=True),
+    "EnsureShape": moving.ensured,
     "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, op.rank() + 1)),
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,

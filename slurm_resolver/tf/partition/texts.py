@@ -29,7 +29,6 @@ from slurm_resolver.tf.partition.values import (
     Words,
     as_tuple,
     names,
-    rows,
 )
 
 # What a slice takes: of which result, where it begins, and its masks.
@@ -50,16 +49,14 @@ _BY_WORD = names(
 
 def split_texts(op: Operation) -> Split:
     """StringSplitV2: of a replica's own texts."""
-    if op.of_rows() != rows():
-        raise NotByPartError("texts of several batches")
-    return op.split(
-        [_words(op.traced, role) for role in ("places", "words", "shape")],
-        rows(),
-    )
+    texts = op.of_rows()
+    # A function that splits texts may be called several times: each call has words of its own.
+    parts = [Words(op.node, role, texts) for role in ("places", "words", "shape")]
+    return op.split(list(map(_value, parts)), texts)
 
 
-def _words(source: object, role: str) -> Value:
-    return Value(Kind.WORDS, words=Words(source, role))
+def _value(words: Words) -> Value:
+    return Value(Kind.WORDS, words=words)
 
 
 def _by_word(op: Operation) -> Split:
@@ -68,32 +65,39 @@ def _by_word(op: Operation) -> Split:
     beside = [place for place, one in enumerate(op.values) if one != first]
     if others or any(op.values[place] != SAME or op.rank(place) for place in beside):
         raise NotByPartError("words beside others")
+    if first.words and first.words.role != "words":  # a replica counts its own texts from 0
+        raise NotByPartError("places of words")
     return op.split(first, *op.values)
 
 
 def _slice(op: Operation) -> Split:
     """StridedSlice: the text of each word, or the number of texts."""
-    source, role = op.raw[0].words or ("", "")
+    words = op.raw[0].words
+    if not words or (op.constant(3) != 1).any():
+        raise NotByPartError("words as limits, or in another order")
     masks = map(op.attribute, _MASKS)
-    part = _SLICES.get((role, as_tuple(op.constant(1)), *masks))
+    part = _SLICES.get((words.role, as_tuple(op.constant(1)), *masks))
     if not part:
         raise NotByPartError("some of the words")
-    return op.split(_words(source, part), op.raw[0])
+    return op.split(_value(words._replace(role=part)), op.raw[0])
 
 
 def _table(op: Operation) -> Split:
     """RaggedTensorToTensor, with a fixed number of columns."""
-    _, words, _, *partition = op.raw
-    source, role = words.words or ("", "")
+    words = op.raw[1].words
+    if not words or words.role != "words":
+        raise NotByPartError("a table of something else")
     sizes = np.ravel(op.constant(0)).tolist()  # of unknown sizes, there may be one for all
-    is_of_texts = (
-        role == "words"
-        and partition == [_words(source, "count"), _words(source, "texts")]
-        and op.attribute("row_partition_types") == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
-    )
-    if not is_of_texts or len(sizes) != 2 or sizes[0] >= 0 or sizes[1] < 0:
+    partition = [_value(words._replace(role=role)) for role in ("count", "texts")]
+    if (
+        len(sizes) != 2
+        or sizes[0] >= 0
+        or sizes[1] < 0
+        or [*op.raw[3:]] != partition
+        or op.attribute("row_partition_types") != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
+    ):
         raise NotByPartError("words in another table")
-    return op.split(rows(), *op.values)
+    return op.split(words.texts, *op.values)
 
 
 OF_WORDS: Rules = {

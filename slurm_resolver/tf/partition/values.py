@@ -52,12 +52,14 @@ class Words(NamedTuple):
     """What a replica has of the words of its texts.
 
     Attributes:
-        source: the operation that splits the texts.
+        source: where the texts are split.
         role: see `texts`.
+        texts: what is known of them.
     """
 
     source: object
     role: str
+    texts: Value
 
 
 class Value(NamedTuple):
