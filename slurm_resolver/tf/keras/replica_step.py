@@ -262,7 +262,7 @@ def _part_of_share(
     """Returns a replica's part of a batch, and which rows these are.
 
     Replica r of R has the rows r, r + R, r + 2 R, and so on, or all rows if there are fewer than R:
-    some operations fail without rows. Of a tensor of m · N rows, row i belongs to row i mod N.
+    some operations fail without rows. Of a tensor of m · N rows, it has row i with row i mod N.
 
     Args:
         multiples: m of each tensor that has rows; see `multiples_of`.

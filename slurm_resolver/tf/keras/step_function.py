@@ -166,7 +166,9 @@ class StepFunction:
         replicas = self._strategy.sharing.replicas
         if replicas == 1 or self._step.fault:
             return ()
-        tensors, count, multiples = multiples_of(of_first_replica(self._strategy, batch))
+        if not isinstance(batch, Share):
+            batch = of_first_replica(self._strategy, batch)
+        tensors, count, multiples = multiples_of(batch)
         if not multiples or (count >= replicas and 0 not in multiples):
             self._multiples.setdefault(tensors, multiples)
         if self._multiples.get(tensors) == multiples:
