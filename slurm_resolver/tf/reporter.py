@@ -230,7 +230,10 @@ class Reporter:
         port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
 
         def run() -> None:
-            while not ends.wait(phases.report_seconds(self._limit)):
+            is_ended = False
+            # The last report is the one at exit: what follows may take long, and is no stall.
+            while not is_ended:
+                is_ended = ends.wait(phases.report_seconds(self._limit))
                 self._gpu_usage.sample()
                 outlast_outages(port, 2 * client.address.silence)
                 client.say(
