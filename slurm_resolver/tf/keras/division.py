@@ -30,7 +30,6 @@ from tensorflow.data import Dataset
 
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
     NO_SEED,
@@ -46,6 +45,7 @@ from slurm_resolver.tf.keras.sharing import (
 )
 from slurm_resolver.tf.partition.creation import attributes_of
 from slurm_resolver.tf.partition.emission import Compute, Plan
+from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.reporter import reporter
@@ -284,7 +284,10 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
     result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
     _check_state(_graph_of_map(result))
     # The function is traced again. What it takes from Python may have changed.
-    if _contents(result) != _contents(like):
+    is_same = False
+    with contextlib.suppress(PlanError):
+        is_same = _contents(result, len(_About._fields)) == _contents(like)
+    if not is_same:
         raise UndividedError(
             "a map is another one now than when the dataset was made, or uses the batch size as a "
             "constant"
@@ -306,15 +309,34 @@ def _mapped_batches(pairs: Dataset, like: Dataset) -> Dataset:
         raise UndividedError(f"a map after batch(n) needs a constant batch size: {error}") from None
 
 
-def _contents(dataset: Dataset) -> list[object]:
-    """Returns what a map does: its operations, with their attributes, and what it captures."""
+def _contents(dataset: Dataset, added: int = 0) -> list[object]:
+    """Returns what a map does: its operations, their inputs and attributes, and what it captures.
+
+    Args:
+        added: how many inputs and outputs come first that are not the map's own.
+    """
     function = private_names.MAP_FUNCTION.of(dataset).function
-    operations = [
-        (operation.type, *map(_plain, sorted(attributes_of(operation).items())))
-        for operation in with_called(function.graph.get_operations())
-        if operation.type not in ("Identity", "NoOp", "Placeholder")
-    ]
-    return [*operations, *map(id, function.captured_inputs)]
+    return [*_operations(Flat(function.graph), added), *map(id, function.captured_inputs)]
+
+
+def _operations(flat: Flat, added: int = 0) -> list[object]:
+    """Returns the operations of a graph, and of the functions that they call; see `_contents`."""
+    counter = itertools.count(-added)
+    numbers = dict(zip(flat.inputs, counter))
+    found: list[object] = []
+    for node in flat.nodes:
+        inputs = [numbers[number] for number in node.inputs]
+        if node.kind == "Identity":
+            numbers[node.outputs[0]] = inputs[0]
+            continue
+        numbers.update(zip(node.outputs, counter))
+        found += [node.kind, inputs]
+        for attribute in sorted(attributes_of(node.operation).items()):
+            found.append(_plain(attribute))
+            for function in (attribute[1].func, *attribute[1].list.func):
+                if function.name:  # empty for an attribute of another type
+                    found += _operations(node.function(function))
+    return [*found, *[numbers[number] for number in flat.outputs[added:]]]
 
 
 def _plain(attribute: tuple[str, AttrValue]) -> bytes:

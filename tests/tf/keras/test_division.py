@@ -176,13 +176,15 @@ def test_what_is_not_known_to_be_right_is_not_divided(line: str) -> None:
         ("table", OTHER_WORDS),
         ("axis", 0),
         ("positive", tf.abs),
+        ("column", "b"),
     ],
 )
 def test_a_map_that_would_be_another_one_now_is_not_divided(name: str, now: Any) -> None:
     """Its function is traced again, and sees what Python has now."""
-    python = {"factor": 2, "table": WORDS, "axis": -1, "positive": tf.nn.relu}
+    python = {"factor": 2, "table": WORDS, "axis": -1, "positive": tf.nn.relu, "column": "a"}
 
     def look_up(x: Any) -> Any:
+        x = {"a": x + 1, "b": x - 1}[python["column"]]
         found = python["factor"] * python["table"].lookup(x)
         found = tf.cond(x > 3, lambda: python["positive"](-found), lambda: found)
         return tf.one_hot([found, found], 30, axis=python["axis"])
