@@ -18,6 +18,8 @@ from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.protocols import EpochIterator
 from slurm_resolver.tf.private_names import Method
 
+_LATER = 0.1  # seconds, in which an iterator without references is gone
+
 # What each iterator that exists refers to.
 _attributes: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -43,7 +45,9 @@ def make_iterator(original: Method, data: EpochIterator) -> Any:
     # The attributes hold what TensorFlow ends. Without this copy, they would go with the iterator.
     # Clearing the iterator's own dictionary would crash Python 3.13.0.
     attributes = _attributes[iterator] = dict(vars(iterator))
-    weakref.finalize(iterator, threading.Thread(target=attributes.clear).start).atexit = False
+    # If the thread came first, the iterator would have the last reference.
+    ends = threading.Timer(_LATER, attributes.clear)
+    weakref.finalize(iterator, ends.start).atexit = False
     return iterator
 
 
