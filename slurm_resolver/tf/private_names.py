@@ -192,6 +192,7 @@ BUILD_FOR_DATA = Name("keras:Model._maybe_symbolic_build(self, iterator, data_ba
 FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
 
 # The graph of a step is planned, with the functions that it calls.
+SET_ATTRIBUTE = Name("tensorflow:Operation._set_attr(self, attr_name, attr_value)")
 FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
 GRAPH_OF_DEFINITION = OptionalName(
     "tensorflow.python.framework.function_def_to_graph:function_def_to_graph("

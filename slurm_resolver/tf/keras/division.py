@@ -67,6 +67,7 @@ _HARMLESS = names(
     ReadVariableOp ResourceGather StatefulPartitionedCall VarHandleOp While
     """
 )
+_PYTHON = names("EagerPyFunc PyFunc PyFuncStateless")
 # Operations that tell the number of rows, or may do so in the functions that they call.
 _TELLING = names("Case If Shape ShapeN Size StatelessCase StatelessIf StatelessWhile While")
 
@@ -181,7 +182,7 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
     for later in after:
         if is_one_of(later, _MAPS):
             _check_rows(later)
-            divided = _mapped_batches(divided, later)
+            divided = _mapped(divided, later)
         else:
             divided = type(later)(divided, private_names.COUNT.of(later))
     return divided.map(_as_share).with_options(dataset.options()), size
@@ -268,7 +269,10 @@ def _input_of(dataset: Dataset) -> Dataset:
 def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
     """Maps the second parts of pairs, as another dataset maps its elements.
 
-    It raises UndividedError if the result depends on earlier elements.
+    Raises:
+        UndividedError: if the result depends on earlier elements; if the map does not do the same
+            once more, or not for batches whose number of rows is no constant, as it may be after
+            `batch(n, drop_remainder=True)`.
     """
     function = private_names.PYTHON_FUNCTION.of(private_names.MAP_FUNCTION.of(like))
 
@@ -277,36 +281,32 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
         tf.compat.v1.get_default_graph().seed = None
         # A named tuple is one argument.
         made = function(*element) if type(element) is tuple else function(element)
+        # Python functions that it makes anew, such as `functools.partial`, may be others now.
+        calls = map(_calls_of_python, (tf.compat.v1.get_default_graph(), _graph_of_map(like)))
+        for call, original in zip(*calls):
+            token = original.node_def.attr["token"]
+            private_names.SET_ATTRIBUTE.of(call)("token", token)
         return about, tuple(made) if isinstance(made, list) else made
 
     calls = private_names.PARALLEL_CALLS.of(like, None)  # None if it makes one at a time
     deterministic = None if calls is None else True
-    result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
+    try:
+        result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
+    except Exception as error:
+        raise UndividedError(
+            f"a map cannot be traced again for a part of the rows: {error}"
+        ) from None
     _check_state(_graph_of_map(result))
     # The function is traced again. What it takes from Python may have changed.
     is_same = False
     with contextlib.suppress(PlanError):
-        is_same = _contents(result, len(_About._fields)) == _contents(like)
+        is_same = _contents(result, len(pairs.element_spec[0])) == _contents(like)
     if not is_same:
         raise UndividedError(
-            "a map is another one now than when the dataset was made, or uses the batch size as a "
-            "constant"
+            "a map is another one now than when the dataset was made, uses the batch size as a "
+            "constant, or calls Python in a condition or loop"
         )
     return result
-
-
-def _mapped_batches(pairs: Dataset, like: Dataset) -> Dataset:
-    """Maps the second parts of pairs, which are batches whose number of rows is no constant.
-
-    It raises UndividedError if the map is another one if this number is a constant, as it may be
-    after `batch(n, drop_remainder=True)`.
-    """
-    try:
-        return _mapped(pairs, like)
-    except UndividedError:
-        raise
-    except Exception as error:
-        raise UndividedError(f"a map after batch(n) needs a constant batch size: {error}") from None
 
 
 def _contents(dataset: Dataset, added: int = 0) -> list[object]:
@@ -339,11 +339,16 @@ def _operations(flat: Flat, added: int = 0) -> list[object]:
     return [*found, *[numbers[number] for number in flat.outputs[added:]]]
 
 
+def _calls_of_python(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns the operations that call Python functions, each of which has a token."""
+    return [operation for operation in graph.get_operations() if operation.type in _PYTHON]
+
+
 def _plain(attribute: tuple[str, AttrValue]) -> bytes:
     """Returns an attribute that is no shape, function or seed, and else nothing."""
     name, value = attribute
     is_left_out = (
-        name in ("seed", "seed2", "token")
+        name in ("seed", "seed2")
         or value.WhichOneof("value") in ("shape", "func")
         or value.list.shape
         or value.list.func

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import queue
 import re
 import sys
@@ -73,7 +75,7 @@ ROWS.map(double).cache().batch(4)                             | no map directly 
 ROWS.map(double).padded_batch(4)                              | do not come from batch(n)
 ROWS.map(double).batch(4).map(lambda x: x - tf.reduce_max(x)) | each row by itself
 ROWS.map(double).batch(4).map(lambda x: x[:2])                | each row by itself
-ROWS.map(double).batch(4, True).map(lambda x: x // x.shape[0]) | needs a constant batch size
+ROWS.map(double).batch(4, True).map(lambda x: x // x.shape[0]) | traced again for a part
 ROWS.map(double).batch(4, True).map(lambda x: 2 * x if x.shape[0] else x) | as a constant
 ROWS.map(double).batch(4, True).map(lambda x: by_length(x))   | as a constant
 ROWS.map(double).batch(4).map(lambda x: x // len_of(x))       | each row by itself
@@ -174,6 +176,7 @@ def test_what_is_not_known_to_be_right_is_not_divided(line: str) -> None:
     ("name", "now"),
     [
         ("factor", 3),
+        ("factor", None),
         ("table", OTHER_WORDS),
         ("axis", 0),
         ("positive", tf.abs),
@@ -193,8 +196,23 @@ def test_a_map_that_would_be_another_one_now_is_not_divided(name: str, now: Any)
     pipeline = ROWS.map(look_up).batch(4)
     divide(pipeline, Sharing(0, 1, 2))
     python[name] = now
-    with pytest.raises(UndividedError, match="another one now"):
+    with pytest.raises(UndividedError, match=r"another one now|cannot be traced again"):
         divide(pipeline, Sharing(0, 1, 2))
+
+
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+def test_a_map_calls_the_python_functions_that_it_was_made_with(call: Any) -> None:
+    factor = 2
+    pipeline = ROWS.map(
+        lambda x: tf.ensure_shape(
+            call(functools.partial(operator.mul, factor), [x], x.dtype),
+            [],
+        )
+    )
+    pipeline = pipeline.batch(4)
+    factor = 3
+    share, *_ = shares_of(pipeline, Sharing(1, 1, 2))
+    assert share.batch.numpy().tolist() == [2, 6]
 
 
 def test_files_may_be_in_another_folder() -> None:
