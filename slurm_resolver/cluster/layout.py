@@ -96,7 +96,7 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         )
     names, tasks_on = nodes_and_counts(step)
     count_of = dict(zip(names, tasks_on))
-    components = components_of_step(step, names)
+    components = disjoint_components(step)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
     whole = Component(
         group=0,
@@ -209,26 +209,16 @@ def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
     )
 
 
-def components_of_step(step: SlurmStep, nodes: Nodes) -> list[Component]:
-    """Returns the components that have nodes in this step, each with these nodes.
-
-    The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
-    some of the job's components. A step on one component has the variables of a plain step.
+def disjoint_components(step: SlurmStep) -> list[Component]:
+    """Returns the components of a heterogeneous step; [] for any other step.
 
     Raises:
         LayoutError: for a node that belongs to several components, or to none.
     """
-    nodes_of_step = set(nodes)
-    components = [
-        component._replace(nodes=hosts)
-        for component in step.components
-        if (hosts := tuple(host for host in component.nodes if host in nodes_of_step))
-    ]
-    if len(components) < 2:
-        return []
+    components = step.components_in_step
     components_with = Counter(host for component in components for host in component.nodes)
-    wrong = [host for host in nodes if components_with[host] != 1]
-    if wrong:
+    wrong = [host for host in step.nodes or () if components_with[host] != 1]
+    if components and wrong:
         raise LayoutError(
             f"the layout of job step {step.name} cannot be known: {short_hostlist(wrong)} of its "
             "nodes belongs to no component of the heterogeneous job "

@@ -15,7 +15,7 @@ from slurm_resolver.cluster.layout import (
     Counts,
     Layout,
     LayoutSource,
-    components_of_step,
+    disjoint_components,
     make_layout,
     nodes_and_counts,
 )
@@ -52,7 +52,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
-        components = components_of_step(step, nodes)
+        components = disjoint_components(step)
     return make_layout(step, names, node_of, components)._replace(source=LayoutSource.RENDEZVOUS)
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from slurm_resolver.errors import AddressError
-from slurm_resolver.log import warn
+from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number, whole_number
 
@@ -49,7 +49,6 @@ def choose_ports(
     step: SlurmStep,
     max_tasks_per_node: int,
     port_base: int | None = None,
-    is_heterogeneous: bool = False,
 ) -> Ports:
     """Returns one port for each local rank, from the first of these sources:
 
@@ -62,31 +61,23 @@ def choose_ports(
     """
     if port_base is not None:
         return _ports_from(port_base, max_tasks_per_node)
-    usable = () if is_heterogeneous or step.is_component else step.reserved_ports
-    reserved = tuple(dict.fromkeys(usable or ()))
+    is_heterogeneous = step.is_component or step.components_in_step
+    reserved = () if is_heterogeneous else tuple(dict.fromkeys(step.reserved_ports or ()))
     if len(reserved) >= max_tasks_per_node:
-        return _reserved_ports(step, reserved, max_tasks_per_node)
+        ports = reserved[:max_tasks_per_node]
+        # By default Slurm reserves one port more than there are tasks on a node.
+        spare = reserved[len(ports) :] or (derive_service_port(step),)
+        return Ports(ports, PortSource.RESERVED, spare[0])
     if reserved:
-        warn(
-            "SLURM_STEP_RESV_PORTS has fewer ports (%d) than a node has tasks (up to %d), and is "
-            "not used. Start with srun --resv-ports=%d to have enough",
-            len(reserved),
-            max_tasks_per_node,
-            max_tasks_per_node,
+        warn_once(
+            f"SLURM_STEP_RESV_PORTS has fewer ports ({len(reserved)}) than a node has tasks (up to "
+            f"{max_tasks_per_node}), and is not used. Start with srun "
+            f"--resv-ports={max_tasks_per_node} to have enough"
         )
     if step.job_id is None:
         # as in TensorFlow's own resolver
         return _ports_from(8888, max_tasks_per_node, PortSource.DEFAULT)
     return _derived_ports(step, max_tasks_per_node)
-
-
-def _reserved_ports(step: SlurmStep, reserved: Sequence[int], count: int) -> Ports:
-    service_port = derive_service_port(step)
-    # By default Slurm reserves one port more than there are tasks on a node; in a heterogeneous
-    # job perhaps on the nodes of another component only.
-    if len(reserved) > count and not step.components:
-        service_port = reserved[count]
-    return Ports(reserved[:count], PortSource.RESERVED, service_port)
 
 
 def _derived_ports(step: SlurmStep, count: int) -> Ports:

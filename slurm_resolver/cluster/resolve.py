@@ -122,12 +122,7 @@ def resolve_step(
 
 def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
     roles = assign_roles(layout, job_counts(options.jobs, layout.num_tasks), options)
-    ports = choose_ports(
-        step,
-        max(layout.local_rank_of) + 1,
-        options.port_base,
-        is_heterogeneous=bool(layout.components),
-    )
+    ports = choose_ports(step, max(layout.local_rank_of) + 1, options.port_base)
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
     rank = step.require(SlurmStep.rank)
     return Cluster(

@@ -212,6 +212,21 @@ class SlurmStep(Variables):
         return self.job_id
 
     @property
+    def components_in_step(self) -> list[Component]:
+        """The components that have nodes in this step, each with these nodes.
+
+        The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
+        some of the job's components. A step on one component has the variables of a plain step.
+        """
+        nodes = set(self.nodes or ())
+        components = [
+            component._replace(nodes=hosts)
+            for component in self.components
+            if (hosts := tuple(host for host in component.nodes if host in nodes))
+        ]
+        return components if len(components) > 1 else []
+
+    @property
     def where(self) -> str:
         """Where this process runs: in a "step", in an "allocation" without srun, or "none"."""
         if self.step_id in _STEP_IDS_WITHOUT_SRUN:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_resolver.cluster.ports import PortSource, choose_ports
 from slurm_resolver.errors import AddressError
-from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.step_variables import Component, SlurmStep
 
 
 def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> SlurmStep:
@@ -30,6 +30,10 @@ def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> S
          "SLURM_STEP_RESV_PORTS"),
         (step(reserved_ports=(23001, 23002), is_component=True), 1, None, [12624],
          "SLURM_JOB_ID and SLURM_STEP_ID"),
+        # the components share node n2
+        (step(reserved_ports=(23001, 23002), nodes=("n1", "n2"), components=(
+            Component(0, ("n1", "n2"), None, None), Component(1, ("n2",), None, None))),
+         1, None, [12624], "SLURM_JOB_ID and SLURM_STEP_ID"),
         (step(None, None), 3, None, [8888, 8889, 8890], "default",),
     ],
 )  # fmt: skip
@@ -53,6 +57,8 @@ def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     assert choose_ports(step(reserved_ports=few), 3).source is PortSource.DERIVED
     assert "RESV_PORTS has fewer ports (2) than a node has tasks (up to 3)" in caplog.text
     assert "--resv-ports=3" in caplog.text
+    choose_ports(step(reserved_ports=few), 3)  # such as for the exchange of the layout
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
