@@ -13,8 +13,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
@@ -31,16 +30,9 @@ _HET_IN_PLAIN = (
 ByRank = Sequence[int]  # a number for each rank
 Counts = Sequence[int]  # the number of tasks on each node
 Ranks = Sequence[int]
-
-
-class LayoutSource(Enum):
-    """Where a layout comes from; the values are those that `slurm-resolver show` prints."""
-
-    ENVIRONMENT = "environment"
-    # the tasks exchanged it
-    RENDEZVOUS = "rendezvous"
-    # the argument of the resolver
-    TASKS_PER_NODE = "tasks_per_node"
+# Where a layout comes from, as `slurm-resolver show` prints it: the variables, an exchange of the
+# tasks, or the argument of the resolver.
+LayoutSource = Literal["environment", "rendezvous", "tasks_per_node"]
 
 
 class Layout(NamedTuple):
@@ -62,7 +54,7 @@ class Layout(NamedTuple):
     node_of: ByRank = ()
     local_rank_of: ByRank = ()
     distribution: str = "block"
-    source: LayoutSource = LayoutSource.ENVIRONMENT
+    source: LayoutSource = "environment"
     components: Mapping[int, Ranks] = {}
     unambiguous: bool = True
 
@@ -176,9 +168,9 @@ def _advise_on(layout: Layout) -> str:
             "A component may have got its own --distribution from srun, which no variable shows: "
             "give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
         )
-    if layout.source is LayoutSource.ENVIRONMENT:
+    if layout.source == "environment":
         return f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
-    return f"The layout was given by {layout.source.value}: correct that, or leave it to Slurm."
+    return f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
 
 
 def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:

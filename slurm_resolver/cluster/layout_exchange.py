@@ -14,7 +14,6 @@ from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_
 from slurm_resolver.cluster.layout import (
     Counts,
     Layout,
-    LayoutSource,
     disjoint_components,
     make_layout,
     nodes_and_counts,
@@ -53,7 +52,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = disjoint_components(step)
-    return make_layout(step, names, node_of, components)._replace(source=LayoutSource.RENDEZVOUS)
+    return make_layout(step, names, node_of, components)._replace(source="rendezvous")
 
 
 def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:

@@ -147,7 +147,7 @@ def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> C
 def find_layout(
     step: SlurmStep,
     options: ClusterOptions,
-    source: LayoutSource = LayoutSource.ENVIRONMENT,
+    source: LayoutSource = "environment",
 ) -> Layout:
     """Returns the layout: from the variables, or exchanged by the tasks.
 

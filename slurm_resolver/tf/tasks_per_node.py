@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Union
 
-from slurm_resolver.cluster.layout import LayoutSource
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import StepAndLayout, find_layout
 from slurm_resolver.errors import LayoutError
@@ -60,4 +59,4 @@ def layout_by_counts(
         tasks_per_node=tuple(counts[node] for node in nodes),
     )
     # Each task is where Slurm says, and may tell the others.
-    return step, find_layout(step, options, LayoutSource.TASKS_PER_NODE)
+    return step, find_layout(step, options, source="tasks_per_node")
