@@ -7,7 +7,6 @@ measured on live clusters.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
@@ -29,9 +28,6 @@ from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
-
-# How srun binds tasks to GPUs (SLURMD_TRES_BIND); "single" is one GPU for each of several tasks.
-_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
 
 
 class TaskGpus(NamedTuple):
@@ -225,7 +221,7 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     if not _is_bound(step, shown):
         return _divide(node, shown, visible.name)
     # With these, no variable shows which tasks see the same GPUs.
-    shared = len(node.users) > 1 and _kind_of_binding(step) in ("closest", "single")
+    shared = len(node.users) > 1 and step.gpu_binding in ("closest", "single")
     return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=shared)
 
 
@@ -239,17 +235,11 @@ def _has_batch_scripts_variables(step: SlurmStep) -> bool:
     return bool(has_none and step.het_size is not None and step.job_gpus)
 
 
-def _kind_of_binding(step: SlurmStep) -> str:
-    bind = _BIND.search(step.tres_bind or "")
-    return bind[1] if bind else ""
-
-
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
-    kind = _kind_of_binding(step)
-    if kind in ("", "closest"):
+    if step.gpu_binding in (None, "", "closest"):
         return len(shown) < (step.gpus_on_node or 0)
-    return kind != "none"
+    return step.gpu_binding != "none"
 
 
 def _divide(node: NodeGpus, shown: Devices, source: str) -> TaskGpus:

@@ -25,6 +25,7 @@ from slurm_resolver.slurm.variable_types import (
     count_variable,
     number_variable,
     parse_distribution,
+    parse_gpu_binding,
     parse_hosts,
     parse_ports,
     rank_variable,
@@ -120,7 +121,9 @@ class SlurmStep(Variables):
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
     # GPUs
-    tres_bind = text_variable("SLURMD_TRES_BIND")
+    gpu_binding = Variable(
+        "SLURMD_TRES_BIND", parse_gpu_binding, "how srun binds tasks to GPUs, such as gpu:closest"
+    )
     gpus_on_node = number_variable("SLURM_GPUS_ON_NODE", 0, 4096)
     job_gpus = text_variable("SLURM_JOB_GPUS")
     step_gpus = text_variable("SLURM_STEP_GPUS")

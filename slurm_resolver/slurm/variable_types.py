@@ -20,6 +20,7 @@ _REMEDY = (
     "Look for a script that exports it, or unset it, and start again with srun: Slurm and this "
     "package set their own variables."
 )
+_GPU_BINDING = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
 
 
 @dataclass(eq=False)
@@ -143,6 +144,15 @@ def parse_distribution(text: str) -> str | None:
     if first in ("pack", "nopack", "*", "unknown"):
         return "block"
     return first if first in ("block", "cyclic", "plane", "arbitrary") else None
+
+
+def parse_gpu_binding(text: str) -> str:
+    """Reads how srun binds tasks to GPUs, such as "closest"; "" for any other text.
+
+    "single:1" gives each task a GPU of its own; "single" is one GPU for several tasks.
+    """
+    found = _GPU_BINDING.search(text)
+    return found[1] if found else ""
 
 
 def parse_switch(text: str) -> str | None:

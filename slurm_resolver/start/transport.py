@@ -12,7 +12,6 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,6 @@ from typing import NamedTuple
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.slurm.gpu_variables import numbered
 
-# The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
-_BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
 CUDA_REMEDY = (
     "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'; on aarch64, where pip "
     "has no TensorFlow with CUDA, use NVIDIA's container (nvcr.io/nvidia/tensorflow)"
@@ -62,7 +59,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     if decision.devices is None or not hides_others or not from_zero:
         return devices
     names = None
-    if _BOUND_APART.search(step.tres_bind or ""):
+    if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
     return devices._replace(gpus=names, confined=True, slurms=slurms[0])
 
