@@ -293,41 +293,37 @@ def _fits_slurms_gpus(node: NodeGpus, shown: Devices) -> bool:
 
 
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
+    """Returns the task's GPUs if the caller gave the number on each node, of each task, or both."""
     shown = visible.devices or ()
-    per_node, per_task = _read_given_counts(node, visible.name, len(shown))
-    if 0 < len(shown) < per_node:
-        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")
-    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
-    names = shown or tuple(map(str, range(per_node)))
-    first = node.users.index(node.local_rank) * per_task
-    return TaskGpus(names[first : first + per_task], "gpus_per_node and gpus_per_task")
-
-
-def _read_given_counts(node: NodeGpus, variable: str, num_shown: int) -> tuple[int, int]:
-    """Returns the GPUs of each node and of each task, of which the caller gave one or both."""
     options = (node.options.gpus_per_node, node.options.gpus_per_task)
     per_node, per_task = map(whole_number, options)
     are_counts = (per_node, per_task) == options
     users = len(node.users)
     granted = node.step.gpus_on_node
     if per_node is None:
-        per_node = max(num_shown, granted or 0)
+        per_node = max(len(shown), granted or 0)
     if per_task is None:
         per_task = per_node // users
+    is_bound = 0 < len(shown) < per_node
     if (
         not are_counts
         or (granted is not None and per_node > granted)
         or per_task * users > per_node
-        or (0 < num_shown < per_node and num_shown != per_task)
+        or (is_bound and len(shown) != per_task)
     ):
         raise GpuError(
             f"gpus_per_node={options[0]!r} and gpus_per_task={options[1]!r} "
-            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {variable} shows {num_shown}, and "
+            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and "
             f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
             "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "
             "granted."
         )
-    return per_node, per_task
+    if is_bound:
+        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")
+    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
+    names = shown or tuple(map(str, range(per_node)))
+    first = node.users.index(node.local_rank) * per_task
+    return TaskGpus(names[first : first + per_task], "gpus_per_node and gpus_per_task")
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
