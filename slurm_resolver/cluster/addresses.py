@@ -160,7 +160,7 @@ def find_service(
         num_tasks=sum(counts),
         rank=step.require(SlurmStep.rank),
         hosts_service=place == (first_node, 0),
-        grace=step.settings.network_grace or Timeouts.grace,
+        grace=step.network_grace or Timeouts.grace,
         starts_program=options.starts_program,
         remedy=remedy,
     )

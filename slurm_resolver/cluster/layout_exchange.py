@@ -43,7 +43,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     """
     nodes, counts = nodes_and_counts(step)
     name = identity_of(step).replace(" ", "-")
-    left_by, _, text = (step.settings.exchanged_layout or "").partition(" ")
+    left_by, _, text = (step.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
         text = json.dumps(_nodes_of_ranks(_gather_places(step, options), nodes, counts))
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable

@@ -133,11 +133,11 @@ def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
 def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
     step = node.step
-    visible = read_visible_devices(step.foreign)
+    visible = read_visible_devices(step)
     is_user = node.local_rank in node.users
     if visible.devices is None and is_user and not node.options.gives_gpu_counts:
         visible = visible._replace(devices=_ask_driver(step))
-    if step.settings.gpus_applied == _mark_of(step, visible.devices or ()):
+    if step.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     elif not is_user:
         gpus = TaskGpus((), "this job uses no GPU (gpu_jobs)")
@@ -167,7 +167,7 @@ def _add_settings(gpus: TaskGpus, visible: VisibleDevices, step: SlurmStep) -> T
         devices=devices,
         settings=visible.settings_for(devices),
         visible_before=visible.devices and _usable(visible.devices),
-        shared=shared and step.foreign.allow_growth is None,
+        shared=shared and step.allow_growth is None,
     )
 
 

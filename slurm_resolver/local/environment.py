@@ -145,7 +145,7 @@ def gpu_variables(gpus: int | None, environ: Variables) -> Variables:
     if gpus == 0:
         return {"SLURM_GPUS": "0", CUDA: ""}
     visible = read_visible_devices(
-        SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ}).foreign
+        SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
     )
     devices = visible.devices
     if devices is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from typing import Any, NamedTuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError
@@ -21,7 +20,6 @@ from slurm_resolver.slurm.variable_types import (
     Environ,
     Nodes,
     Variable,
-    Variables,
     count_variable,
     number_variable,
     parse_distribution,
@@ -62,16 +60,15 @@ class Component(NamedTuple):
     plane_size: int | None
 
 
-class SlurmStep(Variables):
-    """The Slurm variables of one task: a field for each variable, None if it is not set.
+class SlurmStep(Settings, ForeignVariables):
+    """The variables of one task: a field for each variable, None if it is not set.
 
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
     heterogeneous job. A step is not changed; `replace` returns a changed copy.
 
-    `settings` and `foreign` are variables of others. Three fields are not variables: `ancestors` is
-    what started this process; `is_component` is whether this is a component of a heterogeneous
-    step, which no variable shows; `remains` are the names of Slurm's variables where others were
-    removed, and what started this process is hidden.
+    Three fields are not variables: `ancestors` is what started this process; `is_component` is
+    whether this is a component of a heterogeneous step, which no variable shows; `remains` are the
+    names of Slurm's variables where others were removed, and what started this process is hidden.
     """
 
     # the task
@@ -129,8 +126,6 @@ class SlurmStep(Variables):
     step_gpus = text_variable("SLURM_STEP_GPUS")
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
 
-    settings = Settings()
-    foreign = ForeignVariables()
     components: tuple[Component, ...] = ()
     ancestors = Ancestors()
     is_component = False
@@ -146,16 +141,12 @@ class SlurmStep(Variables):
         """
         if environ is None:
             environ = os.environ
-        values: dict[type, dict[str, Any]] = defaultdict(dict)
+        values = {}
         for name in environ:  # most variables are not set, and os.environ is slow to say so
             variable = VARIABLES.get(name)
             if variable:
-                values[variable.owner][variable.field] = variable.parse(environ[name])
-        step = cls(
-            **values[cls],
-            settings=Settings(**values[Settings]),
-            foreign=ForeignVariables(**values[ForeignVariables]),
-        )
+                values[variable.field] = variable.parse(environ[name])
+        step = cls(**values)
         if step.het_job_id not in (None, step.job_id):
             step = step.replace(het_size=None)  # inherited from the job that submitted this one
         if step.het_size:
@@ -250,9 +241,9 @@ class SlurmStep(Variables):
         origin = self.ancestors
         if origin.launcher or origin.complete or self.simulated:
             return origin.launcher  # an mpirun's variables are inherited from elsewhere
-        if self.foreign.openmpi_local_rank:
+        if self.openmpi_local_rank:
             return "Open MPI's mpirun"
-        return "the mpirun of MPICH (Hydra)" if self.foreign.mpich_local_rank else None
+        return "the mpirun of MPICH (Hydra)" if self.mpich_local_rank else None
 
     @property
     def is_live(self) -> bool:
@@ -266,7 +257,7 @@ class SlurmStep(Variables):
     @property
     def start_seconds(self) -> float:
         """How long the tasks of the step wait for each other at its start."""
-        return self.settings.start_timeout or Timeouts.start
+        return self.start_timeout or Timeouts.start
 
     @property
     def simulated(self) -> bool:
@@ -274,7 +265,7 @@ class SlurmStep(Variables):
 
         A real step that is started from it inherits the variable, but has another job id.
         """
-        return self.job_id is not None and self.job_id == self.settings.simulated_job
+        return self.job_id is not None and self.job_id == self.simulated_job
 
     @property
     def is_for_one_task(self) -> bool:
@@ -287,7 +278,7 @@ class SlurmStep(Variables):
 # All variables by name.
 VARIABLES = {
     variable.name: variable
-    for owner in (SlurmStep, Settings, ForeignVariables)
+    for owner in SlurmStep.__mro__
     for variable in vars(owner).values()
     if isinstance(variable, Variable)
 }

@@ -35,7 +35,7 @@ class Variable(Generic[Value]):
         read: reads a text; returns None or raises ValueError for one that cannot be used.
         expected: what its value should be, for messages.
         empty_is_unset: whether an empty text counts as unset.
-        owner, field: the class that has the field, and the field's name, such as ``rank``.
+        field: the name of the field, such as ``rank``.
     """
 
     name: str
@@ -44,7 +44,6 @@ class Variable(Generic[Value]):
     empty_is_unset: bool = True
 
     def __set_name__(self, owner: type, field: str) -> None:
-        self.owner = owner
         self.field = field
 
     @overload

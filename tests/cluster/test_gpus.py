@@ -25,7 +25,6 @@ from slurm_resolver.cluster.task_gpus import (
     gpus_on_node,
     jobs_with_gpus,
 )
-from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import parse_gpu_binding
@@ -66,7 +65,8 @@ def decide(
     return on_node(
         SlurmStep(
             rank=local_rank,
-            foreign=ForeignVariables(cuda_devices=visible, allow_growth=allow_growth),
+            cuda_devices=visible,
+            allow_growth=allow_growth,
             **more,
         ),
         local_rank,
