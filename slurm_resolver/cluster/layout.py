@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from slurm_resolver.cluster.options import TasksPerNode
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
+from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
 
 _HET_IN_PLAIN = (
@@ -171,6 +173,28 @@ def _advise_on(layout: Layout) -> str:
     if layout.source == "environment":
         return f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
     return f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
+
+
+def set_tasks_per_node(step: SlurmStep, tasks_per_node: TasksPerNode) -> SlurmStep:
+    """Returns the step with these numbers of tasks in place of what Slurm says."""
+    counts = tasks_per_node
+    if not isinstance(counts, Mapping):
+        hosts = step.require(SlurmStep.nodes)
+        counts = dict.fromkeys(hosts, counts)
+    if not counts or None in map(whole_number, counts.values()):
+        raise LayoutError(
+            f"the number of tasks on each node is {dict(counts)!r}; expected a whole number for "
+            "each, from tasks_per_node."
+        )
+    nodes = tuple(counts)
+    # Ranks follow Slurm's order of the nodes, whatever order a dict has.
+    if set(nodes) == set(step.nodes or ()):
+        nodes = step.require(SlurmStep.nodes)
+    return step.replace(
+        nodes=nodes,
+        num_nodes=len(nodes),
+        tasks_per_node=tuple(counts[node] for node in nodes),
+    )
 
 
 def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:

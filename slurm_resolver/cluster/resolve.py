@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Callable
 
 from slurm_resolver.cluster.addresses import find_hosts, find_service, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
@@ -12,8 +11,8 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import (
     Layout,
-    LayoutSource,
     layout_from_environment,
+    set_tasks_per_node,
     verify_layout,
 )
 from slurm_resolver.cluster.options import (
@@ -31,9 +30,6 @@ from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Environ
-
-# The step with the values that replaced variables, and its layout.
-StepAndLayout = tuple[SlurmStep, Layout]
 
 
 def resolve(
@@ -95,15 +91,8 @@ def resolve(
     )
 
 
-def resolve_step(
-    step: SlurmStep,
-    options: ClusterOptions,
-    layout_of: Callable[[SlurmStep, ClusterOptions], StepAndLayout] | None = None,
-) -> Cluster:
-    """Returns the cluster of a step that was read, as `resolve` does.
-
-    `layout_of` replaces Slurm's layout.
-    """
+def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
+    """Returns the cluster of a step that was read, as `resolve` does."""
     options.check_choices()
     reason = why_alone(step, options)
     if reason:
@@ -113,11 +102,9 @@ def resolve_step(
         advice = advise_on_lonely_step(step)
         if advice:
             warn_once(advice)
-    if layout_of:
-        step, layout = layout_of(step, options)
-    else:
-        layout = find_layout(step, options)
-    return _make_cluster(step, layout, options)
+    if options.tasks_per_node is not None:
+        step = set_tasks_per_node(step, options.tasks_per_node)
+    return _make_cluster(step, _find_layout(step, options), options)
 
 
 def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
@@ -144,20 +131,15 @@ def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> C
     )
 
 
-def find_layout(
-    step: SlurmStep,
-    options: ClusterOptions,
-    source: LayoutSource = "environment",
-) -> Layout:
-    """Returns the layout: from the variables, or exchanged by the tasks.
-
-    `source` is what replaced a variable in every task, such as an argument.
-    """
+def _find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
+    """Returns the layout: from the variables, or exchanged by the tasks."""
     reason = ""
     if options.layout != "rendezvous":
         may_meet = options.layout == "auto" and step.is_live
         try:
-            layout = layout_from_environment(step)._replace(source=source)
+            layout = layout_from_environment(step)
+            if options.tasks_per_node is not None:
+                layout = layout._replace(source="tasks_per_node")
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout
