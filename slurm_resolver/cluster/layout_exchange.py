@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Optional
 
-from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_of
 from slurm_resolver.cluster.layout import (
     Counts,
     Layout,
@@ -18,8 +17,6 @@ from slurm_resolver.cluster.layout import (
     make_layout,
     nodes_and_counts,
 )
-from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import RefusedError
@@ -31,9 +28,10 @@ from slurm_resolver.slurm.variable_types import Nodes
 Place = tuple[str, Optional[int]]  # a task's node and its node id
 
 
-def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
+def exchange_layout(step: SlurmStep, service: ServiceAddress, until: float | None) -> Layout:
     """Returns the layout that the tasks report to each other. All tasks must call it.
 
+    They wait for each other until the time `until` of `time.monotonic`; with None, as at any start.
     The answer stays in SLURM_RESOLVER_LAYOUT, where later calls and child processes find it.
 
     Raises:
@@ -42,10 +40,10 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
         RendezvousError: if the coordination service cannot start, or refuses this task.
     """
     nodes, counts = nodes_and_counts(step)
-    name = identity_of(step).replace(" ", "-")
+    name = service.identity.replace(" ", "-")
     left_by, _, text = (step.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
-        text = json.dumps(_nodes_of_ranks(_gather_places(step, options), nodes, counts))
+        text = json.dumps(_nodes_of_ranks(_gather_places(step, service, until), nodes, counts))
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
             os.environ[Settings.exchanged_layout.name] = f"{name} {text}"
     names, node_of = json.loads(text)
@@ -55,15 +53,15 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     return make_layout(step, names, node_of, components)._replace(source="rendezvous")
 
 
-def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:
+def _gather_places(step: SlurmStep, service: ServiceAddress, until: float | None) -> list[Place]:
     """Returns by rank where each task is, as it says."""
-    seconds = step.start_seconds
-    if options.until is not None:
-        seconds = options.until - time.monotonic()
+    node = step.require(SlurmStep.node_name)
+    hosts_service = (node, step.require(SlurmStep.local_rank)) == (service.node, 0)
+    seconds = step.start_seconds if until is None else until - time.monotonic()
     try:
-        places = connect(_find_service(step, options)).gather(
+        places = connect(service._replace(hosts_service=hosts_service)).gather(
             "the exchange of the layout",
-            (step.node_name, step.node_id),
+            (node, step.node_id),
             seconds,
         )
     except RefusedError:  # another layout would not help
@@ -74,17 +72,6 @@ def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:
             f"not tell each other: {error}"
         ) from error
     return [*places.values()]
-
-
-def _find_service(step: SlurmStep, options: ClusterOptions) -> ServiceAddress:
-    nodes, counts = nodes_and_counts(step)
-    return find_service(
-        step,
-        options,
-        hosts=find_hosts(step, nodes, sum(counts), options),
-        port=choose_ports(step, max(counts), options.port_base).service_port,
-        place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
-    )
 
 
 def _nodes_of_ranks(

@@ -12,6 +12,7 @@ from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
+    nodes_and_counts,
     set_tasks_per_node,
     verify_layout,
 )
@@ -26,6 +27,7 @@ from slurm_resolver.cluster.options import (
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.cluster.roles import assign_roles
 from slurm_resolver.cluster.task_gpus import choose_gpus
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -104,35 +106,30 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
             warn_once(advice)
     if options.tasks_per_node is not None:
         step = set_tasks_per_node(step, options.tasks_per_node)
-    return _make_cluster(step, _find_layout(step, options), options)
-
-
-def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
-    roles = assign_roles(layout, job_counts(options.jobs, layout.num_tasks), options)
-    ports = choose_ports(step, max(layout.local_rank_of) + 1, options.port_base)
-    hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
-    rank = step.require(SlurmStep.rank)
+    nodes, counts = nodes_and_counts(step)
+    num_tasks = sum(counts)
+    jobs = job_counts(options.jobs, num_tasks)
+    ports = choose_ports(step, max(counts), options.port_base)
+    hosts = find_hosts(step, nodes, num_tasks, options)
+    service = find_service(step, options, hosts, ports.service_port)
+    layout = _find_layout(step, options, service)
+    roles = assign_roles(layout, jobs, options)
+    place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
-        service=find_service(
-            step,
-            options,
-            hosts,
-            port=ports.service_port,
-            place=(layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]),
-        ),
+        service=service._replace(hosts_service=place == (service.node, 0)),
         addresses=make_addresses(layout, roles, hosts, ports),
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
     )
 
 
-def _find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
-    """Returns the layout: from the variables, or exchanged by the tasks."""
+def _find_layout(step: SlurmStep, options: ClusterOptions, service: ServiceAddress) -> Layout:
+    """Returns the layout: from the variables, or exchanged by the tasks through the service."""
     reason = ""
     if options.layout != "rendezvous":
         may_meet = options.layout == "auto" and step.is_live
@@ -150,7 +147,7 @@ def _find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
     try:
-        layout = exchange_layout(step, options)
+        layout = exchange_layout(step, service, options.until)
     except LayoutError as error:
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)
