@@ -56,11 +56,11 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     hides_others = 0 < len(shown) < (step.gpus_on_node or 0)
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == numbered(shown) and len(shown) == len(slurms)
-    if decision.devices is None or not hides_others or not from_zero:
+    if not hides_others or not from_zero:
         return devices
     names = None
     if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
-        names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
+        names = [f"{number} of local rank {task.local_rank}" for number in decision.devices or ()]
     return devices._replace(gpus=names, confined=True, slurms=slurms[0])
 
 
