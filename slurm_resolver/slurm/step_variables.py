@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from slurm_resolver.errors import EnvironmentValueError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
@@ -19,6 +19,7 @@ from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.variable_types import (
     Environ,
     Nodes,
+    Value,
     Variable,
     count_variable,
     number_variable,
@@ -30,8 +31,6 @@ from slurm_resolver.slurm.variable_types import (
     text_variable,
 )
 from slurm_resolver.timeouts import Timeouts
-
-Value = TypeVar("Value")
 
 # The last sentence of a message about variables that contradict each other.
 RESTART_HINT = (
