@@ -5,6 +5,6 @@ with the others and can listen at its port; `reach` waits until the tasks answer
 which each asks by `probe`. `transport` chooses the library that reduces the gradients, NCCL or
 gRPC, in all tasks alike; `proxy` keeps gRPC's connections away from a proxy; `keras_version`
 refuses versions of Keras that train wrongly on several workers. A problem is an error in every
-task, before TensorFlow waits for ever. The checks of `slurm-resolver check` in `preflight/` build on
+task, before TensorFlow waits for ever. The checks of `slurm-resolver check` in `preflight/` use
 these modules.
 """
