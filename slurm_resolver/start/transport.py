@@ -32,8 +32,9 @@ class TaskDevices(NamedTuple):
     node: str
     gpus: Sequence[str] | None  # names that mean the same in all tasks of the node
     usable: int  # the number of GPUs that TensorFlow can use
-    confined: bool = False  # whether the site hides the node's other GPUs from this task
-    slurms: str = ""  # the first of SLURM_STEP_GPUS, the same in all confined tasks of a node
+    # the first of SLURM_STEP_GPUS if the site hides the node's other GPUs from this task; it is the
+    # same in all such tasks of a node
+    confined_to: str = ""
 
 
 class Transport(NamedTuple):
@@ -61,7 +62,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     names = None
     if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices or ()]
-    return devices._replace(gpus=names, confined=True, slurms=slurms[0])
+    return devices._replace(gpus=names, confined_to=slurms[0])
 
 
 def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
@@ -79,10 +80,10 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
         first = tasks[first_name]
         both = f"{first_name} and {name}"
         is_second = first_name != name
-        if task.confined and first.confined and task.slurms != first.slurms:
+        if task.confined_to and first.confined_to not in ("", task.confined_to):
             return _slow(
-                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
-                "something sets CUDA_VISIBLE_DEVICES after srun",
+                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.confined_to} and "
+                f"{task.confined_to}: something sets CUDA_VISIBLE_DEVICES after srun",
                 "remove that line of the program or script",
             )
         if not task.usable:
@@ -102,7 +103,7 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
                 "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
                 "--ntasks-per-gpu",
             )
-        if is_second and task.confined and not hidden:
+        if is_second and task.confined_to and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
     if hidden:
         return Transport(
