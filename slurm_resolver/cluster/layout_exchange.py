@@ -21,7 +21,6 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
 
@@ -45,7 +44,7 @@ def exchange_layout(step: SlurmStep, service: ServiceAddress, until: float | Non
     if left_by != name:  # no earlier call in this start of the step has left an answer
         text = json.dumps(_nodes_of_ranks(_gather_places(step, service, until), nodes, counts))
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
-            os.environ[Settings.exchanged_layout.name] = f"{name} {text}"
+            os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
     names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node

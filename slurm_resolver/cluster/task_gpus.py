@@ -16,7 +16,6 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.roles import Roles, ranks_of
 from slurm_resolver.errors import GpuError, JobsError
 from slurm_resolver.log import warn_once
-from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import (
     Devices,
     VisibleDevices,
@@ -24,7 +23,6 @@ from slurm_resolver.slurm.gpu_variables import (
     numbered,
     read_visible_devices,
 )
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
@@ -333,7 +331,7 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
     that share a GPU take only what they need (``GPUBFCAllocator::GetAllowGrowthValue``).
     """
     if gpus.shared:
-        name = ForeignVariables.allow_growth.name
+        name = SlurmStep.allow_growth.name
         environ[name] = "true"
         warn_once(
             f"{name}=true is set, as this task shares its GPU: otherwise TensorFlow would take all "
@@ -342,7 +340,7 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
         )
     if gpus.settings:
         environ.update(gpus.settings)
-        environ[Settings.gpus_applied.name] = _mark_of(step, gpus.devices or ())
+        environ[SlurmStep.gpus_applied.name] = _mark_of(step, gpus.devices or ())
 
 
 def _mark_of(step: SlurmStep, devices: Devices) -> str:
