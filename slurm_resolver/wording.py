@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -21,25 +21,6 @@ def brief(seconds: float) -> str:
     ('0.51', '8')
     """
     return f"{seconds:.0f}" if seconds >= 3 else f"{seconds:.2g}"
-
-
-def fold(numbers: Iterable[str], most: int) -> list[str]:
-    """Returns the numbers and ranges that stand for these, in their order, as in a host list.
-
-    All numbers of a range have at least as many digits as its first, and it has at most `most`.
-
-    >>> fold(["09", "10", "3", "4", "5"], most=2)
-    ['09-10', '3-4', '5']
-    """
-    ranges = []
-    last: list[str] = []  # the newest range
-    for digits in numbers:
-        if last and len(last) < most and digits == str(int(last[-1]) + 1).zfill(len(last[0])):
-            last.append(digits)
-        else:
-            last = [digits]
-            ranges.append(last)
-    return ["-".join(dict.fromkeys((run[0], run[-1]))) for run in ranges]
 
 
 def shorten(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:

@@ -131,17 +131,12 @@ def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> 
 
 
 def find_service(
-    step: SlurmStep,
-    options: ClusterOptions,
-    hosts: Hosts,
-    port: int,
-    place: tuple[str, int],
+    step: SlurmStep, options: ClusterOptions, hosts: Hosts, port: int
 ) -> ServiceAddress:
-    """Returns the address of the step's coordination service.
+    """Returns the address of the step's coordination service, without whether it runs in this task.
 
-    It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
-    which task that is, as tasks that disagree on the layout have to find each other too. `place` is
-    this task's node, and its local rank there.
+    It runs in the task with local rank 0 on the step's first node. Slurm's variables decide which
+    task that is, as tasks that disagree on the layout have to find each other too.
 
     Raises:
         EnvironmentValueError: if SLURM_PROCID is missing.
@@ -159,8 +154,8 @@ def find_service(
         identity=identity_of(step),
         num_tasks=sum(counts),
         rank=step.require(SlurmStep.rank),
-        hosts_service=place == (first_node, 0),
-        grace=step.settings.network_grace or Timeouts.grace,
+        hosts_service=False,
+        grace=step.network_grace or Timeouts.grace,
         starts_program=options.starts_program,
         remedy=remedy,
     )

@@ -22,7 +22,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
         NotInStepError: for a process that may be one of several, and has no rank.
         EnvironmentValueError: for variables of another process.
     """
-    if options.local or step.settings.switch == "off":
+    if options.local or step.resolver_switch == "off":
         return "local=True or SLURM_RESOLVER=off: this process trains alone, without a cluster"
     if step.launcher:
         raise NotInStepError(

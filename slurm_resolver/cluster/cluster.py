@@ -57,8 +57,8 @@ class Cluster(ResolvedStep):
             "job_id": self.step.job_id,
             "step_id": self.step.step_id,
             "distribution": self.layout.distribution if self else None,
-            "layout_source": self.layout.source.value if self else None,
-            "ports_source": self.ports.source.value if self else None,
+            "layout_source": self.layout.source if self else None,
+            "ports_source": self.ports.source if self else None,
             "self": this_task,
             "tasks": [{**vars(task)} for task in self.tasks],
         }

@@ -53,7 +53,7 @@ def _describe_step(cluster: ResolvedStep) -> str:
     return (
         f"job step {cluster.step.name}: {counted(cluster.num_tasks, 'task')} on "
         f"{counted(len(layout.nodes), 'node')}, {layout.distribution} distribution "
-        f"(from {layout.source.value}), ports from {cluster.ports.source.value}"
+        f"(from {layout.source}), ports from {cluster.ports.source}"
     )
 
 

@@ -53,19 +53,12 @@ def framework_variables(cluster: ResolvedStep, contract: Contract) -> Exports:
     """Returns the variables that describe the cluster to a framework: see `Cluster.variables`."""
     if contract not in CONTRACTS:
         raise ValueError(f"contract={contract!r}: expected one of {', '.join(CONTRACTS)}")
-    if not cluster.task:
+    task = cluster.task
+    if not task:
         return {}
-    values = {**placeholders(cluster), **_values_for_programs(cluster, cluster.task)}
-    return {
-        name: text
-        for name, template in _TEMPLATES[contract].items()
-        if (text := template.format(**values))
-    }
-
-
-def _values_for_programs(cluster: ResolvedStep, task: Task) -> dict[str, object]:
     node = cluster.layout.node_of[task.rank]
-    return {
+    values = {
+        **placeholders(cluster),
         "tf_config": json.dumps(cluster.tf_config()),
         "node_number": node,
         "tasks_on_node": len(cluster.layout.ranks_on(node)),
@@ -73,6 +66,11 @@ def _values_for_programs(cluster: ResolvedStep, task: Task) -> dict[str, object]
         # has.
         "gpu": task.local_rank % len(cluster.gpu_decision.visible_before or cluster.tasks),
         "gpus": ",".join(numbered(cluster.gpus or ())),
+    }
+    return {
+        name: text
+        for name, template in _TEMPLATES[contract].items()
+        if (text := template.format(**values))
     }
 
 

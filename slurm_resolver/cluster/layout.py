@@ -13,13 +13,14 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from slurm_resolver.cluster.options import TasksPerNode
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
+from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
 
 _HET_IN_PLAIN = (
@@ -31,16 +32,9 @@ _HET_IN_PLAIN = (
 ByRank = Sequence[int]  # a number for each rank
 Counts = Sequence[int]  # the number of tasks on each node
 Ranks = Sequence[int]
-
-
-class LayoutSource(Enum):
-    """Where a layout comes from; the values are those that `slurm-resolver show` prints."""
-
-    ENVIRONMENT = "environment"
-    # the tasks exchanged it
-    RENDEZVOUS = "rendezvous"
-    # the argument of the resolver
-    TASKS_PER_NODE = "tasks_per_node"
+# Where a layout comes from, as `slurm-resolver show` prints it: the variables, an exchange of the
+# tasks, or the argument of the resolver.
+LayoutSource = Literal["environment", "rendezvous", "tasks_per_node"]
 
 
 class Layout(NamedTuple):
@@ -62,7 +56,7 @@ class Layout(NamedTuple):
     node_of: ByRank = ()
     local_rank_of: ByRank = ()
     distribution: str = "block"
-    source: LayoutSource = LayoutSource.ENVIRONMENT
+    source: LayoutSource = "environment"
     components: Mapping[int, Ranks] = {}
     unambiguous: bool = True
 
@@ -96,7 +90,7 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         )
     names, tasks_on = nodes_and_counts(step)
     count_of = dict(zip(names, tasks_on))
-    components = components_of_step(step, names)
+    components = disjoint_components(step)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
     whole = Component(
         group=0,
@@ -176,9 +170,31 @@ def _advise_on(layout: Layout) -> str:
             "A component may have got its own --distribution from srun, which no variable shows: "
             "give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
         )
-    if layout.source is LayoutSource.ENVIRONMENT:
+    if layout.source == "environment":
         return f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
-    return f"The layout was given by {layout.source.value}: correct that, or leave it to Slurm."
+    return f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
+
+
+def set_tasks_per_node(step: SlurmStep, tasks_per_node: TasksPerNode) -> SlurmStep:
+    """Returns the step with these numbers of tasks in place of what Slurm says."""
+    counts = tasks_per_node
+    if not isinstance(counts, Mapping):
+        hosts = step.require(SlurmStep.nodes)
+        counts = dict.fromkeys(hosts, counts)
+    if not counts or None in map(whole_number, counts.values()):
+        raise LayoutError(
+            f"the number of tasks on each node is {dict(counts)!r}; expected a whole number for "
+            "each, from tasks_per_node."
+        )
+    nodes = tuple(counts)
+    # Ranks follow Slurm's order of the nodes, whatever order a dict has.
+    if set(nodes) == set(step.nodes or ()):
+        nodes = step.require(SlurmStep.nodes)
+    return step.replace(
+        nodes=nodes,
+        num_nodes=len(nodes),
+        tasks_per_node=tuple(counts[node] for node in nodes),
+    )
 
 
 def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
@@ -209,26 +225,16 @@ def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
     )
 
 
-def components_of_step(step: SlurmStep, nodes: Nodes) -> list[Component]:
-    """Returns the components that have nodes in this step, each with these nodes.
-
-    The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
-    some of the job's components. A step on one component has the variables of a plain step.
+def disjoint_components(step: SlurmStep) -> list[Component]:
+    """Returns the components of a heterogeneous step; [] for any other step.
 
     Raises:
         LayoutError: for a node that belongs to several components, or to none.
     """
-    nodes_of_step = set(nodes)
-    components = [
-        component._replace(nodes=hosts)
-        for component in step.components
-        if (hosts := tuple(host for host in component.nodes if host in nodes_of_step))
-    ]
-    if len(components) < 2:
-        return []
+    components = step.components_in_step
     components_with = Counter(host for component in components for host in component.nodes)
-    wrong = [host for host in nodes if components_with[host] != 1]
-    if wrong:
+    wrong = [host for host in step.nodes or () if components_with[host] != 1]
+    if components and wrong:
         raise LayoutError(
             f"the layout of job step {step.name} cannot be known: {short_hostlist(wrong)} of its "
             "nodes belongs to no component of the heterogeneous job "

@@ -10,31 +10,27 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Optional
 
-from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_of
 from slurm_resolver.cluster.layout import (
     Counts,
     Layout,
-    LayoutSource,
-    components_of_step,
+    disjoint_components,
     make_layout,
     nodes_and_counts,
 )
-from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import RefusedError
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
 
 Place = tuple[str, Optional[int]]  # a task's node and its node id
 
 
-def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
+def exchange_layout(step: SlurmStep, service: ServiceAddress, until: float | None) -> Layout:
     """Returns the layout that the tasks report to each other. All tasks must call it.
 
+    They wait for each other until the time `until` of `time.monotonic`; with None, as at any start.
     The answer stays in SLURM_RESOLVER_LAYOUT, where later calls and child processes find it.
 
     Raises:
@@ -43,28 +39,28 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
         RendezvousError: if the coordination service cannot start, or refuses this task.
     """
     nodes, counts = nodes_and_counts(step)
-    name = identity_of(step).replace(" ", "-")
-    left_by, _, text = (step.settings.exchanged_layout or "").partition(" ")
+    name = service.identity.replace(" ", "-")
+    left_by, _, text = (step.exchanged_layout or "").partition(" ")
     if left_by != name:  # no earlier call in this start of the step has left an answer
-        text = json.dumps(_nodes_of_ranks(_gather_places(step, options), nodes, counts))
+        text = json.dumps(_nodes_of_ranks(_gather_places(step, service, until), nodes, counts))
         if len(text) <= 100_000:  # Linux takes 131,072 bytes for a variable
-            os.environ[Settings.exchanged_layout.name] = f"{name} {text}"
+            os.environ[SlurmStep.exchanged_layout.name] = f"{name} {text}"
     names, node_of = json.loads(text)
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
-        components = components_of_step(step, nodes)
-    return make_layout(step, names, node_of, components)._replace(source=LayoutSource.RENDEZVOUS)
+        components = disjoint_components(step)
+    return make_layout(step, names, node_of, components)._replace(source="rendezvous")
 
 
-def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:
+def _gather_places(step: SlurmStep, service: ServiceAddress, until: float | None) -> list[Place]:
     """Returns by rank where each task is, as it says."""
-    seconds = step.start_seconds
-    if options.until is not None:
-        seconds = options.until - time.monotonic()
+    node = step.require(SlurmStep.node_name)
+    hosts_service = (node, step.require(SlurmStep.local_rank)) == (service.node, 0)
+    seconds = step.start_seconds if until is None else until - time.monotonic()
     try:
-        places = connect(_find_service(step, options)).gather(
+        places = connect(service._replace(hosts_service=hosts_service)).gather(
             "the exchange of the layout",
-            (step.node_name, step.node_id),
+            (node, step.node_id),
             seconds,
         )
     except RefusedError:  # another layout would not help
@@ -75,17 +71,6 @@ def _gather_places(step: SlurmStep, options: ClusterOptions) -> list[Place]:
             f"not tell each other: {error}"
         ) from error
     return [*places.values()]
-
-
-def _find_service(step: SlurmStep, options: ClusterOptions) -> ServiceAddress:
-    nodes, counts = nodes_and_counts(step)
-    return find_service(
-        step,
-        options,
-        hosts=find_hosts(step, nodes, sum(counts), options),
-        port=choose_ports(step, max(counts), options.port_base).service_port,
-        place=(step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank)),
-    )
 
 
 def _nodes_of_ranks(

@@ -16,6 +16,7 @@ WORKER_ORDERS = get_args(WorkerOrder)
 LAYOUTS = get_args(LayoutChoice)
 
 HetGroups = Mapping[str, int]  # from a job's name to the component to take its tasks from
+TasksPerNode = Union[int, Mapping[str, int]]  # on every node, or by node name
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
 
@@ -37,6 +38,7 @@ class ClusterOptions(NamedTuple):
     layout: LayoutChoice = "auto"
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
+    tasks_per_node: TasksPerNode | None = None
     local: bool = False
     until: float | None = None
     starts_program: bool = False

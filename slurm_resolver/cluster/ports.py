@@ -7,11 +7,10 @@ that every task can compute all ports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from slurm_resolver.errors import AddressError
-from slurm_resolver.log import warn
+from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number, whole_number
 
@@ -21,14 +20,13 @@ _FIRST_DERIVED = 12_288
 _LAST_DERIVED = 32_767
 _NUM_SERVICE_PORTS = 2048
 
-
-class PortSource(Enum):
-    """Where ports come from; the values are those that `slurm-resolver show` prints."""
-
-    PORT_BASE = "port_base"
-    RESERVED = "SLURM_STEP_RESV_PORTS"
-    DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"
-    DEFAULT = "default"
+# Where ports come from, as `slurm-resolver show` prints it.
+PortSource = Literal[
+    "port_base",
+    "SLURM_STEP_RESV_PORTS",
+    "SLURM_JOB_ID and SLURM_STEP_ID",
+    "default",
+]
 
 
 class Ports(NamedTuple):
@@ -41,7 +39,7 @@ class Ports(NamedTuple):
     """
 
     by_local_rank: Sequence[int] = ()
-    source: PortSource = PortSource.DERIVED
+    source: PortSource = "SLURM_JOB_ID and SLURM_STEP_ID"
     service_port: int = 0
 
 
@@ -49,7 +47,6 @@ def choose_ports(
     step: SlurmStep,
     max_tasks_per_node: int,
     port_base: int | None = None,
-    is_heterogeneous: bool = False,
 ) -> Ports:
     """Returns one port for each local rank, from the first of these sources:
 
@@ -62,31 +59,23 @@ def choose_ports(
     """
     if port_base is not None:
         return _ports_from(port_base, max_tasks_per_node)
-    usable = () if is_heterogeneous or step.is_component else step.reserved_ports
-    reserved = tuple(dict.fromkeys(usable or ()))
+    is_heterogeneous = step.is_component or step.components_in_step
+    reserved = () if is_heterogeneous else tuple(dict.fromkeys(step.reserved_ports or ()))
     if len(reserved) >= max_tasks_per_node:
-        return _reserved_ports(step, reserved, max_tasks_per_node)
+        ports = reserved[:max_tasks_per_node]
+        # By default Slurm reserves one port more than there are tasks on a node.
+        spare = reserved[len(ports) :] or (derive_service_port(step),)
+        return Ports(ports, "SLURM_STEP_RESV_PORTS", spare[0])
     if reserved:
-        warn(
-            "SLURM_STEP_RESV_PORTS has fewer ports (%d) than a node has tasks (up to %d), and is "
-            "not used. Start with srun --resv-ports=%d to have enough",
-            len(reserved),
-            max_tasks_per_node,
-            max_tasks_per_node,
+        warn_once(
+            f"SLURM_STEP_RESV_PORTS has fewer ports ({len(reserved)}) than a node has tasks (up to "
+            f"{max_tasks_per_node}), and is not used. Start with srun "
+            f"--resv-ports={max_tasks_per_node} to have enough"
         )
     if step.job_id is None:
         # as in TensorFlow's own resolver
-        return _ports_from(8888, max_tasks_per_node, PortSource.DEFAULT)
+        return _ports_from(8888, max_tasks_per_node, source="default")
     return _derived_ports(step, max_tasks_per_node)
-
-
-def _reserved_ports(step: SlurmStep, reserved: Sequence[int], count: int) -> Ports:
-    service_port = derive_service_port(step)
-    # By default Slurm reserves one port more than there are tasks on a node; in a heterogeneous
-    # job perhaps on the nodes of another component only.
-    if len(reserved) > count and not step.components:
-        service_port = reserved[count]
-    return Ports(reserved[:count], PortSource.RESERVED, service_port)
 
 
 def _derived_ports(step: SlurmStep, count: int) -> Ports:
@@ -100,10 +89,10 @@ def _derived_ports(step: SlurmStep, count: int) -> Ports:
     block = max(8, 1 << (count - 1).bit_length())
     blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
     first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
-    return Ports(range(first, first + count), PortSource.DERIVED, derive_service_port(step))
+    return Ports(range(first, first + count), service_port=derive_service_port(step))
 
 
-def _ports_from(port_base: int, count: int, source: PortSource = PortSource.PORT_BASE) -> Ports:
+def _ports_from(port_base: int, count: int, source: PortSource = "port_base") -> Ports:
     """Returns `port_base` and the ports after it, and one beside them for the service."""
     last_base = LAST_PORT + 1 - count
     first = whole_number(port_base, 1, last_base)

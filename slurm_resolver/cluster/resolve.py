@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Callable
 
 from slurm_resolver.cluster.addresses import find_hosts, find_service, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
@@ -12,8 +11,9 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import (
     Layout,
-    LayoutSource,
     layout_from_environment,
+    nodes_and_counts,
+    set_tasks_per_node,
     verify_layout,
 )
 from slurm_resolver.cluster.options import (
@@ -27,13 +27,11 @@ from slurm_resolver.cluster.options import (
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.cluster.roles import assign_roles
 from slurm_resolver.cluster.task_gpus import choose_gpus
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Environ
-
-# The step with the values that replaced variables, and its layout.
-StepAndLayout = tuple[SlurmStep, Layout]
 
 
 def resolve(
@@ -95,15 +93,8 @@ def resolve(
     )
 
 
-def resolve_step(
-    step: SlurmStep,
-    options: ClusterOptions,
-    layout_of: Callable[[SlurmStep, ClusterOptions], StepAndLayout] | None = None,
-) -> Cluster:
-    """Returns the cluster of a step that was read, as `resolve` does.
-
-    `layout_of` replaces Slurm's layout.
-    """
+def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
+    """Returns the cluster of a step that was read, as `resolve` does."""
     options.check_choices()
     reason = why_alone(step, options)
     if reason:
@@ -113,56 +104,39 @@ def resolve_step(
         advice = advise_on_lonely_step(step)
         if advice:
             warn_once(advice)
-    if layout_of:
-        step, layout = layout_of(step, options)
-    else:
-        layout = find_layout(step, options)
-    return _make_cluster(step, layout, options)
-
-
-def _make_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
-    roles = assign_roles(layout, job_counts(options.jobs, layout.num_tasks), options)
-    ports = choose_ports(
-        step,
-        max(layout.local_rank_of) + 1,
-        options.port_base,
-        is_heterogeneous=bool(layout.components),
-    )
-    hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
-    rank = step.require(SlurmStep.rank)
+    if options.tasks_per_node is not None:
+        step = set_tasks_per_node(step, options.tasks_per_node)
+    nodes, counts = nodes_and_counts(step)
+    num_tasks = sum(counts)
+    jobs = job_counts(options.jobs, num_tasks)
+    ports = choose_ports(step, max(counts), options.port_base)
+    hosts = find_hosts(step, nodes, num_tasks, options)
+    service = find_service(step, options, hosts, ports.service_port)
+    layout = _find_layout(step, options, service)
+    roles = assign_roles(layout, jobs, options)
+    place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
-        service=find_service(
-            step,
-            options,
-            hosts,
-            port=ports.service_port,
-            place=(layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]),
-        ),
+        service=service._replace(hosts_service=place == (service.node, 0)),
         addresses=make_addresses(layout, roles, hosts, ports),
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
     )
 
 
-def find_layout(
-    step: SlurmStep,
-    options: ClusterOptions,
-    source: LayoutSource = LayoutSource.ENVIRONMENT,
-) -> Layout:
-    """Returns the layout: from the variables, or exchanged by the tasks.
-
-    `source` is what replaced a variable in every task, such as an argument.
-    """
+def _find_layout(step: SlurmStep, options: ClusterOptions, service: ServiceAddress) -> Layout:
+    """Returns the layout: from the variables, or exchanged by the tasks through the service."""
     reason = ""
     if options.layout != "rendezvous":
         may_meet = options.layout == "auto" and step.is_live
         try:
-            layout = layout_from_environment(step)._replace(source=source)
+            layout = layout_from_environment(step)
+            if options.tasks_per_node is not None:
+                layout = layout._replace(source="tasks_per_node")
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout
@@ -173,7 +147,7 @@ def find_layout(
     from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
     try:
-        layout = exchange_layout(step, options)
+        layout = exchange_layout(step, service, options.until)
     except LayoutError as error:
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)

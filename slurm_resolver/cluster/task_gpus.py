@@ -7,7 +7,6 @@ measured on live clusters.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.roles import Roles, ranks_of
 from slurm_resolver.errors import GpuError, JobsError
 from slurm_resolver.log import warn_once
-from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import (
     Devices,
     VisibleDevices,
@@ -25,13 +23,9 @@ from slurm_resolver.slurm.gpu_variables import (
     numbered,
     read_visible_devices,
 )
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.whole_number import whole_number
 from slurm_resolver.wording import counted
-
-# How srun binds tasks to GPUs (SLURMD_TRES_BIND); "single" is one GPU for each of several tasks.
-_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
 
 
 class TaskGpus(NamedTuple):
@@ -137,11 +131,11 @@ def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
 def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
     step = node.step
-    visible = read_visible_devices(step.foreign)
+    visible = read_visible_devices(step)
     is_user = node.local_rank in node.users
     if visible.devices is None and is_user and not node.options.gives_gpu_counts:
         visible = visible._replace(devices=_ask_driver(step))
-    if step.settings.gpus_applied == _mark_of(step, visible.devices or ()):
+    if step.gpus_applied == _mark_of(step, visible.devices or ()):
         gpus = TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     elif not is_user:
         gpus = TaskGpus((), "this job uses no GPU (gpu_jobs)")
@@ -171,7 +165,7 @@ def _add_settings(gpus: TaskGpus, visible: VisibleDevices, step: SlurmStep) -> T
         devices=devices,
         settings=visible.settings_for(devices),
         visible_before=visible.devices and _usable(visible.devices),
-        shared=shared and step.foreign.allow_growth is None,
+        shared=shared and step.allow_growth is None,
     )
 
 
@@ -225,7 +219,7 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     if not _is_bound(step, shown):
         return _divide(node, shown, visible.name)
     # With these, no variable shows which tasks see the same GPUs.
-    shared = len(node.users) > 1 and _kind_of_binding(step) in ("closest", "single")
+    shared = len(node.users) > 1 and step.gpu_binding in ("closest", "single")
     return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=shared)
 
 
@@ -239,17 +233,11 @@ def _has_batch_scripts_variables(step: SlurmStep) -> bool:
     return bool(has_none and step.het_size is not None and step.job_gpus)
 
 
-def _kind_of_binding(step: SlurmStep) -> str:
-    bind = _BIND.search(step.tres_bind or "")
-    return bind[1] if bind else ""
-
-
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
-    kind = _kind_of_binding(step)
-    if kind in ("", "closest"):
+    if step.gpu_binding in (None, "", "closest"):
         return len(shown) < (step.gpus_on_node or 0)
-    return kind != "none"
+    return step.gpu_binding != "none"
 
 
 def _divide(node: NodeGpus, shown: Devices, source: str) -> TaskGpus:
@@ -303,41 +291,37 @@ def _fits_slurms_gpus(node: NodeGpus, shown: Devices) -> bool:
 
 
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
+    """Returns the task's GPUs if the caller gave the number on each node, of each task, or both."""
     shown = visible.devices or ()
-    per_node, per_task = _read_given_counts(node, visible.name, len(shown))
-    if 0 < len(shown) < per_node:
-        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")
-    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
-    names = shown or tuple(map(str, range(per_node)))
-    first = node.users.index(node.local_rank) * per_task
-    return TaskGpus(names[first : first + per_task], "gpus_per_node and gpus_per_task")
-
-
-def _read_given_counts(node: NodeGpus, variable: str, num_shown: int) -> tuple[int, int]:
-    """Returns the GPUs of each node and of each task, of which the caller gave one or both."""
     options = (node.options.gpus_per_node, node.options.gpus_per_task)
     per_node, per_task = map(whole_number, options)
     are_counts = (per_node, per_task) == options
     users = len(node.users)
     granted = node.step.gpus_on_node
     if per_node is None:
-        per_node = max(num_shown, granted or 0)
+        per_node = max(len(shown), granted or 0)
     if per_task is None:
         per_task = per_node // users
+    is_bound = 0 < len(shown) < per_node
     if (
         not are_counts
         or (granted is not None and per_node > granted)
         or per_task * users > per_node
-        or (0 < num_shown < per_node and num_shown != per_task)
+        or (is_bound and len(shown) != per_task)
     ):
         raise GpuError(
             f"gpus_per_node={options[0]!r} and gpus_per_task={options[1]!r} "
-            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {variable} shows {num_shown}, and "
+            f"do not fit: SLURM_GPUS_ON_NODE={granted}, {visible.name} shows {len(shown)}, and "
             f"{users} tasks of this node use GPUs. Give whole numbers, ask Slurm for more (srun "
             "--gpus-per-node), start fewer tasks on each node, or leave both out to use what Slurm "
             "granted."
         )
-    return per_node, per_task
+    if is_bound:
+        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")
+    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
+    names = shown or tuple(map(str, range(per_node)))
+    first = node.users.index(node.local_rank) * per_task
+    return TaskGpus(names[first : first + per_task], "gpus_per_node and gpus_per_task")
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
@@ -347,7 +331,7 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
     that share a GPU take only what they need (``GPUBFCAllocator::GetAllowGrowthValue``).
     """
     if gpus.shared:
-        name = ForeignVariables.allow_growth.name
+        name = SlurmStep.allow_growth.name
         environ[name] = "true"
         warn_once(
             f"{name}=true is set, as this task shares its GPU: otherwise TensorFlow would take all "
@@ -356,7 +340,7 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
         )
     if gpus.settings:
         environ.update(gpus.settings)
-        environ[Settings.gpus_applied.name] = _mark_of(step, gpus.devices or ())
+        environ[SlurmStep.gpus_applied.name] = _mark_of(step, gpus.devices or ())
 
 
 def _mark_of(step: SlurmStep, devices: Devices) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver.slurm.time_limit import LimitSignal
+from slurm_resolver.slurm.variable_types import Environ
 
 IMITATED_SLURM = "26.05"  # the Slurm whose srun is imitated
-
-Variables = Mapping[str, str]  # of a process's environment
 
 
 class RunOptions(NamedTuple):
@@ -27,7 +26,7 @@ class RunOptions(NamedTuple):
 
     command: Sequence[str]
     num_tasks: int
-    gpu_variables: Variables
+    gpu_variables: Environ
     label: bool
     time_limit: int | None
     limit_signal: LimitSignal | None

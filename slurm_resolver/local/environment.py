@@ -16,7 +16,7 @@ from socket import gethostname
 
 from slurm_resolver.coordination.tcp import listen_at
 from slurm_resolver.errors import GpuError, LaunchError
-from slurm_resolver.local import RunOptions, Variables
+from slurm_resolver.local import RunOptions
 from slurm_resolver.slurm.gpu_variables import (
     CUDA,
     GPU_VARIABLES,
@@ -25,6 +25,7 @@ from slurm_resolver.slurm.gpu_variables import (
     read_visible_devices,
 )
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.variable_types import Environ
 
 _PORTS = range(12_288, 32_768)
 # srun sets the end of a job without a time limit to one year after its start.
@@ -50,7 +51,7 @@ _OF_A_STEP = re.compile(
 
 def step_environment(
     options: RunOptions, job_started: float, restarts: int, step_id: int
-) -> Variables:
+) -> Environ:
     """Returns the variables that are the same in all tasks of a step, the launcher's own included.
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
@@ -130,7 +131,7 @@ def free_ports(count: int) -> list[int]:
     return sorted(ports)
 
 
-def gpu_variables(gpus: int | None, environ: Variables) -> Variables:
+def gpu_variables(gpus: int | None, environ: Environ) -> Environ:
     """Returns the GPU variables of all tasks; none if `gpus`, the number of the step's, is None.
 
     The step gets the first of the GPUs that `environ` shows, and every task sees all of them. All
@@ -145,7 +146,7 @@ def gpu_variables(gpus: int | None, environ: Variables) -> Variables:
     if gpus == 0:
         return {"SLURM_GPUS": "0", CUDA: ""}
     visible = read_visible_devices(
-        SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ}).foreign
+        SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
     )
     devices = visible.devices
     if devices is None:

@@ -18,12 +18,13 @@ from time import time
 from typing import Any, Callable
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions, Variables
+from slurm_resolver.local import RunOptions
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.local.run_events import VARIABLE
 from slurm_resolver.signals import PASSED_ON, REQUEUE_STATUS, shell_status, signal_name
+from slurm_resolver.slurm.variable_types import Environ
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import counted
 
@@ -103,7 +104,7 @@ class _Step:
         # set when the last task has ended
         self._ended = Event()
 
-    async def run(self, variables: Variables, elapsed: float) -> None:
+    async def run(self, variables: Environ, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         output = Output(self._options.num_tasks, self._options.label)
         with closing(output), NamedTemporaryFile() as self._reports:
@@ -142,7 +143,7 @@ class _Step:
             if status is not None:
                 self._on_task_end(rank, shell_status(status))
 
-    def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
+    def _start_task(self, rank: int, variables: Environ, output: Output) -> None:
         environ = {
             **variables,
             "SLURM_PROCID": str(rank),

@@ -86,7 +86,7 @@ def _check_alone(cluster: Cluster, service: ServiceAddress, port_taken: str) -> 
             WARNING,
         ),
         # What a task's variables say of its place has been compared with the layout.
-        Result("layout", OK, f"{cluster.layout.distribution}, from {cluster.layout.source.value}"),
+        Result("layout", OK, f"{cluster.layout.distribution}, from {cluster.layout.source}"),
         result_of("ports", [port_taken], "all are free"),
         _check_reach(cluster, service),
         _check_secret(),

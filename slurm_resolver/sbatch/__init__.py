@@ -1,5 +1,5 @@
 """Batch files: the settings that `slurm-resolver sbatch` gets, and the file that it prints.
 
-The file is a list of texts in `script`, each with the setting that needs it. What
-sbatch would refuse hours later, or read as something else, `settings` refuses at once.
+`script` has the file as a list of texts, each with the setting that needs it. `settings` refuses at
+once what sbatch would refuse hours later, or read as something else.
 """

@@ -96,10 +96,11 @@ def check_settings(settings: BatchSettings) -> None:
 
 
 def _check_signal(settings: BatchSettings) -> None:
-    if settings.signal and parse_signal(settings.signal)[0].name[3:] not in _CAUGHT:
+    number, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
+    if number.name[3:] not in _CAUGHT or not seconds:
         raise LaunchError(
             f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
-            f"{', '.join(_CAUGHT)}, such as {DEFAULT_SIGNAL}."
+            f"{', '.join(_CAUGHT)}, and a second or more, such as {DEFAULT_SIGNAL}."
         )
 
 

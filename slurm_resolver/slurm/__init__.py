@@ -12,6 +12,6 @@ Slurm's words, as this package uses them:
 `step_variables` lists Slurm's variables, whose types are in `variable_types`, and reads those of
 one task, with those of this package (`settings`) and of others (`foreign_variables`). `ancestors`
 says what started the process, `gpu_variables` which GPUs the variables show it, and `scontrol` asks
-Slurm's commands. A value that cannot be used is an error that names
-the variable, the value and what to do; a variable that is not set is None.
+Slurm's commands. A value that cannot be used is an error that names the variable, the value and
+what to do; a variable that is not set is None.
 """

@@ -1,4 +1,4 @@
-"""The variables of other programs that say something of a task: launchers, GPUs and TensorFlow."""
+"""The variables of other programs that describe a task: launchers, GPUs and TensorFlow."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 from slurm_resolver.errors import HostlistError, shorten_value
-from slurm_resolver.wording import fold
 
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
@@ -155,11 +154,29 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     by_prefix = itertools.groupby(map(_split_number, hosts), lambda name: (name[0], name[1] != ""))
     for (prefix, has_number), names in by_prefix:
         if has_number:
-            numbers = ",".join(fold([digits for _, digits in names], MAX_HOSTS_PER_RANGE))
+            numbers = ",".join(_fold(digits for _, digits in names))
             parts.append(prefix + (numbers if numbers.isdigit() else f"[{numbers}]"))
         else:
             parts += [prefix for _ in names]
     return ",".join(parts)
+
+
+def _fold(numbers: Iterable[str]) -> list[str]:
+    """Returns the numbers and ranges that stand for these, in their order.
+
+    >>> _fold(["09", "10", "3", "4", "5"])
+    ['09-10', '3-5']
+    """
+    ranges = []
+    last: list[str] = []  # the newest range
+    for digits in numbers:
+        follows = last and digits == str(int(last[-1]) + 1).zfill(len(last[0]))
+        if follows and len(last) < MAX_HOSTS_PER_RANGE:
+            last.append(digits)
+        else:
+            last = [digits]
+            ranges.append(last)
+    return ["-".join(dict.fromkeys((run[0], run[-1]))) for run in ranges]
 
 
 def short_hostlist(hosts: Sequence[str]) -> str:

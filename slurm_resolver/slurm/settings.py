@@ -15,7 +15,7 @@ class Settings(Variables):
     """This package's variables in one task; times are in seconds."""
 
     # set by the user: "off" trains alone
-    switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
+    resolver_switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
     network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
     start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
     stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)

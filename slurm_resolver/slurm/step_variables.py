@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from slurm_resolver.errors import EnvironmentValueError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
@@ -20,19 +19,18 @@ from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.variable_types import (
     Environ,
     Nodes,
+    Value,
     Variable,
-    Variables,
     count_variable,
     number_variable,
     parse_distribution,
+    parse_gpu_binding,
     parse_hosts,
     parse_ports,
     rank_variable,
     text_variable,
 )
 from slurm_resolver.timeouts import Timeouts
-
-Value = TypeVar("Value")
 
 # The last sentence of a message about variables that contradict each other.
 RESTART_HINT = (
@@ -61,16 +59,15 @@ class Component(NamedTuple):
     plane_size: int | None
 
 
-class SlurmStep(Variables):
-    """The Slurm variables of one task: a field for each variable, None if it is not set.
+class SlurmStep(Settings, ForeignVariables):
+    """The variables of one task: a field for each variable, None if it is not set.
 
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
     heterogeneous job. A step is not changed; `replace` returns a changed copy.
 
-    `settings` and `foreign` are variables of others. Three fields are not variables: `ancestors` is
-    what started this process; `is_component` is whether this is a component of a heterogeneous
-    step, which no variable shows; `remains` are the names of Slurm's variables where others were
-    removed, and what started this process is hidden.
+    Three fields are not variables: `ancestors` is what started this process; `is_component` is
+    whether this is a component of a heterogeneous step, which no variable shows; `remains` are the
+    names of Slurm's variables where others were removed, and what started this process is hidden.
     """
 
     # the task
@@ -120,14 +117,14 @@ class SlurmStep(Variables):
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
     # GPUs
-    tres_bind = text_variable("SLURMD_TRES_BIND")
+    gpu_binding = Variable(
+        "SLURMD_TRES_BIND", parse_gpu_binding, "how srun binds tasks to GPUs, such as gpu:closest"
+    )
     gpus_on_node = number_variable("SLURM_GPUS_ON_NODE", 0, 4096)
     job_gpus = text_variable("SLURM_JOB_GPUS")
     step_gpus = text_variable("SLURM_STEP_GPUS")
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
 
-    settings = Settings()
-    foreign = ForeignVariables()
     components: tuple[Component, ...] = ()
     ancestors = Ancestors()
     is_component = False
@@ -143,16 +140,12 @@ class SlurmStep(Variables):
         """
         if environ is None:
             environ = os.environ
-        values: dict[type, dict[str, Any]] = defaultdict(dict)
+        values = {}
         for name in environ:  # most variables are not set, and os.environ is slow to say so
             variable = VARIABLES.get(name)
             if variable:
-                values[variable.owner][variable.field] = variable.parse(environ[name])
-        step = cls(
-            **values[cls],
-            settings=Settings(**values[Settings]),
-            foreign=ForeignVariables(**values[ForeignVariables]),
-        )
+                values[variable.field] = variable.parse(environ[name])
+        step = cls(**values)
         if step.het_job_id not in (None, step.job_id):
             step = step.replace(het_size=None)  # inherited from the job that submitted this one
         if step.het_size:
@@ -212,6 +205,21 @@ class SlurmStep(Variables):
         return self.job_id
 
     @property
+    def components_in_step(self) -> list[Component]:
+        """The components that have nodes in this step, each with these nodes.
+
+        The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
+        some of the job's components. A step on one component has the variables of a plain step.
+        """
+        nodes = set(self.nodes or ())
+        components = [
+            component._replace(nodes=hosts)
+            for component in self.components
+            if (hosts := tuple(host for host in component.nodes if host in nodes))
+        ]
+        return components if len(components) > 1 else []
+
+    @property
     def where(self) -> str:
         """Where this process runs: in a "step", in an "allocation" without srun, or "none"."""
         if self.step_id in _STEP_IDS_WITHOUT_SRUN:
@@ -232,9 +240,9 @@ class SlurmStep(Variables):
         origin = self.ancestors
         if origin.launcher or origin.complete or self.simulated:
             return origin.launcher  # an mpirun's variables are inherited from elsewhere
-        if self.foreign.openmpi_local_rank:
+        if self.openmpi_local_rank:
             return "Open MPI's mpirun"
-        return "the mpirun of MPICH (Hydra)" if self.foreign.mpich_local_rank else None
+        return "the mpirun of MPICH (Hydra)" if self.mpich_local_rank else None
 
     @property
     def is_live(self) -> bool:
@@ -248,7 +256,7 @@ class SlurmStep(Variables):
     @property
     def start_seconds(self) -> float:
         """How long the tasks of the step wait for each other at its start."""
-        return self.settings.start_timeout or Timeouts.start
+        return self.start_timeout or Timeouts.start
 
     @property
     def simulated(self) -> bool:
@@ -256,7 +264,7 @@ class SlurmStep(Variables):
 
         A real step that is started from it inherits the variable, but has another job id.
         """
-        return self.job_id is not None and self.job_id == self.settings.simulated_job
+        return self.job_id is not None and self.job_id == self.simulated_job
 
     @property
     def is_for_one_task(self) -> bool:
@@ -269,7 +277,7 @@ class SlurmStep(Variables):
 # All variables by name.
 VARIABLES = {
     variable.name: variable
-    for owner in (SlurmStep, Settings, ForeignVariables)
+    for owner in SlurmStep.__mro__
     for variable in vars(owner).values()
     if isinstance(variable, Variable)
 }

@@ -42,7 +42,7 @@ def parse_signal(text: str) -> LimitSignal:
     """
     name, at, seconds = text.partition("@")
     # USR1, SIGUSR1, usr1 and 10 are the same.
-    name = name.upper().replace("SIG", "", 1)
+    name = name.upper().removeprefix("SIG")
     number = next((n for n in signal.Signals if name in (n.name[3:], str(int(n)))), None)
     if number is None or (at and not seconds.isdecimal()):
         raise LaunchError(

@@ -20,6 +20,7 @@ _REMEDY = (
     "Look for a script that exports it, or unset it, and start again with srun: Slurm and this "
     "package set their own variables."
 )
+_GPU_BINDING = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single:1\b|single)")
 
 
 @dataclass(eq=False)
@@ -34,7 +35,7 @@ class Variable(Generic[Value]):
         read: reads a text; returns None or raises ValueError for one that cannot be used.
         expected: what its value should be, for messages.
         empty_is_unset: whether an empty text counts as unset.
-        owner, field: the class that has the field, and the field's name, such as ``rank``.
+        field: the name of the field, such as ``rank``.
     """
 
     name: str
@@ -43,7 +44,6 @@ class Variable(Generic[Value]):
     empty_is_unset: bool = True
 
     def __set_name__(self, owner: type, field: str) -> None:
-        self.owner = owner
         self.field = field
 
     @overload
@@ -143,6 +143,15 @@ def parse_distribution(text: str) -> str | None:
     if first in ("pack", "nopack", "*", "unknown"):
         return "block"
     return first if first in ("block", "cyclic", "plane", "arbitrary") else None
+
+
+def parse_gpu_binding(text: str) -> str:
+    """Reads how srun binds tasks to GPUs, such as "closest"; "" for any other text.
+
+    "single:1" gives each task a GPU of its own; "single" is one GPU for several tasks.
+    """
+    found = _GPU_BINDING.search(text)
+    return found[1] if found else ""
 
 
 def parse_switch(text: str) -> str | None:

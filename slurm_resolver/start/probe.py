@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from os import strerror
-from socket import SHUT_RDWR, socket
+from socket import SHUT_RDWR, socket, timeout
 from threading import Thread
 
 from slurm_resolver.cluster.addresses import Task
@@ -79,7 +79,7 @@ def ask_rank(task: Task) -> None:
             raise OSError(f"another process answers there: {answer!r}")
         try:
             lines.read(len(_PADDING))
-        except TimeoutError:
+        except timeout:  # the TimeoutError of Python 3.9 is another one
             raise OSError(
                 "it answers, but full packets do not arrive: an interface has a larger MTU than "
                 "the network (ip link)"

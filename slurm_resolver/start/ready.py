@@ -1,4 +1,4 @@
-"""Waits before TensorFlow starts until all tasks have come, agree, and reach each other.
+"""Waits, before TensorFlow starts, until all tasks are present, agree and reach each other.
 
 If a task is missing, different or out of reach, TensorFlow waits for ever and prints nothing.
 """

@@ -12,7 +12,6 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,6 @@ from typing import NamedTuple
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.slurm.gpu_variables import numbered
 
-# The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
-_BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
 CUDA_REMEDY = (
     "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'; on aarch64, where pip "
     "has no TensorFlow with CUDA, use NVIDIA's container (nvcr.io/nvidia/tensorflow)"
@@ -35,8 +32,9 @@ class TaskDevices(NamedTuple):
     node: str
     gpus: Sequence[str] | None  # names that mean the same in all tasks of the node
     usable: int  # the number of GPUs that TensorFlow can use
-    confined: bool = False  # whether the site hides the node's other GPUs from this task
-    slurms: str = ""  # the first of SLURM_STEP_GPUS, the same in all confined tasks of a node
+    # the first of SLURM_STEP_GPUS if the site hides the node's other GPUs from this task; it is the
+    # same in all such tasks of a node
+    confined_to: str = ""
 
 
 class Transport(NamedTuple):
@@ -59,12 +57,12 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     hides_others = 0 < len(shown) < (step.gpus_on_node or 0)
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == numbered(shown) and len(shown) == len(slurms)
-    if decision.devices is None or not hides_others or not from_zero:
+    if not hides_others or not from_zero:
         return devices
     names = None
-    if _BOUND_APART.search(step.tres_bind or ""):
-        names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
-    return devices._replace(gpus=names, confined=True, slurms=slurms[0])
+    if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
+        names = [f"{number} of local rank {task.local_rank}" for number in decision.devices or ()]
+    return devices._replace(gpus=names, confined_to=slurms[0])
 
 
 def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
@@ -82,10 +80,10 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
         first = tasks[first_name]
         both = f"{first_name} and {name}"
         is_second = first_name != name
-        if task.confined and first.confined and task.slurms != first.slurms:
+        if task.confined_to and first.confined_to not in ("", task.confined_to):
             return _slow(
-                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.slurms} and {task.slurms}: "
-                "something sets CUDA_VISIBLE_DEVICES after srun",
+                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.confined_to} and "
+                f"{task.confined_to}: something sets CUDA_VISIBLE_DEVICES after srun",
                 "remove that line of the program or script",
             )
         if not task.usable:
@@ -105,7 +103,7 @@ def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
                 "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
                 "--ntasks-per-gpu",
             )
-        if is_second and task.confined and not hidden:
+        if is_second and task.confined_to and not hidden:
             hidden = f"{both} cannot open each other's GPUs"
     if hidden:
         return Transport(

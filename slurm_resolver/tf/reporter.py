@@ -216,7 +216,7 @@ class Reporter:
         group = find_group(cluster, TRAIN)
         if not group:
             return
-        seconds = cluster.step.settings.stall_seconds
+        seconds = cluster.step.stall_seconds
         self._limit = Timeouts.stall if seconds is None else float(seconds)
         if on_stall:
             self._exits = on_stall == "exit"

@@ -6,7 +6,6 @@ and joins the tasks that serve others. The methods return the results.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Collection
 
@@ -21,6 +20,7 @@ from slurm_resolver.cluster.options import (
     LayoutChoice,
     NodeAddress,
     Placement,
+    TasksPerNode,
     WorkerOrder,
 )
 from slurm_resolver.cluster.resolve import resolve_step
@@ -29,8 +29,8 @@ from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.start.proxy import connect_directly
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
+from slurm_resolver.tf.hooks import refuse_hooks
 from slurm_resolver.tf.server import join, serve
-from slurm_resolver.tf.tasks_per_node import TasksPerNode, layout_by_counts, refuse_hooks
 
 
 class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
@@ -128,12 +128,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             layout=layout,
             gpus_per_node=gpus_per_node,
             gpus_per_task=gpus_per_task,
+            tasks_per_node=tasks_per_node,
             local=local,
         )
-        layout_of = None
-        if tasks_per_node is not None:
-            layout_of = functools.partial(layout_by_counts, tasks_per_node)
-        self._cluster = resolve_step(SlurmStep.read(), options, layout_of)
+        self._cluster = resolve_step(SlurmStep.read(), options)
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         connect_directly(self._cluster, os.environ)
         # In less time and memory than `tf.train.ClusterSpec(jobs)`.

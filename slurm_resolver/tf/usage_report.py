@@ -23,7 +23,7 @@ def tell_usage(resolver: object, what: str, workers: Workers) -> None:
     """
     global _is_told
     lasted = workers and seconds_of(workers) >= _SECONDS
-    if slurm_step_of(resolver).settings.usage_report == "off" or (_is_told and not lasted):
+    if slurm_step_of(resolver).usage_report == "off" or (_is_told and not lasted):
         return
     _is_told = True
     cluster = cluster_of(resolver)

@@ -19,7 +19,6 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 
 TASK: Fields = {
@@ -50,7 +49,7 @@ IN_STEP = Ancestors(
         ({}, None, None, "outside Slurm"),
         ({"ancestors": Ancestors(hidden=True)}, None, None, "/proc hides what started it"),
         ({"job_id": "7"}, None, None, "no variable shows that job 7 has more than one task"),
-        ({**TASK, "settings": Settings(switch="off")}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
+        ({**TASK, "resolver_switch": "off"}, {"worker": 2}, None, "SLURM_RESOLVER=off"),
         # None: it is a task
         ({**TASK, "ancestors": IN_STEP}, None, None, None),
         (

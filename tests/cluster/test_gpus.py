@@ -25,9 +25,9 @@ from slurm_resolver.cluster.task_gpus import (
     gpus_on_node,
     jobs_with_gpus,
 )
-from slurm_resolver.slurm.foreign_variables import ForeignVariables
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.variable_types import parse_gpu_binding
 
 Devices = Optional[tuple[str, ...]]
 
@@ -65,7 +65,8 @@ def decide(
     return on_node(
         SlurmStep(
             rank=local_rank,
-            foreign=ForeignVariables(cuda_devices=visible, allow_growth=allow_growth),
+            cuda_devices=visible,
+            allow_growth=allow_growth,
             **more,
         ),
         local_rank,
@@ -138,14 +139,14 @@ def _no_driver(monkeypatch: Patch) -> None:
             "0,1",
             1,
             2,
-            {"gpus_on_node": 2, "tres_bind": "gpu:mask_gpu:0x3,0xf"},
+            {"gpus_on_node": 2, "gpu_binding": parse_gpu_binding("gpu:mask_gpu:0x3,0xf")},
             ("0", "1"),
         ),
         (
             "0,1",
             1,
             2,
-            {"gpus_on_node": 2, "tres_bind": "gpu:closest"},
+            {"gpus_on_node": 2, "gpu_binding": parse_gpu_binding("gpu:closest")},
             ("1",),
         ),
     ],
@@ -514,12 +515,12 @@ MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
     "closest, possibly shared with another task": (
         "0,1",
         [True, True],
-        {"tres_bind": "gpu:closest", "gpus_on_node": 4},
+        {"gpu_binding": parse_gpu_binding("gpu:closest"), "gpus_on_node": 4},
     ),
     "two per GPU, bound": (
         "1",
         [True, True, True, True],
-        {"tres_bind": "gpu:single:2"},
+        {"gpu_binding": parse_gpu_binding("gpu:single:2")},
     ),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
     "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),

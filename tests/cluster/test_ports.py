@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resolver.cluster.ports import PortSource, choose_ports
+from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.errors import AddressError
-from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.slurm.step_variables import Component, SlurmStep
 
 
 def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> SlurmStep:
@@ -30,6 +30,10 @@ def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> S
          "SLURM_STEP_RESV_PORTS"),
         (step(reserved_ports=(23001, 23002), is_component=True), 1, None, [12624],
          "SLURM_JOB_ID and SLURM_STEP_ID"),
+        # the components share node n2
+        (step(reserved_ports=(23001, 23002), nodes=("n1", "n2"), components=(
+            Component(0, ("n1", "n2"), None, None), Component(1, ("n2",), None, None))),
+         1, None, [12624], "SLURM_JOB_ID and SLURM_STEP_ID"),
         (step(None, None), 3, None, [8888, 8889, 8890], "default",),
     ],
 )  # fmt: skip
@@ -37,7 +41,7 @@ def test_the_first_source_that_there_is(
     step: SlurmStep, tasks: int, port_base: int | None, ports: Any, source: str
 ) -> None:
     chosen = choose_ports(step, tasks, port_base)
-    assert (list(chosen.by_local_rank), chosen.source.value) == (ports, source)
+    assert (list(chosen.by_local_rank), chosen.source) == (ports, source)
 
 
 def test_the_meeting_has_a_port_of_its_own() -> None:
@@ -50,9 +54,11 @@ def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     few = (23001, 23001, 23002)
-    assert choose_ports(step(reserved_ports=few), 3).source is PortSource.DERIVED
+    assert choose_ports(step(reserved_ports=few), 3).source == "SLURM_JOB_ID and SLURM_STEP_ID"
     assert "RESV_PORTS has fewer ports (2) than a node has tasks (up to 3)" in caplog.text
     assert "--resv-ports=3" in caplog.text
+    choose_ports(step(reserved_ports=few), 3)  # such as for the exchange of the layout
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_derived_ports_are_stable_distinct_and_below_the_ephemeral_range(
     job_id: str, step_id: str, tasks: int
 ) -> None:
     chosen = choose_ports(step(job_id, step_id), tasks)
-    assert chosen.source is PortSource.DERIVED
+    assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
     ports = list(chosen.by_local_rank)
     assert len(set(ports)) == tasks
     assert min(ports) >= 1024

@@ -122,6 +122,8 @@ REFUSED = {
     "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected SIGNAL[@SECONDS]",
     "--requeue --signal CONT@60": "expected one of USR1, USR2, TERM",
     "--signal KILL@60": "--signal KILL@60: a training cannot save at this signal",
+    # 0 would be no limit for srun's --wait
+    "--requeue --signal USR1@0": "--signal USR1@0: a training cannot save at this signal",
     "--requeue --time 3": "the signal up to 60 s early",
     "--time soon": "--time 'soon': expected minutes",
     "--partition gpu": "--partition. Give Slurm's other options to sbatch, as in sbatch --part",

@@ -58,6 +58,7 @@ NO_SIGNALS = [
     "0",
     "SIG",
     "SIGSIGUSR1",
+    "USIGSR1",
     "NONE",
     "B:USR1",
 ]

@@ -147,6 +147,24 @@ def test_the_tasks_of_a_large_step_together_ask_all_and_each_asks_few() -> None:
     assert max(map(len, asked.values())) <= 12
 
 
+def test_packets_that_do_not_arrive_after_the_answer_are_named(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(probe, "_CONNECT_SECONDS", 0.2)
+    with socket.create_server(("localhost", 0)) as server, ThreadPoolExecutor(1) as pool:
+        task = Task(
+            rank=3,
+            node="n9",
+            local_rank=0,
+            job="worker",
+            index=3,
+            address=f"localhost:{server.getsockname()[1]}",
+        )
+        problems = pool.submit(probe.find_unreached, [task])
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"3\n")
+            assert "full packets do not arrive" in problems.result()[3]
+
+
 def test_a_task_that_is_alone_is_ready_at_once() -> None:
     wait_until_ready(sr.Cluster(), 0.0)
     wait_until_ready(sr.resolve(environ=ALONE), 0.0)

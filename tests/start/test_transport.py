@@ -21,22 +21,20 @@ from slurm_resolver.start.transport import (
 )
 
 
-def devices(
-    node: str, *gpus: str, usable: int | None = None, confined: bool = False
-) -> TaskDevices:
+def devices(node: str, *gpus: str, usable: int | None = None, confined_to: str = "") -> TaskDevices:
     """Returns a task's devices; "?" is a GPU whose name is not the same in all tasks."""
     return TaskDevices(
         node,
         None if gpus == ("?",) else list(gpus),
         len(gpus) if usable is None else usable,
-        confined,
+        confined_to,
     )
 
 
 NCCL = "gradients use NCCL"
 SLOW = "gradients use gRPC (slow), because "
-OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1)]
-EQUAL = [task._replace(slurms=str(rank)) for rank, task in enumerate(OWN)]
+OWN = [devices("n1", f"0 of local rank {rank}", confined_to="0") for rank in (0, 1)]
+EQUAL = [task._replace(confined_to=str(rank)) for rank, task in enumerate(OWN)]
 SHARE = [devices("n1", "3")] * 2
 TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     (

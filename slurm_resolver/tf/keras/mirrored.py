@@ -170,7 +170,7 @@ class MultiWorkerMirroredStrategy(
         private_names.CREATE_VARIABLE.replace(self.workers.make, owner=self.extended)
         step = slurm_step_of(resolver)
         _agree_on_seeds(self.workers, step.job_id)
-        self.verified_steps = step.settings.verified_steps or 0
+        self.verified_steps = step.verified_steps or 0
 
     def read_dataset(self, iterator: EpochIterator, dataset: tf.data.Dataset) -> object:
         """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them.

@@ -168,7 +168,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     def say_start(self, epochs: int) -> None:
         """Logs where the training resumes; as a warning, which Python shows without settings."""
         step = self._ranks.step
-        restarts = (step.restart_count or 0) + (step.settings.step_restart or 0)
+        restarts = (step.restart_count or 0) + (step.step_restart or 0)
         if not self.leads or not (self.restored or (restarts and self._is_first)):
             return
         if self.restored is None:
