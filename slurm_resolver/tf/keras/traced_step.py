@@ -12,6 +12,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug, warn_once
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
+from slurm_resolver.tf.keras.differences import Entry, compare
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
@@ -27,6 +28,10 @@ _UNEQUAL = (
     "the tensors of a batch have different numbers of rows; it can be split only if these are the "
     "same multiples of one number in each batch, such as 8 and 24, and this number is no less than "
     "that of the replicas"
+)
+_SAME_SEEDS = (
+    "Set the same seeds in all workers, such as tf.random.set_seed(1): each replica draws the "
+    "numbers of all rows, and takes those of its own."
 )
 Multiples = tuple[int, ...]
 
@@ -154,6 +159,7 @@ class TracedStep:
                 f"several GPUs in a task cannot compute a step: {reason or 'it fills a table'}. "
                 "Start a task for each GPU."
             )
+        self._compare_seeds(traced.graph)
         return PlannedStep(
             function=traced,
             plan=plan,
@@ -164,6 +170,24 @@ class TracedStep:
             multiples=multiples,
             takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
         )
+
+    def _compare_seeds(self, graph: tf.Graph) -> None:
+        """Raises FitError in every worker if they draw other numbers by TensorFlow's seeds."""
+        with contextlib.suppress(PlanError):  # a function is not known
+            seeds = [
+                (operation.get_attr("seed"), operation.get_attr("seed2"))
+                for operation in with_called(graph.get_operations())
+                if operation.type in RANDOM
+            ]
+            if seeds and self._strategy.of_several:
+                entry = Entry("the seeds of tf.random", str(seeds))
+                compare(
+                    self._strategy.workers,
+                    "in a step that draws numbers",
+                    entry,
+                    [entry],
+                    _SAME_SEEDS,
+                )
 
     def _plan_split(
         self, traced: ConcreteFunction, multiples: Multiples
