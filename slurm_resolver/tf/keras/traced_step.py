@@ -17,7 +17,7 @@ from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
-from slurm_resolver.tf.partition.effects import RANDOM, changes_more_than_variables, is_drawn
+from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
@@ -41,11 +41,8 @@ class PlannedStep(NamedTuple):
 
     Attributes:
         function: the traced step; its argument is a batch.
-        plan: of its graph; None if each worker must call the step itself.
+        plan: of its graph; None if each worker calls the step itself.
         reason: why each replica computes all rows; None if each computes its own.
-        draws: whether it draws random numbers whose place in a sequence TensorFlow keeps, or one
-            replica computes something for the others.
-        is_repeatable: whether it changes nothing but variables.
         copies: the variables of the replicas.
         multiples: see `replica_step.multiples_of`.
         takes_any_rows: whether it is traced for any number of rows.
@@ -54,8 +51,6 @@ class PlannedStep(NamedTuple):
     function: ConcreteFunction
     plan: Plan | None
     reason: str | None
-    draws: bool
-    is_repeatable: bool
     copies: Copies
     multiples: Multiples | None
     takes_any_rows: bool
@@ -144,16 +139,18 @@ class TracedStep:
         Args:
             reason: why each replica computes all rows; None if that is not known yet.
         """
+        local_replicas = self._strategy.sharing.local_replicas
         traced = self._trace(spec)
         plan = None
         if self._strategy.sharing.replicas > 1:
             if reason is None:
                 plan, reason = self._plan_split(traced, multiples or ())
-            if reason is not None:
+            # What only one replica may compute is sent to the others by a plan.
+            if reason is not None and (local_replicas > 1 or has(traced.graph, draws)):
                 with contextlib.suppress(Exception):
                     plan = plan_whole(traced)
-        if self._strategy.sharing.local_replicas > 1 and (
-            plan is None or _has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
+        if local_replicas > 1 and (
+            plan is None or has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
         ):
             raise FitError(
                 f"several GPUs in a task cannot compute a step: {reason or 'it fills a table'}. "
@@ -164,8 +161,6 @@ class TracedStep:
             function=traced,
             plan=plan,
             reason=reason,
-            draws=plan is not None and _has(traced.graph, _draws),
-            is_repeatable=not _has(traced.graph, changes_more_than_variables),
             copies=copies_of(self._strategy, traced),
             multiples=multiples,
             takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
@@ -234,7 +229,7 @@ class TracedStep:
 
 def warn_of_sequences(planned: PlannedStep, why: str) -> None:
     """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
-    if _has(planned.function.graph, _draws_by_seed):
+    if has(planned.function.graph, _draws_by_seed):
         warn_once(
             f"{why}, so the step draws other random numbers than in one process: draw them with a "
             "keras.random.SeedGenerator"
@@ -273,7 +268,8 @@ def reason_of_fault(error: Exception) -> str:
     )
 
 
-def _draws(operation: tf.Operation) -> bool:
+def draws(operation: tf.Operation) -> bool:
+    """Whether an operation draws by TensorFlow's seeds, or only one replica may compute it."""
     return operation.type in RANDOM or is_drawn(operation)
 
 
@@ -281,7 +277,7 @@ def _draws_by_seed(operation: tf.Operation) -> bool:
     return operation.type in RANDOM and not is_drawn(operation)
 
 
-def _has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:
+def has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:
     """Whether a graph, or a function that it calls, has or may have such an operation."""
     try:
         return any(map(is_wanted, with_called(graph.get_operations())))

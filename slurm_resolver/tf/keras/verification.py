@@ -24,9 +24,10 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.replica_step import call_traced
 from slurm_resolver.tf.keras.replicas import of_first_replica
-from slurm_resolver.tf.keras.sharing import Batch, Share, Structure
-from slurm_resolver.tf.keras.traced_step import PlannedStep
+from slurm_resolver.tf.keras.sharing import Share, Structure
+from slurm_resolver.tf.keras.traced_step import PlannedStep, draws, has
 from slurm_resolver.tf.keras.weight_comparison import variables_of
+from slurm_resolver.tf.partition.effects import changes_more_than_variables
 from slurm_resolver.tf.partition.values import LOCAL, Tensors
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
@@ -55,20 +56,21 @@ class Verification:
         self._model = model
         self._steps = max(steps, _LEAST)
 
-    def compute(self, planned: PlannedStep, batch: Batch, step: Method) -> Structure:
+    def compute(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
         """Returns the results of a step, which is compared.
 
         Args:
             planned: the traced step.
-            batch: of which this worker has all rows, if it is a `Share`.
+            batch: which this worker has read.
             step: computes it as the workers do.
         """
+        if not self._steps:
+            return step()
         reason = _why_not(planned, batch)
         if reason:
             warn_once(
                 f"SLURM_RESOLVER_VERIFY: {self._name} is not compared with one process: {reason}"
             )
-        if reason or not self._steps:
             return step()
         self._steps -= 1
         return self._compare(planned, batch, step)
@@ -146,17 +148,18 @@ class Verification:
                 )
 
 
-def _why_not(planned: PlannedStep, batch: Batch) -> str:
+def _why_not(planned: PlannedStep, batch: Share) -> str:
     """Returns why a step cannot be compared; "" if it can, or is that of one process anyway."""
-    if not isinstance(batch, Share):
+    if batch.own is not None:
         return "each worker reads its own data"
     if batch.drawn is not None:
         return "each worker draws parts of the data for itself, such as augmented images"
-    if planned.draws:
-        return "it has random numbers of tf.random, a function of Python or tf.print"
-    if not planned.is_repeatable:
-        return "it changes more than variables, such as a table"
     plan = planned.plan
+    graph = planned.function.graph
+    if plan and has(graph, draws):
+        return "it has random numbers of tf.random, a function of Python or tf.print"
+    if has(graph, changes_more_than_variables):
+        return "it changes more than variables, such as a table"
     if plan and LOCAL in map(plan.values.get, itertools.chain(*plan.levels)):
         return (
             "BatchNormalization takes the statistics of each replica's own rows. To compare the "
