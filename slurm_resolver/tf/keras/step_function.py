@@ -29,7 +29,6 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
-from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.replica_step import ReplicaStep, multiples_of, type_of_batch
@@ -218,7 +217,6 @@ class StepFunction:
         Args:
             batch: of which the graph's inputs are made.
         """
-        patch_metrics()
         planned = self._planned(batch, multiples)
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
