@@ -212,7 +212,7 @@ class ReplicaStep:
         return [*filter(tf.is_tensor, arguments), *captured]
 
     def _places_of_own_data(self) -> OwnRows:
-        """Returns which rows of the batch a replica has that has read them for itself."""
+        """Returns which rows of the batch this replica has, of data that its worker reads."""
         replica = self._replica
         num_own = count_rows(self._batch.batch)
         of_replica = tf.one_hot(replica, self._sharing.replicas, dtype=tf.int32)

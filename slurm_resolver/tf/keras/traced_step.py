@@ -33,6 +33,7 @@ _SAME_SEEDS = (
     "Set the same seeds in all workers, such as tf.random.set_seed(1): each replica draws the "
     "numbers of all rows, and takes those of its own."
 )
+_TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
 
 
@@ -83,7 +84,7 @@ class TracedStep:
         self._strategy: Strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
-        self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
+        self._refused: dict[str, str] = {}  # why the number of rows has to be a constant, by kind
 
     def planned(self, spec: Structure, multiples: Multiples | None) -> PlannedStep:
         """Returns the step for a kind of batch.
@@ -95,11 +96,8 @@ class TracedStep:
         unknown = tf.nest.map_structure(type_of_any_rows, spec)
         kind = repr(unknown)
         if kind not in self._refused:
-            reason = self.fault or _reason_of_types(spec)
-            if multiples is None:
-                reason = reason or _UNEQUAL
             try:
-                return self._look_up(unknown, multiples, reason)
+                return self._look_up(unknown, multiples)
             except (FitError, *OF_PEERS):
                 raise
             except Exception as error:
@@ -124,21 +122,24 @@ class TracedStep:
             return tf.nest.map_structure(as_tensor, self._step(data))
 
     def _look_up(
-        self, spec: Structure, multiples: Multiples | None, reason: str | None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
     ) -> PlannedStep:
         kind = repr((spec, multiples))
         if kind not in self._planned:
-            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, reason))
+            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, constant))
         return self._planned[kind]
 
     def _plan(
-        self, spec: Structure, multiples: Multiples | None, reason: str | None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None
     ) -> PlannedStep:
         """Traces the step, and plans it.
 
         Args:
-            reason: why each replica computes all rows; None if that is not known yet.
+            constant: why the number of rows has to be a constant; None if it has not.
         """
+        reason = constant or self.fault or _reason_of_types(spec)
+        if multiples is None:
+            reason = reason or _UNEQUAL
         local_replicas = self._strategy.sharing.local_replicas
         traced = self._trace(spec)
         plan = None
@@ -163,7 +164,7 @@ class TracedStep:
             reason=reason,
             copies=copies_of(self._strategy, traced),
             multiples=multiples,
-            takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
+            takes_any_rows=constant is None,
         )
 
     def _compare_seeds(self, graph: tf.Graph) -> None:
@@ -175,12 +176,10 @@ class TracedStep:
                 if operation.type in RANDOM
             ]
             if seeds and self._strategy.of_several:
-                entry = Entry("the seeds of tf.random", str(seeds))
                 compare(
                     self._strategy.workers,
                     "in a step that draws numbers",
-                    entry,
-                    [entry],
+                    [Entry("the seeds of tf.random", str(seeds))],
                     _SAME_SEEDS,
                 )
 
@@ -244,12 +243,12 @@ def as_tensor(value: Any) -> tf.Tensor | None:
 def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
     """Returns the type of a tensor for an unknown number of rows."""
     spec = type_of(value)
-    if isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)) and spec.shape.rank:
-        return type(spec)([None, *spec.shape[1:]], spec.dtype)
+    if not isinstance(spec, _TYPES) or not spec.shape.rank:
+        return spec
+    shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
-        shape = [None, *spec.shape[1:]]
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return spec
+    return type(spec)(shape, spec.dtype)
 
 
 def _reason_of_types(spec: Structure) -> str | None:
