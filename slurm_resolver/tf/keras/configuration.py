@@ -4,7 +4,8 @@ A description is a list of entries, such as ("model.optimizer (SGD).momentum", "
 
     the call       its arguments, and callbacks that restore a training
     the model      its optimizer, loss and metrics, and how it runs
-    its layers     their configurations, and the numbers that layers of the program compute with
+    its layers     their configurations and vocabularies, and the numbers that layers of the
+                   program compute with
 
 Names of layers and seeds are left out: Keras numbers layers, and all workers begin with the weights
 of the first one. Code that raises an error is left out as well: what cannot be described is found
@@ -143,5 +144,7 @@ def _config(thing: Any, method: str) -> Parts:
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         config = dict(getattr(thing, method)())
+        if hasattr(thing, "get_vocabulary"):  # which `adapt` has made, or a file has
+            config["vocabulary"] = [str(word) for word in thing.get_vocabulary()]
         config["dtype"] = thing.dtype_policy.name  # instead of a configuration with this name
     return config

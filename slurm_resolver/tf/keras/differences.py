@@ -55,19 +55,23 @@ _NOTHING = ("the model", 0, "nothing", 0.0, 0.0)  # of a worker that has fewer e
 
 
 def compare(
-    workers: Workers, when: str, digest: object, entries: Iterable[Entry], remedy: str = REMEDY
+    workers: Workers,
+    when: str,
+    entries: Iterable[Entry],
+    remedy: str = REMEDY,
+    digest: object = None,
 ) -> None:
     """Raises FitError in every worker with the first entry that differs from worker to worker.
 
     Args:
         workers: which all call this.
         when: such as "after epoch 2".
-        digest: what differs if an entry differs.
-        entries: of this worker. They are only read if the digests differ.
+        entries: of this worker. With a digest, they are only read if the digests differ.
         remedy: the end of the error.
+        digest: what differs if an entry differs; by default, the list of the entries.
     """
     call = f"compares its model {when}"
-    if len(set(workers.exchange(call, zlib.crc32(repr(digest).encode())))) == 1:
+    if len(set(workers.exchange(call, zlib.crc32(repr(digest or entries).encode())))) == 1:
         return
     remaining = iter(entries)
     while True:

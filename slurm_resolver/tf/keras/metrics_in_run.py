@@ -16,6 +16,7 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.protocols import Metric
 from slurm_resolver.tf.keras.replicas import is_in_replica
+from slurm_resolver.tf.keras.sharing import without_conversion
 from slurm_resolver.tf.keras.sums import add_up
 from slurm_resolver.tf.private_names import Method
 
@@ -100,7 +101,7 @@ def _adding_up() -> Iterator[None]:
     additions.add_changes()
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@without_conversion
 def adding_up(function: Any) -> Any:
     """Makes a replica's function of `strategy.run` add up metrics at its end.
 

@@ -184,7 +184,7 @@ class MultiWorkerMirroredStrategy(
         """
         length = Entry("the data", f"{iterator.num_batches or 'unknown'} batches")
         when = f"at the start of {self.workers.call}"
-        compare(self.workers, when, length, [length], REMEDY_OF_DATA)
+        compare(self.workers, when, [length], REMEDY_OF_DATA)
         self.unread = share_out(
             dataset,
             self.sharing,

@@ -50,7 +50,7 @@ def find_origins(dataset: Dataset) -> list[Origin]:
 
 
 def serialized_graph(dataset: Dataset) -> bytes:
-    """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be had."""
+    """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be obtained."""
     try:
         ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
         return bytes(private_names.GRAPH.of(dataset)(external_state_policy=ignore).numpy())

@@ -53,12 +53,10 @@ def _compare_outside(strategy: Strategy, variables: Sequence[tf.Variable]) -> No
         if not strategy.extended.variable_created_in_scope(variable)
     ]
     if outside:
-        entries = list(measures(outside))
         compare(
             strategy.workers,
             "in variables from outside strategy.scope()",
-            entries,
-            entries,
+            list(measures(outside)),
             _REMEDY,
         )
 

@@ -20,7 +20,6 @@ from slurm_resolver.coordination import TAKE_PART
 from slurm_resolver.errors import FitError, JobsError, KerasError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.calls import SCOPE
-from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import Structure, without_optionals
@@ -189,7 +188,6 @@ class ScheduledFunction:
     """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
     def __init__(self, model: Model, kind: str) -> None:
-        patch_metrics()
         self._model = model
         self._trains = kind == "train"
         self._strategy = model.distribute_strategy

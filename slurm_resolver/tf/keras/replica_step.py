@@ -1,7 +1,7 @@
 """A step as a replica computes it: of its rows of the batch, by the plan of the model's step.
 
-The workers either read equal global batches, as a `Share`, of which each replica takes its rows; or
-each worker reads its own data, which together are the global batch.
+The workers either read equal global batches, of which each replica takes its rows; or each worker
+reads its own data, which together are the global batch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras.replicas import replica_number
 from slurm_resolver.tf.keras.sharing import (
-    Batch,
     Share,
     Sharing,
     Structure,
     count_rows,
     has_rows,
-    tensors_of,
     type_of,
     without_optionals,
 )
@@ -42,178 +40,33 @@ from slurm_resolver.tf.partition.values import Tensors, rows
 unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
 
 
-def type_of_batch(batch: Batch) -> Structure:
+def type_of_batch(batch: Share) -> Structure:
     """Returns the types of the tensors of a whole batch, in its structure.
 
     Args:
-        batch: a `Share`, or what a worker has read; tensors, or their types.
+        batch: of tensors, or their types.
     """
-    mark = batch.rows if isinstance(batch, Share) else None
 
     def type_of_whole(value: Any) -> tf.TypeSpec | None:
         spec = type_of(value)
-        if mark is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            return tf.TensorSpec([mark.shape[0], *spec.shape[1:]], spec.dtype)
+        if batch.rows is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            return tf.TensorSpec([batch.rows.shape[0], *spec.shape[1:]], spec.dtype)
         return spec
 
-    return tf.nest.map_structure(type_of_whole, without_optionals(tensors_of(batch)))
+    return tf.nest.map_structure(type_of_whole, without_optionals(batch.batch))
 
 
-def compute_step(
-    sharing: Sharing,
-    planned: PlannedStep,
-    comparison: Comparison,
-    waited: tf.Variable | None,
-    batch: Batch,
-) -> Structure:
-    """Returns the results of a step, which are the same in all replicas.
+def multiples_of(batch: Share) -> tuple[int, int, Multiples]:
+    """Returns how many tensors with rows a batch has, N, and how many times N rows each has.
 
-    Args:
-        planned: the model's step for batches of this kind.
-        comparison: of the workers' steps.
-        waited: a variable to which the seconds are added that this worker waits; or None.
-        batch: a `Share`, or what this worker has read for itself.
-
-    Raises:
-        NotWrittenError: if the plan could not be written by which each replica computes its rows.
+    N is the greatest common divisor of the numbers of rows; 0 if each worker reads its own data,
+    which have no N of all workers. The multiples are empty if all numbers are the same.
     """
-    replica = replica_number()
-    local = replica - sharing.first_replica  # among the replicas of this worker
-    add_all: AddUp = functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket)
-    if not local:
-        add_all = timed(add_all, waited)
-    add = _adding(
-        comparison,
-        batch,
-        replica,
-        add_all,
-    )
-    try:
-        if planned.is_whole:
-            part = _together(
-                batch,
-                replica,
-                sharing.replicas,
-                add,
-            )
-            total = tf.convert_to_tensor(count_rows(part))
-            own = OwnRows(
-                total,
-                tf.range(total),
-                total,
-                replica,
-            )
-        elif isinstance(batch, Share):
-            part, own = _part_of_share(batch, replica, sharing, planned.multiples or ())
-        else:
-            part, own = batch, _places_of_own_data(batch, replica, sharing.replicas, add_all)
-        if planned.is_whole and sharing.local_replicas == 1 and not planned.draws:
-            results = call_traced(planned, part)
-        else:
-            plan = planned.plan
-            assert plan
-            inputs = _inputs(planned, part, local)
-            sums: tuple[AddUp, ...] = (add, add_up)
-            if replica and isinstance(batch, Share):
-                sums = tuple(
-                    _of_enough_rows(sum_up, own.total, sharing.replicas) for sum_up in sums
-                )
-            results = write_step(plan, own, inputs, *sums)
-        if planned.is_whole and sharing.replicas > 1 and unordered_devices():
-            results = _of_first_replica(
-                planned,
-                results,
-                replica,
-                local,
-                add_all,
-            )
-    except Exception as error:
-        if planned.is_whole:
-            raise
-        raise NotWrittenError(reason_of_fault(error)) from error
-    return tf.nest.pack_sequence_as(
-        planned.function.structured_outputs, results, expand_composites=True
-    )
-
-
-def _of_first_replica(
-    planned: PlannedStep,
-    results: Tensors,
-    replica: int,
-    local: int,
-    add_all: AddUp,
-) -> Tensors:
-    """Gives all replicas the variables, and the results, of the first one.
-
-    Each of them has computed the whole step. From step to step, they would drift apart.
-    """
-    function = planned.function
-    variables = [
-        planned.copies[id(handle)][local]
-        for handle, inner in zip(function.captured_inputs, function.graph.internal_captures)
-        if id(handle) in planned.copies
-        and any(reader.type != "ReadVariableOp" for reader in inner.consumers())
-    ]
-    values = [*map(tf.convert_to_tensor, variables), *results]
-    places = [place for place, value in enumerate(values) if value.dtype.is_floating]
-    sent = [-tf.zeros_like(values[place]) if replica else values[place] for place in places]
-    for place, value in zip(places, add_all(sent)):
-        values[place] = value
-    for variable, value in zip(variables, values):
-        variable.assign(value)
-    return values[len(variables) :]
-
-
-def compare_step(
-    replicas: int, comparison: Comparison, waited: tf.Variable | None, batch: Batch
-) -> Structure:
-    """Compares the workers in a step that each computes whole; returns the batch of all of them."""
-    replica = replica_number()
-    add = _adding(
-        comparison,
-        batch,
-        replica,
-        timed(add_up, waited),
-    )
-    return _together(
-        batch,
-        replica,
-        replicas,
-        add,
-    )
-
-
-def _adding(comparison: Comparison, batch: Batch, replica: int, add_all: AddUp) -> AddUp:
-    """Returns a function that adds up tensors, and compares the workers in its first call."""
-    compared = [comparison.row(replica, batch)]
-
-    def add(tensors: Tensors) -> list[tf.Tensor]:
-        sums = add_all([*tensors, *compared])
-        for table in sums[len(tensors) :]:
-            comparison.check(table)
-        compared.clear()
-        return sums[: len(tensors)]
-
-    return add
-
-
-def _of_enough_rows(add: AddUp, total: tf.Tensor, replicas: int) -> AddUp:
-    """Returns a function that adds up tensors, in another replica than the first one.
-
-    If all replicas have all rows, because there are too few, the first replica adds them alone:
-    the others add -0.0, which leaves also the sign of a zero as it is.
-    """
-
-    def add_own(tensors: Tensors) -> list[tf.Tensor]:
-        return add(
-            tf.cond(
-                total < replicas,
-                lambda: [-tf.zeros_like(tensor) for tensor in tensors],
-                lambda: list(map(tf.identity, tensors)),
-            )
-        )
-
-    return add_own
+    numbers = [value.shape[0] for value in tf.nest.flatten(batch.batch) if has_rows(value)]
+    count = math.gcd(*numbers)
+    is_unequal = len({*numbers}) > 1
+    multiples = tuple(number // count for number in numbers if is_unequal)
+    return len(numbers), count if batch.own is None else 0, multiples
 
 
 def call_traced(planned: PlannedStep, whole: Structure) -> Tensors:
@@ -222,97 +75,215 @@ def call_traced(planned: PlannedStep, whole: Structure) -> Tensors:
     return list(tf.nest.flatten(results, expand_composites=True))
 
 
-def _inputs(planned: PlannedStep, part: Structure, local: int) -> Tensors:
-    """Returns the inputs of the traced step: a batch, and what the step captures."""
-    of_replica = {place: copies[local].handle for place, copies in planned.copies.items()}
-    captured = [of_replica.get(id(value), value) for value in planned.function.captured_inputs]
-    arguments = tf.nest.flatten(without_optionals(part), expand_composites=True)
-    return [*filter(tf.is_tensor, arguments), *captured]
-
-
-def multiples_of(batch: Batch) -> tuple[int, int, Multiples]:
-    """Returns how many tensors with rows a batch has, N, and how many times N rows each has.
-
-    N is the greatest common divisor of the numbers of rows; 0 if each worker reads its own data,
-    which have no N of all workers. The multiples are empty if all numbers are the same.
-    """
-    numbers = [value.shape[0] for value in tf.nest.flatten(tensors_of(batch)) if has_rows(value)]
-    count = math.gcd(*numbers)
-    is_unequal = len({*numbers}) > 1
-    multiples = tuple(number // count for number in numbers if is_unequal)
-    return len(numbers), count if isinstance(batch, Share) else 0, multiples
-
-
-def _places_of_own_data(data: Structure, replica: int, replicas: int, add_all: AddUp) -> OwnRows:
-    """Returns which rows of the batch a replica has that has read them for itself."""
-    num_own = count_rows(data)
-    (counts,) = add_all([num_own * tf.one_hot(replica, replicas, dtype=tf.int32)])
-    places = tf.range(num_own) + tf.reduce_sum(counts[:replica])
-    return OwnRows(
-        tf.reduce_sum(counts),
-        places,
-        tf.size(places),
-        replica,
-    )
-
-
-def _part_of_share(
-    batch: Share, replica: int, sharing: Sharing, multiples: Multiples
-) -> tuple[Structure, OwnRows]:
-    """Returns a replica's part of a batch, and which rows these are.
-
-    Replica r of R has the rows r, r + R, r + 2 R, and so on, or all rows if there are fewer than R:
-    some operations fail without rows. Of a tensor of m · N rows, it has row i with row i mod N.
+class ReplicaStep:
+    """A step of a replica.
 
     Args:
-        multiples: m of each tensor that has rows; see `multiples_of`.
+        sharing: of the strategy.
+        comparison: of the workers' steps.
+        waited: a variable to which the seconds are added that this worker waits; or None.
+        batch: what this worker has read.
     """
-    count = count_rows(batch.batch if batch.rows is None else batch.rows)
-    total = tf.convert_to_tensor(count // multiples[0] if multiples else count)
-    has_all = total < sharing.replicas
-    of_batch = tf.range(
-        tf.where(has_all, 0, replica),
-        total,
-        tf.where(has_all, 1, sharing.replicas),
-    )
-    own = OwnRows(
-        total,
-        of_batch,
-        tf.size(of_batch),
-        replica,
-    )
-    of_worker = own
-    if batch.rows is not None:  # the worker has no rows but those of its replicas
-        turns = tf.range(own.own) * sharing.local_replicas
-        places = tf.where(has_all, of_batch, turns + replica - sharing.first_replica)
-        of_worker = own._replace(places=places)
-    outer = iter(multiples)
 
-    def part_of(value: Any) -> Any:
-        if not has_rows(value):
-            return value
-        return tf.gather(value, own_places(rows(outer=next(outer, 1)), of_worker))
+    def __init__(
+        self,
+        sharing: Sharing,
+        comparison: Comparison,
+        waited: tf.Variable | None,
+        batch: Share,
+    ) -> None:
+        self._sharing = sharing
+        self._comparison = comparison
+        self._batch = batch
+        self._replica = replica_number()
+        self._local = self._replica - sharing.first_replica  # among the replicas of this worker
+        self._add_all = timed(
+            functools.partial(add_up, bytes_per_bucket=sharing.bytes_per_bucket),
+            None if self._local else waited,
+        )
+        self._compared = [comparison.row(self._replica, batch)]
 
-    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
-        return tf.nest.map_structure(part_of, batch.batch), own
+    def compute(self, planned: PlannedStep) -> Structure:
+        """Returns the results of the step, which are the same in all replicas.
 
+        Args:
+            planned: the model's step for batches of this kind.
 
-def _together(batch: Batch, replica: int, replicas: int, add: AddUp) -> Structure:
-    """Returns all rows of a batch, equal in all replicas; `add` compares the workers.
+        Raises:
+            NotWrittenError: if the plan could not be written by which each replica computes its
+                rows.
+        """
+        try:
+            results = self._results(planned)
+        except Exception as error:
+            if planned.is_whole:
+                raise
+            raise NotWrittenError(reason_of_fault(error)) from error
+        return tf.nest.pack_sequence_as(
+            planned.function.structured_outputs, results, expand_composites=True
+        )
 
-    Where each worker draws for itself, a row is that of its own replica, as in a step that is
-    split. Strings, and ragged and sparse tensors, are left as this worker has them.
-    """
-    values = tf.nest.flatten(tensors_of(batch))
-    of_replica = {}
-    for place, value in enumerate(values):
-        is_sent = isinstance(value, tf.Tensor) and has_rows(value) and value.dtype != tf.string
-        if is_sent and isinstance(batch, Share) and batch.drawn is not None:
-            is_own = tf.reshape(
-                tf.range(tf.shape(value)[0]) % replicas == replica,
-                [-1, *[1] * (value.shape.rank - 1)],
+    def _results(self, planned: PlannedStep) -> Tensors:
+        batch = self._batch
+        if planned.is_whole:
+            part = self.whole_batch()
+            total = tf.convert_to_tensor(count_rows(part))
+            own = OwnRows(
+                total,
+                tf.range(total),
+                total,
+                self._replica,
             )
-            of_replica[place] = tf.where(is_own, value, tf.zeros_like(value))
-    for place, value in zip(of_replica, add(list(of_replica.values()))):
-        values[place] = value
-    return tf.nest.pack_sequence_as(tensors_of(batch), values)
+        elif batch.own is None:
+            part, own = self._part_of_share(planned.multiples or ())
+        else:
+            part = batch.batch
+            own = self._places_of_own_data()
+        if planned.plan is None:
+            results = call_traced(planned, part)
+        else:
+            results = write_step(
+                planned.plan,
+                own,
+                self._inputs(planned, part),
+                self._of_enough_rows(self._add, own.total),
+                self._of_enough_rows(add_up, own.total),
+            )
+        if planned.is_whole and self._sharing.replicas > 1 and unordered_devices():
+            return self._of_first_replica(planned, results)
+        return results
+
+    def _of_first_replica(self, planned: PlannedStep, results: Tensors) -> Tensors:
+        """Gives all replicas the variables, and the results, of the first one.
+
+        Each of them has computed the whole step. From step to step, they would drift apart.
+        """
+        function = planned.function
+        variables = [
+            planned.copies[id(handle)][self._local]
+            for handle, inner in zip(function.captured_inputs, function.graph.internal_captures)
+            if id(handle) in planned.copies
+            and any(reader.type != "ReadVariableOp" for reader in inner.consumers())
+        ]
+        values = [*map(tf.convert_to_tensor, variables), *results]
+        places = [place for place, value in enumerate(values) if value.dtype.is_floating]
+        sent = [
+            -tf.zeros_like(values[place]) if self._replica else values[place] for place in places
+        ]
+        for place, value in zip(places, self._add_all(sent)):
+            values[place] = value
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+        return values[len(variables) :]
+
+    def _add(self, tensors: Tensors) -> list[tf.Tensor]:
+        """Adds up tensors over all replicas; the first call also compares the workers."""
+        sums = self._add_all([*tensors, *self._compared])
+        for table in sums[len(tensors) :]:
+            self._comparison.check(table)
+        self._compared.clear()
+        return sums[: len(tensors)]
+
+    def _of_enough_rows(self, add: AddUp, total: tf.Tensor) -> AddUp:
+        """Returns a function that adds up tensors of a batch with so many rows.
+
+        If all replicas have all rows, because there are too few, the first replica adds them alone:
+        the others add -0.0, which leaves also the sign of a zero as it is.
+        """
+        if not self._replica or self._batch.own is not None:
+            return add
+
+        def add_own(tensors: Tensors) -> list[tf.Tensor]:
+            return add(
+                tf.cond(
+                    total < self._sharing.replicas,
+                    lambda: [-tf.zeros_like(tensor) for tensor in tensors],
+                    lambda: list(map(tf.identity, tensors)),
+                )
+            )
+
+        return add_own
+
+    def _inputs(self, planned: PlannedStep, part: Structure) -> Tensors:
+        """Returns the inputs of the traced step: a batch, and what the step captures."""
+        of_replica = {place: copies[self._local].handle for place, copies in planned.copies.items()}
+        captured = [of_replica.get(id(value), value) for value in planned.function.captured_inputs]
+        arguments = tf.nest.flatten(without_optionals(part), expand_composites=True)
+        return [*filter(tf.is_tensor, arguments), *captured]
+
+    def _places_of_own_data(self) -> OwnRows:
+        """Returns which rows of the batch this replica has, of data that its worker reads."""
+        replica = self._replica
+        num_own = count_rows(self._batch.batch)
+        of_replica = tf.one_hot(replica, self._sharing.replicas, dtype=tf.int32)
+        (counts,) = self._add_all([num_own * of_replica])
+        places = tf.range(num_own) + tf.reduce_sum(counts[:replica])
+        return OwnRows(
+            tf.reduce_sum(counts),
+            places,
+            tf.size(places),
+            replica,
+        )
+
+    def _part_of_share(self, multiples: Multiples) -> tuple[Structure, OwnRows]:
+        """Returns a replica's part of a batch, and which rows these are.
+
+        Replica r of R has the rows r, r + R, r + 2 R, and so on, or all rows if there are fewer
+        than R: some operations fail without rows. Of a tensor of m · N rows, it has row i with row
+        i mod N.
+
+        Args:
+            multiples: m of each tensor that has rows; see `multiples_of`.
+        """
+        batch = self._batch
+        sharing = self._sharing
+        replica = self._replica
+        count = count_rows(batch.batch if batch.rows is None else batch.rows)
+        total = tf.convert_to_tensor(count // multiples[0] if multiples else count)
+        has_all = total < sharing.replicas
+        of_batch = tf.range(
+            tf.where(has_all, 0, replica),
+            total,
+            tf.where(has_all, 1, sharing.replicas),
+        )
+        own = OwnRows(
+            total,
+            of_batch,
+            tf.size(of_batch),
+            replica,
+        )
+        of_worker = own
+        if batch.rows is not None:  # the worker has no rows but those of its replicas
+            turns = tf.range(own.own) * sharing.local_replicas
+            places = tf.where(has_all, of_batch, turns + self._local)
+            of_worker = own._replace(places=places)
+        outer = iter(multiples)
+
+        def part_of(value: Any) -> Any:
+            if not has_rows(value):
+                return value
+            return tf.gather(value, own_places(rows(outer=next(outer, 1)), of_worker))
+
+        with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
+            return tf.nest.map_structure(part_of, batch.batch), own
+
+    def whole_batch(self) -> Structure:
+        """Returns all rows of the batch, equal in all replicas, and compares the workers.
+
+        Where each worker draws for itself, a row is that of its own replica, as in a step that is
+        split. Strings, and ragged and sparse tensors, are left as this worker has them.
+        """
+        batch = self._batch
+        values = tf.nest.flatten(batch.batch)
+        of_replica = {}
+        for place, value in enumerate(values):
+            is_sent = isinstance(value, tf.Tensor) and has_rows(value) and value.dtype != tf.string
+            if is_sent and batch.drawn is not None:
+                is_own = tf.reshape(
+                    tf.range(tf.shape(value)[0]) % self._sharing.replicas == self._replica,
+                    [-1, *[1] * (value.shape.rank - 1)],
+                )
+                of_replica[place] = tf.where(is_own, value, tf.zeros_like(value))
+        for place, value in zip(of_replica, self._add(list(of_replica.values()))):
+            values[place] = value
+        return tf.nest.pack_sequence_as(batch.batch, values)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, TypeVar, Union, cast
+from typing import Any, Callable, NamedTuple, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.data import Dataset
@@ -41,8 +41,8 @@ class Share(NamedTuple):
         digest: fingerprints, float32 of shape (tensors with rows, FINGERPRINT): of the batch's
             tensors, or of those that its rows are made of.
         batch: all rows, or those of this worker's replicas.
-        marks: tensors without entries, for `rows` and `drawn`. (With a None for what is missing,
-            TensorFlow would take twice as long to return a batch.)
+        marks: tensors without entries, for `rows`, `drawn` and `own`. (With a None for what is
+            missing, TensorFlow would take twice as long to return a batch.)
     """
 
     digest: tf.Tensor
@@ -62,8 +62,10 @@ class Share(NamedTuple):
         """Some tensor if each worker draws parts of the batch, such as augmented images."""
         return self.marks.get("drawn")
 
-
-Batch = Union[Share, Structure]  # what a worker has read
+    @property
+    def own(self) -> tf.Tensor | None:
+        """Some tensor if the worker reads data of its own; those of all are the batch."""
+        return self.marks.get("own")
 
 
 class Sharing(NamedTuple):
@@ -95,6 +97,11 @@ def share(batch: Structure, origins: Sequence[Origin] | None = None) -> Share:
     pairs = zip(tf.nest.flatten(batch), origins or itertools.repeat(Origin.EQUAL))
     fingerprints = [fingerprint(value, origin) for value, origin in pairs if has_rows(value)]
     return Share(tf.reshape(fingerprints, [-1, FINGERPRINT]), batch)
+
+
+def own_share(data: Structure) -> Share:
+    """Returns what a worker has read for itself, which no other one has."""
+    return Share(tf.zeros([0, FINGERPRINT]), data, {"own": tf.zeros([0])})
 
 
 def fingerprint(value: tf.Tensor, origin: Origin) -> tf.Tensor:
@@ -157,11 +164,6 @@ def count_rows(batch: Structure) -> int | tf.Tensor:
         static = value.shape[0]
         return tf.cast(tf.shape(value)[0], tf.int32) if static is None else int(static)
     return 1
-
-
-def tensors_of(batch: Batch) -> Structure:
-    """Returns what a worker has of a batch."""
-    return batch.batch if isinstance(batch, Share) else batch
 
 
 def without_optionals(batch: Structure) -> Structure:

@@ -25,7 +25,7 @@ from slurm_resolver.tf.call import MARK
 from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.sharing import Batch, Share, names_of_tensors
+from slurm_resolver.tf.keras.sharing import Share, names_of_tensors
 from slurm_resolver.tf.reporter import reporter
 
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
@@ -52,17 +52,15 @@ class Comparison:
         self._differed: dict[int, float] = {}
         self._told: set[int] = set()
 
-    def row(self, replica: int, batch: Batch) -> tf.Tensor:
+    def row(self, replica: int, batch: Share) -> tf.Tensor:
         """Returns what a replica adds to the table for a batch, as float32."""
         optimizer = getattr(self._model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", 0.0)
         rate = tf.reshape(tf.cast(rate, tf.float32), [])
-        rows = [tf.stack([[rate, 0.0, float(Origin.EQUAL)]])]
-        if isinstance(batch, Share):
-            self._names = names_of_tensors(batch)
-            rows.append(batch.digest)
+        of_rate = tf.stack([[rate, 0.0, float(Origin.EQUAL)]])
+        self._names = names_of_tensors(batch)
         of_replica = tf.one_hot(replica, self._sharing.replicas)[:, None, None]
-        return of_replica * tf.concat(rows, axis=0)
+        return of_replica * tf.concat([of_rate, batch.digest], axis=0)
 
     def check(self, table: tf.Tensor) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""

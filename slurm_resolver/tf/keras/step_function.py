@@ -9,7 +9,7 @@ equal models and callbacks, and `division` chooses which rows this worker reads.
 of batch, these come one after another:
 
     TracedStep.planned    traces the model's step as in one process, and plans it (`partition`)
-    compute_step          in each replica, takes the replica's rows of the batch, and writes the
+    ReplicaStep.compute   in each replica, takes the replica's rows of the batch, and writes the
                           plan for them; the first collective also compares the workers' batches
                           and learning rates (`step_comparison`)
 """
@@ -29,21 +29,15 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
-from slurm_resolver.tf.keras.metrics import patch_metrics
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.replica_step import (
-    compare_step,
-    compute_step,
-    multiples_of,
-    type_of_batch,
-)
+from slurm_resolver.tf.keras.replica_step import ReplicaStep, multiples_of, type_of_batch
 from slurm_resolver.tf.keras.replicas import of_first_replica, run_in_replicas
 from slurm_resolver.tf.keras.sharing import (
-    Batch,
     Share,
     Structure,
     count_rows,
+    own_share,
     share,
     without_optionals,
 )
@@ -82,8 +76,12 @@ class StepFunction:
         self._kind = kind
         self._strategy = strategy
         self._step = TracedStep(model, kind)
-        self._comparison = Comparison(strategy, model)
-        self._waited = strategy.waited if kind == "train" else None
+        self._replica_step = functools.partial(
+            ReplicaStep,
+            strategy.sharing,
+            Comparison(strategy, model),
+            strategy.waited if kind == "train" else None,
+        )
         steps = strategy.verified_steps
         self._verification = Verification(model, kind, steps) if steps else None
         # Those of the first batch that can be divided, by the number of its tensors.
@@ -109,11 +107,12 @@ class StepFunction:
             return results[-1]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *results)
 
-    def _as_share(self, batch: Structure) -> Batch:
-        """Returns a batch of `train_on_batch`, the same in all workers, as a dataset does."""
-        of_replicas = tf.distribute.DistributedValues
-        if isinstance(batch, Share) or isinstance(tf.nest.flatten(batch)[0], of_replicas):
+    def _as_share(self, batch: Structure) -> Share:
+        """Returns what this worker has read, or is given by `train_on_batch`, as a share."""
+        if isinstance(batch, Share):
             return batch
+        if isinstance(tf.nest.flatten(batch)[0], tf.distribute.DistributedValues):
+            return own_share(batch)
         shared = share(tf.nest.map_structure(as_tensor, batch))
         rows = count_rows(shared.batch)
         self._rows = self._rows or rows
@@ -146,29 +145,23 @@ class StepFunction:
     def _runs_eagerly(self) -> bool:
         return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())
 
-    def _compute(self, batch: Batch) -> Structure:
+    def _compute(self, batch: Share) -> Structure:
         """Returns the result of a step; the first ones may be compared with one process."""
         if self._runs_eagerly():
             return self._run_eagerly(batch)
         multiples = self._multiples_of(batch)
-        step = functools.partial(
-            self._run,
-            batch,
-            multiples,
-        )
+        step = functools.partial(self._run, batch, multiples)
         if self._verification:
             planned = self._planned(batch, multiples)
             return self._verification.compute(planned, batch, step)
         return step()
 
-    def _multiples_of(self, batch: Batch) -> Multiples | None:
+    def _multiples_of(self, batch: Share) -> Multiples | None:
         """Returns how many times N rows each tensor has; None if all workers compute all rows."""
         replicas = self._strategy.sharing.replicas
         if replicas == 1 or self._step.fault:
             return ()
-        if not isinstance(batch, Share):
-            batch = of_first_replica(self._strategy, batch)
-        tensors, count, multiples = multiples_of(batch)
+        tensors, count, multiples = multiples_of(of_first_replica(self._strategy, batch))
         if not multiples or (count >= replicas and 0 not in multiples):
             self._multiples.setdefault(tensors, multiples)
         if self._multiples.get(tensors) == multiples:
@@ -180,9 +173,9 @@ class StepFunction:
             )
         return None
 
-    def _run(self, batch: Batch, multiples: Multiples | None) -> Structure:
+    def _run(self, batch: Share, multiples: Multiples | None) -> Structure:
         """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""
-        if isinstance(batch, Share) and multiples not in self._graphs:
+        if batch.own is None and multiples not in self._graphs:
             self._write(batch, multiples)
         try:
             return self._graph(multiples)(batch)
@@ -218,46 +211,39 @@ class StepFunction:
         self._step.give_up(reason)
         self._graphs.clear()
 
-    def _write_step(self, multiples: Multiples | None, batch: Batch) -> Structure:
+    def _write_step(self, multiples: Multiples | None, batch: Share) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
 
         Args:
             batch: of which the graph's inputs are made.
         """
-        patch_metrics()
         planned = self._planned(batch, multiples)
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
 
-        compute = functools.partial(
-            compute_step,
-            self._strategy.sharing,
-            planned,
-            self._comparison,
-            self._waited,
-        )
+        def compute(batch: Share) -> Structure:
+            return self._replica_step(batch).compute(planned)
+
         return run_in_replicas(self._strategy, compute, batch)
 
-    def _planned(self, batch: Batch, multiples: Multiples | None) -> PlannedStep:
+    def _planned(self, batch: Share, multiples: Multiples | None) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
         reporter.enter(COMPILING)
         spec = type_of_batch(of_first_replica(self._strategy, batch))
         return self._step.planned(spec, multiples)
 
-    def _run_eagerly(self, batch: Batch) -> Structure:
+    def _run_eagerly(self, batch: Share) -> Structure:
         """Returns the result of a step that computes all rows in each worker, as one process."""
         self._check_whole(batch, "it runs eagerly")
-        compare = functools.partial(
-            compare_step,
-            self._strategy.sharing.replicas,
-            self._comparison,
-            self._waited,
+        whole = run_in_replicas(
+            self._strategy,
+            lambda batch: self._replica_step(batch).whole_batch(),
+            batch,
         )
-        whole = run_in_replicas(self._strategy, compare, batch)
         return self._step.run_eagerly(without_optionals(whole))
 
-    def _check_whole(self, batch: Batch, reason: str) -> None:
+    def _check_whole(self, batch: Share, reason: str) -> None:
         """Says why every worker computes whole batches, or cannot."""
         if self._strategy.sharing.replicas == 1:
             return
@@ -266,7 +252,7 @@ class StepFunction:
             f"the {self._kind} step of {self._model.name!r} cannot be split{some}: "
             f"{reason.rstrip('.')}."
         )
-        if not isinstance(batch, Share):
+        if batch.own is not None:
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "
                 "AutoShardPolicy.AUTO."

@@ -12,11 +12,12 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import debug, warn_once
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
+from slurm_resolver.tf.keras.differences import Entry, compare
 from slurm_resolver.tf.keras.one_process import as_one_process
 from slurm_resolver.tf.keras.outside_variables import Copies, copies_of
 from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
-from slurm_resolver.tf.partition.effects import RANDOM, changes_more_than_variables, is_drawn
+from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
@@ -28,6 +29,11 @@ _UNEQUAL = (
     "same multiples of one number in each batch, such as 8 and 24, and this number is no less than "
     "that of the replicas"
 )
+_SAME_SEEDS = (
+    "Set the same seeds in all workers, such as tf.random.set_seed(1): each replica draws the "
+    "numbers of all rows, and takes those of its own."
+)
+_TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
 
 
@@ -36,11 +42,8 @@ class PlannedStep(NamedTuple):
 
     Attributes:
         function: the traced step; its argument is a batch.
-        plan: of its graph; None if each worker must call the step itself.
+        plan: of its graph; None if each worker calls the step itself.
         reason: why each replica computes all rows; None if each computes its own.
-        draws: whether it draws random numbers whose place in a sequence TensorFlow keeps, or one
-            replica computes something for the others.
-        is_repeatable: whether it changes nothing but variables.
         copies: the variables of the replicas.
         multiples: see `replica_step.multiples_of`.
         takes_any_rows: whether it is traced for any number of rows.
@@ -49,8 +52,6 @@ class PlannedStep(NamedTuple):
     function: ConcreteFunction
     plan: Plan | None
     reason: str | None
-    draws: bool
-    is_repeatable: bool
     copies: Copies
     multiples: Multiples | None
     takes_any_rows: bool
@@ -83,7 +84,7 @@ class TracedStep:
         self._strategy: Strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
-        self._refused: dict[str, str] = {}  # why the number of rows has to be known, by kind
+        self._refused: dict[str, str] = {}  # why the number of rows has to be a constant, by kind
 
     def planned(self, spec: Structure, multiples: Multiples | None) -> PlannedStep:
         """Returns the step for a kind of batch.
@@ -95,11 +96,8 @@ class TracedStep:
         unknown = tf.nest.map_structure(type_of_any_rows, spec)
         kind = repr(unknown)
         if kind not in self._refused:
-            reason = self.fault or _reason_of_types(spec)
-            if multiples is None:
-                reason = reason or _UNEQUAL
             try:
-                return self._look_up(unknown, multiples, reason)
+                return self._look_up(unknown, multiples)
             except (FitError, *OF_PEERS):
                 raise
             except Exception as error:
@@ -124,46 +122,66 @@ class TracedStep:
             return tf.nest.map_structure(as_tensor, self._step(data))
 
     def _look_up(
-        self, spec: Structure, multiples: Multiples | None, reason: str | None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
     ) -> PlannedStep:
         kind = repr((spec, multiples))
         if kind not in self._planned:
-            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, reason))
+            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, constant))
         return self._planned[kind]
 
     def _plan(
-        self, spec: Structure, multiples: Multiples | None, reason: str | None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None
     ) -> PlannedStep:
         """Traces the step, and plans it.
 
         Args:
-            reason: why each replica computes all rows; None if that is not known yet.
+            constant: why the number of rows has to be a constant; None if it has not.
         """
+        reason = constant or self.fault or _reason_of_types(spec)
+        if multiples is None:
+            reason = reason or _UNEQUAL
+        local_replicas = self._strategy.sharing.local_replicas
         traced = self._trace(spec)
         plan = None
         if self._strategy.sharing.replicas > 1:
             if reason is None:
                 plan, reason = self._plan_split(traced, multiples or ())
-            if reason is not None:
+            # What only one replica may compute is sent to the others by a plan.
+            if reason is not None and (local_replicas > 1 or has(traced.graph, draws)):
                 with contextlib.suppress(Exception):
                     plan = plan_whole(traced)
-        if self._strategy.sharing.local_replicas > 1 and (
-            plan is None or _has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
+        if local_replicas > 1 and (
+            plan is None or has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
         ):
             raise FitError(
                 f"several GPUs in a task cannot compute a step: {reason or 'it fills a table'}. "
                 "Start a task for each GPU."
             )
+        self._compare_seeds(traced.graph)
         return PlannedStep(
             function=traced,
             plan=plan,
             reason=reason,
-            draws=plan is not None and _has(traced.graph, _draws),
-            is_repeatable=not _has(traced.graph, changes_more_than_variables),
             copies=copies_of(self._strategy, traced),
             multiples=multiples,
-            takes_any_rows=spec == tf.nest.map_structure(type_of_any_rows, spec),
+            takes_any_rows=constant is None,
         )
+
+    def _compare_seeds(self, graph: tf.Graph) -> None:
+        """Raises FitError in every worker if they draw other numbers by TensorFlow's seeds."""
+        with contextlib.suppress(PlanError):  # a function is not known
+            seeds = [
+                (operation.get_attr("seed"), operation.get_attr("seed2"))
+                for operation in with_called(graph.get_operations())
+                if operation.type in RANDOM
+            ]
+            if seeds and self._strategy.of_several:
+                compare(
+                    self._strategy.workers,
+                    "in a step that draws numbers",
+                    [Entry("the seeds of tf.random", str(seeds))],
+                    _SAME_SEEDS,
+                )
 
     def _plan_split(
         self, traced: ConcreteFunction, multiples: Multiples
@@ -210,7 +228,7 @@ class TracedStep:
 
 def warn_of_sequences(planned: PlannedStep, why: str) -> None:
     """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
-    if _has(planned.function.graph, _draws_by_seed):
+    if has(planned.function.graph, _draws_by_seed):
         warn_once(
             f"{why}, so the step draws other random numbers than in one process: draw them with a "
             "keras.random.SeedGenerator"
@@ -225,12 +243,12 @@ def as_tensor(value: Any) -> tf.Tensor | None:
 def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
     """Returns the type of a tensor for an unknown number of rows."""
     spec = type_of(value)
-    if isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)) and spec.shape.rank:
-        return type(spec)([None, *spec.shape[1:]], spec.dtype)
+    if not isinstance(spec, _TYPES) or not spec.shape.rank:
+        return spec
+    shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
-        shape = [None, *spec.shape[1:]]
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return spec
+    return type(spec)(shape, spec.dtype)
 
 
 def _reason_of_types(spec: Structure) -> str | None:
@@ -249,7 +267,8 @@ def reason_of_fault(error: Exception) -> str:
     )
 
 
-def _draws(operation: tf.Operation) -> bool:
+def draws(operation: tf.Operation) -> bool:
+    """Whether an operation draws by TensorFlow's seeds, or only one replica may compute it."""
     return operation.type in RANDOM or is_drawn(operation)
 
 
@@ -257,7 +276,7 @@ def _draws_by_seed(operation: tf.Operation) -> bool:
     return operation.type in RANDOM and not is_drawn(operation)
 
 
-def _has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:
+def has(graph: tf.Graph, is_wanted: Callable[[tf.Operation], bool]) -> bool:
     """Whether a graph, or a function that it calls, has or may have such an operation."""
     try:
         return any(map(is_wanted, with_called(graph.get_operations())))

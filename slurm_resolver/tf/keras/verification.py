@@ -9,9 +9,8 @@ last place, and what that changes is allowed for.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,10 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.protocols import Model
 from slurm_resolver.tf.keras.replica_step import call_traced
 from slurm_resolver.tf.keras.replicas import of_first_replica
-from slurm_resolver.tf.keras.sharing import Batch, Share, Structure
-from slurm_resolver.tf.keras.traced_step import PlannedStep
+from slurm_resolver.tf.keras.sharing import Share, Structure
+from slurm_resolver.tf.keras.traced_step import PlannedStep, draws, has
 from slurm_resolver.tf.keras.weight_comparison import variables_of
+from slurm_resolver.tf.partition.effects import changes_more_than_variables
 from slurm_resolver.tf.partition.values import LOCAL, Tensors
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
@@ -36,10 +36,6 @@ _RUNS = 4  # of the traced step; in all but the first, trainable variables are o
 _TIMES = 20.0  # as much as other rounding changes is allowed
 _EPSILON = 2.0**-21  # what rounding changes, relative to a number
 _EPSILON_OF_HALVES = 2.0**-10  # also of products in TF32, the default of GPUs
-
-
-# A result is compared as a variable that was 0 before the step.
-_pairs: Method = functools.partial(itertools.zip_longest, fillvalue=0.0)
 
 
 class Verification:
@@ -55,31 +51,38 @@ class Verification:
         self._model = model
         self._steps = max(steps, _LEAST)
 
-    def compute(self, planned: PlannedStep, batch: Batch, step: Method) -> Structure:
+    def compute(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
         """Returns the results of a step, which is compared.
 
         Args:
             planned: the traced step.
-            batch: of which this worker has all rows, if it is a `Share`.
+            batch: which this worker has read.
             step: computes it as the workers do.
         """
+        if not self._steps:
+            return step()
         reason = _why_not(planned, batch)
         if reason:
             warn_once(
                 f"SLURM_RESOLVER_VERIFY: {self._name} is not compared with one process: {reason}"
             )
-        if reason or not self._steps:
             return step()
         self._steps -= 1
         return self._compare(planned, batch, step)
 
     def _compare(self, planned: PlannedStep, batch: Share, step: Method) -> Structure:
+        """Returns the results of a step.
+
+        Raises:
+            FitError: if a variable or a result differs by more than rounding.
+        """
         variables = of_first_replica(self._model.distribute_strategy, planned.function.variables)
         before = _values(variables)
         results = step()
         after = _values(variables)
         flat = tf.nest.flatten(results, expand_composites=True)
-        runs = [_pairs(before, [*after, *_values(flat)])]
+        after_step = [*after, *_values(flat)]
+        runs = [(before, after_step)]  # of the workers; those of one process follow
         epsilon = _epsilon_of(planned)
         for run in range(_RUNS):
             begin = [
@@ -88,54 +91,30 @@ class Verification:
             ]
             _assign(variables, begin)
             of_one = call_traced(planned, batch.batch)
-            runs.append(_pairs(begin, [*_values(variables), *_values(of_one)]))
+            runs.append((begin, [*_values(variables), *_values(of_one)]))
         _assign(variables, after)
-        self._check(
-            variables,
-            sorted(results) if isinstance(results, dict) else range(len(flat)),
-            runs,
-            epsilon,
-        )
-        return results
-
-    def _check(
-        self,
-        variables: Sequence[tf.Variable],
-        keys: Iterable[object],
-        runs: Sequence[Iterable[tuple[Any, Any]]],
-        epsilon: float,
-    ) -> None:
-        """Raises FitError if a variable or a result differs by more than rounding.
-
-        Args:
-            variables: of the step.
-            keys: of its results.
-            runs: the step of the workers, and that of one process several times; each yields the
-                variables and results before and after it.
-            epsilon: what rounding changes, relative to a number.
-        """
-        paths = {id(variable): path for path, variable in variables_of(self._model)}
-        names = [
-            f"the variable {paths.get(id(variable), variable.name)!r}" for variable in variables
-        ]
-        names += [f"the result {key!r}" for key in keys]
-        rows = list(zip(names, *runs))
         # The gradient of a bias before a normalization cancels out, and leaves what was rounded
         # in numbers as large as the gradients of other variables.
         largest = max(
             (
-                norm(_change(*row[2]))  # of one process
-                for variable, row in zip(variables, rows)
+                norm(change)
+                for variable, change in zip(variables, _changes(*runs[1]))
                 if variable.trainable
             ),
             default=0.0,
         )
-        for name, *pairs in rows:
-            of_workers, of_one_process, *others = itertools.starmap(_change, pairs)
-            size = norm(_change(0.0, pairs[0][0]))
+        paths = {id(variable): path for path, variable in variables_of(self._model)}
+        names = [
+            f"the variable {paths.get(id(variable), variable.name)!r}" for variable in variables
+        ]
+        keys = sorted(results) if isinstance(results, dict) else range(len(flat))
+        names += [f"the result {key!r}" for key in keys]
+        sizes = _changes([], after_step)
+        for name, size, *changes in zip(names, sizes, *itertools.starmap(_changes, runs)):
+            of_workers, of_one_process, *others = changes
             change = norm(of_one_process)
             rounding = _TIMES * max(norm(other - of_one_process) for other in others)
-            rounding += min(64 * epsilon, 0.05) * change + epsilon * (size + largest)
+            rounding += min(64 * epsilon, 0.05) * change + epsilon * (norm(size) + largest)
             distance = norm(of_workers - of_one_process)
             if distance > rounding:
                 what = f"{self._name} differs from one process {reporter.where()}".rstrip()
@@ -144,19 +123,21 @@ class Verification:
                     f"process has {change:.3g} and rounding changes less than {rounding:.3g}. "
                     "Please report this with the code of the step"
                 )
+        return results
 
 
-def _why_not(planned: PlannedStep, batch: Batch) -> str:
+def _why_not(planned: PlannedStep, batch: Share) -> str:
     """Returns why a step cannot be compared; "" if it can, or is that of one process anyway."""
-    if not isinstance(batch, Share):
+    if batch.own is not None:
         return "each worker reads its own data"
     if batch.drawn is not None:
         return "each worker draws parts of the data for itself, such as augmented images"
-    if planned.draws:
-        return "it has random numbers of tf.random, a function of Python or tf.print"
-    if not planned.is_repeatable:
-        return "it changes more than variables, such as a table"
     plan = planned.plan
+    graph = planned.function.graph
+    if plan and has(graph, draws):
+        return "it has random numbers of tf.random, a function of Python or tf.print"
+    if has(graph, changes_more_than_variables):
+        return "it changes more than variables, such as a table"
     if plan and LOCAL in map(plan.values.get, itertools.chain(*plan.levels)):
         return (
             "BatchNormalization takes the statistics of each replica's own rows. To compare the "
@@ -191,11 +172,15 @@ def _rounded(value: Any, epsilon: float, seed: int) -> Any:
     return (value * (1 + off)).astype(value.dtype)
 
 
-def _change(begin: npt.ArrayLike, end: npt.ArrayLike) -> npt.NDArray[np.complex128]:
-    """Returns how far numbers have changed, as a vector without NaN."""
-    return np.nan_to_num(
-        np.subtract(end, begin, dtype=complex).ravel(),
-        nan=1e30,
-        posinf=1e30,
-        neginf=-1e30,
-    )
+def _changes(begin: Sequence[Any], end: Sequence[Any]) -> Iterator[npt.NDArray[np.complex128]]:
+    """Yields how far numbers have changed, each as a vector without NaN.
+
+    A result has no value at the beginning, and is compared as a variable that was 0.
+    """
+    for before, after in itertools.zip_longest(begin, end, fillvalue=0.0):
+        yield np.nan_to_num(
+            np.subtract(after, before, dtype=complex).ravel(),
+            nan=1e30,
+            posinf=1e30,
+            neginf=-1e30,
+        )

@@ -11,8 +11,8 @@ from slurm_resolver.tf.partition.values import Tensors
 def timed(add_up: AddUp, waited: tf.Variable | None) -> AddUp:
     """Returns a function that adds up tensors, and adds to `waited` the seconds that this takes.
 
-    They begin when all tensors are there, and end when all sums are. So what is sent while a worker
-    still computes does not count.
+    The time begins when all tensors have been computed, and ends when all sums have. What is sent
+    while a worker still computes does not count.
 
     Args:
         add_up: returns the sums of tensors over all replicas.

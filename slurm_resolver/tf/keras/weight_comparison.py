@@ -28,7 +28,7 @@ def digest_of(model: Model) -> int:
 def variables_of(model: Model) -> Iterator[tuple[str, tf.Variable]]:
     """Yields the paths and values of this worker's variables: of the optimizers, then of the model.
 
-    The states of random generators are not among them: the workers draw different numbers.
+    The states of random generators are not among them: what a worker draws alone changes them.
     """
     import keras
 
@@ -62,9 +62,9 @@ def compare_weights(
     compare(
         model.distribute_strategy.workers,
         when,
-        [described, digest_of(model)],
         itertools.chain(described, measures(variables_of(model))),
         remedy,
+        digest=[described, digest_of(model)],
     )
 
 

@@ -55,6 +55,20 @@ def other_rate() -> None:
     )
 
 
+class Drawing(keras.Model):  # type: ignore[misc]
+    def train_step(self, batch: Any) -> Fields:
+        return {"drawn": tf.random.normal([])}
+
+
+@way
+def other_seeds() -> None:
+    tf.random.set_seed(1 + WORKER)
+    try:
+        trained(of_kind(Drawing))
+    finally:
+        tf.random.set_seed(1)
+
+
 @way
 def other_weights() -> None:
     fit(callbacks=[Does(lambda model: model.layers[0].bias.assign([5.0]))] if WORKER else [])

@@ -62,6 +62,12 @@ def model(
     return built
 
 
+def adapted(words: Strings) -> Any:
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(words)
+    return lookup
+
+
 def differing(one: Fields, other: Fields) -> Strings:
     entries = zip(describe_model(model(**one)), describe_model(model(**other)))
     return [entry.name for entry, of_other in entries if entry.text != of_other.text]
@@ -81,6 +87,7 @@ CASES = """
 {"loss": scaled_by(1.0)}               | {"loss": scaled_by(2.0)}               | loss (partial).keywords.scale
 {"layers": [layers.Dropout(0.1)]}      | {"layers": [layers.Dropout(0.2)]}      | layers.2 (Dropout).rate
 {"layers": [Scale(1.0)]}               | {"layers": [Scale(2.0)]}               | layers.2 (Scale).by
+{"layers": [adapted(list("aab"))]}     | {"layers": [adapted(list("abb"))]}     | layers.2 (StringLookup).vocabulary
 {"layers": [layers.Dense(2)]}          | {"layers": [layers.Dense(2, dtype="mixed_bfloat16")]} | layers.2 (Dense).dtype
 {}                                     | {"run_eagerly": True}                  | run_eagerly
 {"layers": [layers.Dense(2, name="a"), layers.Dropout(0.1, seed=1)], "name": "a"} | {"layers": [layers.Dense(2, name="b"), layers.Dropout(0.1, seed=2)], "name": "b"} |

@@ -38,7 +38,7 @@ class Worker:
 def error(index: int, entries: list[Entry]) -> str:
     """Returns the error of a worker, or "" without one."""
     try:
-        compare(Worker(index), "after epoch 2", entries, entries)  # type: ignore[arg-type]
+        compare(Worker(index), "after epoch 2", entries)  # type: ignore[arg-type]
     except FitError as error:
         return str(error)
     return ""

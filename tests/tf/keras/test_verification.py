@@ -15,10 +15,20 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.sharing import share
 from slurm_resolver.tf.keras.traced_step import PlannedStep
 from slurm_resolver.tf.keras.verification import Verification
+from slurm_resolver.tf.partition.step import plan_whole
 
 LOCAL = SimpleNamespace(experimental_local_results=lambda variable: (variable,))
 MODEL: Any = SimpleNamespace(name="own", distribute_strategy=LOCAL, weights=[])
 BATCH = share(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+TABLE = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, -1)
+
+
+def draw() -> None:
+    tf.random.normal([])
+
+
+def fill_a_table() -> None:
+    TABLE.insert([1], [2])
 
 
 @pytest.mark.parametrize(
@@ -29,32 +39,32 @@ BATCH = share(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
         (1.01, {}, ".*train step of 'own' differs from one process.*in the variable 'weight"),
         (1.001, {}, ".*differs from one process"),
         (1.001, {"gpus": ["TF32"]}, ""),
-        (1.01, {"draws": True}, ""),  # it is not compared
-        (1.01, {"is_repeatable": False}, ""),
+        (1.01, {"also": draw}, ""),  # it is not compared
+        (1.01, {"also": fill_a_table}, ""),
     ],
 )
 def test_a_change_that_differs_by_more_than_rounding_is_an_error(
     by: float, unlike: dict[str, Any], error: str, mocker: MockerFixture
 ) -> None:
-    gpus = unlike.pop("gpus", [])
-    mocker.patch.object(tf.config, "list_logical_devices", return_value=gpus)
+    mocker.patch.object(tf.config, "list_logical_devices", return_value=unlike.get("gpus", []))
+    also = unlike.get("also")
     weight = tf.Variable([1.0, 2.0], name="weight")
 
     def train(batch: Any) -> list[Any]:
+        if also:
+            also()
         weight.assign_sub(0.1 * tf.reduce_mean(batch, axis=0))
         return [tf.reduce_sum(batch)]
 
     traced = tf.function(train).get_concrete_function(tf.TensorSpec([None, 2]))
     planned = PlannedStep(
         function=traced,
-        plan=None,
+        plan=plan_whole(traced),
         reason=None,
-        draws=False,
-        is_repeatable=True,
         copies={},
         multiples=(),
         takes_any_rows=True,
-    )._replace(**unlike)
+    )
     found = ""
     try:
         Verification(MODEL, "train", steps=1).compute(
@@ -67,4 +77,4 @@ def test_a_change_that_differs_by_more_than_rounding_is_an_error(
     assert re.match(error or "$", found)
     assert weight.numpy() == pytest.approx([1.0 - 0.2 * by, 2.0 - 0.3 * by])
     told = any("'own' is not compared with one process" in line for line in log.warned)
-    assert told == bool(unlike)
+    assert told == bool(also)
