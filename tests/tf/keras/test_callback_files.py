@@ -156,6 +156,12 @@ def use_database(folder: Path, epoch: int) -> None:
         connection.execute(f"CREATE TABLE metrics_{epoch} (loss REAL)")
 
 
+def append_by_name(folder: Path, epoch: int) -> None:
+    with open(mode="a", file=folder / "file") as file:
+        file.write(str(epoch))
+    os.utime(path=folder / "file")
+
+
 def use_hdf5(folder: Path, epoch: int) -> None:
     with h5py.File(folder / "file.h5", "a") as file:
         file[f"epoch-{epoch}"] = epoch
@@ -168,6 +174,7 @@ def use_summaries(folder: Path, epoch: int) -> None:
 # What a hook does in each of two epochs. The file `old` exists before.
 ACTS: dict[str, Act] = {
     "append": lambda folder, epoch: write(folder / "file", epoch, "a"),
+    "append by name": append_by_name,
     "append to old": lambda folder, epoch: write(folder / "old", epoch, "a"),
     "create": lambda folder, epoch: write(folder / f"{epoch}", "", "x"),
     "remove old": lambda folder, epoch: (folder / "old").unlink(missing_ok=True),

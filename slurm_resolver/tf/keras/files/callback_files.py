@@ -46,6 +46,8 @@ _FUNCTIONS = {
     "c": "os.chmod os.remove os.rmdir os.setxattr os.truncate os.unlink os.utime shutil.rmtree",
     "r": "os.access os.listxattr os.lstat os.stat",
 }
+# What these arguments may be called, in their order.
+_KEYWORDS = ("logdir", "database", "file", "path", "src", "dst", "name")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT  # flags of `os.open`
 
 _current = threading.local()  # its `files` are those of the hook that this thread runs
@@ -132,7 +134,9 @@ class CallbackFiles:
         places = list(args)
         for number, kind in enumerate(kinds):
             if kind == "m":
-                kind = _kind_of_mode([*args[number + 1 :], kwargs.get("mode", "r")][0])
+                kind = _kind_of_mode(
+                    [*args[number + 1 :], kwargs.get("flags", kwargs.get("mode", "r"))][0]
+                )
             place = self.place(args[number], kind)
             if kind == "c" and place is not args[number] and not os.path.lexists(place):
                 return None  # the worker that writes it changes it
@@ -197,6 +201,9 @@ def _redirect(original: Method, kinds: str) -> Method:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> object:
         files = getattr(_current, "files", None)
+        missing = max(len(kinds) - len(args), 0)
+        named = [name for name in _KEYWORDS if name in kwargs][:missing]
+        args += tuple(map(kwargs.pop, named))
         if files is None or len(args) < len(kinds) or kwargs.get("dir_fd") is not None:
             return original(*args, **kwargs)
         with writing_together():
