@@ -68,7 +68,10 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     if "#" in terms:
         if not is_count(op.size(axis, RESULT), value):
             raise NotByPartError("another size")
-        wants[terms.index("#")] = Sizes(value)
+        place = terms.index("#")
+        # Conv2DBackpropInput also takes the height and the width alone.
+        if op.size(0, place)[0] == op.rank(RESULT):
+            wants[place] = Sizes(value)
     return op.split(value, *wants)
 
 
