@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy.typing as npt
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.exactness import TAKING, is_exact
+from slurm_resolver.tf.partition.exactness import DECIDED_BY_NUMBERS, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.slice_limits import axes_of_slice, certain_limits, is_whole
 from slurm_resolver.tf.partition.values import (
@@ -35,6 +35,7 @@ from slurm_resolver.tf.partition.values import (
     Shape,
     Shapes,
     T,
+    TensorNumbers,
     Tensors,
     Value,
     names,
@@ -220,17 +221,19 @@ class SizesOf:
 
     def _parts(self, node: Node) -> Collection[int]:
         """Returns the axes of a result along which N says which part is taken."""
-        if node.kind not in TAKING:
-            return ()
         if node.kind == "StridedSlice":
             return self._parts_of_slice(node)
-        given = [self._scratch[one] for one in node.inputs[1:]]
-        return () if all(one is other for one, other in given) else _ALL_AXES
+        first = DECIDED_BY_NUMBERS.get(node.kind, len(node.inputs))
+        return () if self._are_alike(node.inputs[first:]) else _ALL_AXES
+
+    def _are_alike(self, numbers: TensorNumbers) -> bool:
+        """Whether tensors do not depend on N."""
+        return all(one is other for one, other in map(self._scratch.__getitem__, numbers))
 
     def _parts_of_slice(self, node: Node) -> Collection[int]:
         shapes = _shapes(self._scratch[node.inputs[0]])
         count = node.operation.inputs[1].shape.num_elements()
-        if shapes is None or count is None:
+        if shapes is None or count is None or not self._are_alike(node.inputs[3:]):
             return [*_ALL_AXES]
         sizes = list(zip(*shapes))
         limits = list(filter(None, map(self.numbers, node.inputs[1:3])))

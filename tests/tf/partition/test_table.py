@@ -485,6 +485,12 @@ gradient(lambda t: tf.einsum("nn->n", t), similarities(x))
 tf.gather(x, tf.cast(tf.cast(tf.range(tf.shape(x)[0]), tf.bool), tf.int32))
 tf.reshape(tf.squeeze(x[:, :1, :1]), [-1])
 tf.reduce_sum(tf.range(tf.shape(x)[0] ** 2))
+tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.svd(x[:, 0])[0])]]))
+tf.size(tf.pad(index, [[0, 6 - tf.shape(tf.linalg.qr(x[:, 0])[1])[0]]]))
+tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.diag_part(x[:, 0]))]]))
+tf.size(tf.pad(index, [[0, tf.size(tf.range(0, 9, tf.shape(x)[0])) - 1]]))
+tf.size(tf.pad(index, [[0, tf.size(tf.range(9)[:: tf.shape(x)[0]]) - 1]]))
+tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.int32)]]))
 """
 
 
