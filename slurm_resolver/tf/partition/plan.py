@@ -39,6 +39,7 @@ from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
+    Kind,
     NotByPartError,
     PlanError,
     Values,
@@ -196,7 +197,7 @@ class Planner(Plan):
         """Returns how a replica computes an operation on what it has."""
         if is_drawn(op.traced):
             return drawn(op)
-        if any(value.words for value in op.raw):
+        if any(value.kind is Kind.WORDS for value in op.raw):
             return _by_rule(op, OF_WORDS)
         calls = CONTROL_FLOW.get(op.kind)
         if not calls:
@@ -279,7 +280,7 @@ class Planner(Plan):
         """Raises PlanError for a tensor that cannot be put together."""
         tensor = self.flat.tensors[number]
         value = self.values[number]
-        if value.words:
+        if value.kind is Kind.WORDS:
             raise PlanError(
                 "the words of all rows are needed; those of each row are enough only for a table "
                 "of a fixed width, such as TextVectorization's with an output_sequence_length"
