@@ -22,7 +22,7 @@ _EXACT = names("""
     StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike
 """)
 # These tell the sizes of their inputs.
-_TELLING = names("Shape ShapeN Size")
+TELLING = names("Shape ShapeN Size")
 _WIDE = (tf.int32, tf.int64)
 # These take a part, or have the smaller one of two sizes. No number of the samples is certain if an
 # input depends on N, from this place on.
@@ -41,7 +41,7 @@ def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool
         numbers: for each input, its numbers for both N; None if they are unknown.
     """
     kind = operation.type
-    if kind in _TELLING:
+    if kind in TELLING:
         return True
     # Other integers may wrap around, so that 32 · N is 0 in a uint8 for both.
     if not all(tensor.dtype in _WIDE for tensor in (*operation.inputs, *operation.outputs)):

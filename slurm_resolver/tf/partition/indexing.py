@@ -80,7 +80,7 @@ def gather(op: Operation) -> Split:
 
     For example, the equation of `tf.gather(table, labels)` is "_b,A->Ab".
     """
-    (axis,) = op.axes(2, op.rank())
+    (axis,) = op.axes(2)
     together = op.attribute("batch_dims")
     found = None if together else _unchanged(op, axis)
     if found:

@@ -153,7 +153,7 @@ def tile(op: Operation) -> Split:
 def concatenate(op: Operation) -> Split:
     """ConcatV2: of tensors with rows each, or of rows one batch after another."""
     *parts, _ = op.values
-    (axis,) = op.axes(len(parts), op.rank())
+    (axis,) = op.axes(len(parts))
     value = op.values[op.divided[0]]._replace(outer=1)
     if value.axis == axis and {part._replace(outer=1) for part in parts} == {value}:
         return op.split(value._replace(outer=sum(part.outer for part in parts)), *parts)

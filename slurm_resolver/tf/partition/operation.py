@@ -109,9 +109,13 @@ class Operation:
             raise NotByPartError("an unknown size")
         return found
 
-    def axes(self, place: int, rank: int) -> list[int]:
-        """Returns the axes that an input names, as numbers from 0."""
-        return [int(axis) % rank for axis in np.ravel(self.constant(place))]
+    def axes(self, place: int, of: int = 0) -> list[int]:
+        """Returns the axes that an input names, as numbers from 0.
+
+        Args:
+            of: the place of the tensor whose axes they are.
+        """
+        return [int(axis) % self.rank(of) for axis in np.ravel(self.constant(place))]
 
     def entries(self, place: int) -> float:
         """Returns the number of an input's entries, about."""

@@ -27,13 +27,14 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
 from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Split
+from slurm_resolver.tf.partition.exactness import TELLING
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.moving import first_rows
 from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import SizesOf
-from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
+from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, REPEATED, TABLE
 from slurm_resolver.tf.partition.texts import OF_WORDS
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -213,7 +214,8 @@ class Planner(Plan):
         return _by_rule(op, LIST_RULES) if uses_lists(op) else self._split_tensors(op)
 
     def _split_tensors(self, op: Operation) -> Split:
-        is_divided = op.divided or op.kind in OF_SHAPE
+        # The shape of a sum is known, without putting it together.
+        is_divided = op.divided or op.kind in TELLING
         found = linear(op) or (_by_rule(op, TABLE) if is_divided else self._same(op))
         # A replica's own statistics stay so.
         return found._replace(

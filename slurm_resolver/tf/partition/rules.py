@@ -57,7 +57,7 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     value, label = _rows_and_label(op, terms)
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
     axis = result.find(label)
-    if result.count(label) > 1:
+    if any(term.count(label) > 1 for term in (*terms, result)):
         raise NotByPartError("a diagonal of the rows")
     if axis < 0:
         # What is added for an entry that all rows have would be added by each replica.
@@ -100,10 +100,7 @@ def _rows_and_label(op: Operation, terms: Sequence[str]) -> tuple[Value, str]:
     if not places:
         raise NotByPartError("all rows together, or in another order")
     largest = max(places, key=op.entries)
-    label = labels[largest]
-    if any(term.count(label) > 1 for term in terms):
-        raise NotByPartError("a diagonal of the rows")
-    return op.values[largest], label
+    return op.values[largest], labels[largest]
 
 
 def letters(rank: int, combined: Collection[int] = ()) -> str:
@@ -165,7 +162,7 @@ def reduction(op: Operation) -> Split:
     is_mean = op.kind == "Mean" and op.tensor(RESULT).dtype.is_floating
     found = combined(
         op,
-        op.axes(1, op.rank()),
+        op.axes(1),
         removed=not op.attribute("keep_dims"),
         adds=is_mean or op.kind == "Sum",
     )

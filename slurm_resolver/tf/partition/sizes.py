@@ -236,7 +236,7 @@ class SizesOf:
         if shapes is None or count is None or not self._are_alike(node.inputs[3:]):
             return [*_ALL_AXES]
         sizes = list(zip(*shapes))
-        limits = list(filter(None, map(self.numbers, node.inputs[1:3])))
+        limits = list(map(self.numbers, node.inputs[1:3]))
         axes, places = axes_of_slice(
             node.operation,
             count,
