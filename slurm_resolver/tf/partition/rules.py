@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -42,7 +42,6 @@ from slurm_resolver.tf.partition.values import (
 
 # For the axes that "..." stands for in an equation, the last one first: no letter of an equation.
 _OTHER_AXES = "0123456789"
-_LETTERS = "abcdefghijklmnop"
 
 
 def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
@@ -103,11 +102,6 @@ def _rows_and_label(op: Operation, terms: Sequence[str]) -> tuple[Value, str]:
     return op.values[largest], labels[largest]
 
 
-def letters(rank: int, combined: Collection[int] = ()) -> str:
-    """Returns a term of an equation: a letter for each axis but those that are combined."""
-    return "".join("_" if axis in combined else _LETTERS[axis] for axis in range(rank))
-
-
 def by_entry(op: Operation) -> Split:
     """Each entry is computed of the entries at its place."""
     if op.kind == "Bitcast" and op.rank(RESULT) != op.rank():
@@ -117,19 +111,18 @@ def by_entry(op: Operation) -> Split:
 
 def combined(
     op: Operation,
-    axes: Sequence[int],
+    axes: Iterable[int],
     *,
     removed: bool = False,
     adds: bool = False,
 ) -> Split:
     """Entries are combined, or added up, along some axes, and these may be removed."""
-    rank = op.rank()
-    result = letters(rank, [axis % rank for axis in axes])
+    result = op.letters(0, axes)
     if removed:
         result = result.replace("_", "")
     return by_equation(
         op,
-        f"{letters(rank)}->{result}",
+        f"{op.letters()}->{result}",
         adds=adds,
     )
 
@@ -193,7 +186,7 @@ def sparse_product(op: Operation) -> Split:
 
 def reversed_sequences(op: Operation) -> Split:
     """ReverseSequence: a part of each row is reversed, which has a length of its own."""
-    axes = letters(op.rank(), [op.attribute("seq_dim")])
+    axes = op.letters(0, [op.attribute("seq_dim")])
     return by_equation(op, f"{axes},{axes[op.attribute('batch_dim')]}->{axes}")
 
 
