@@ -34,8 +34,7 @@ from slurm_resolver.tf.keras.traced_step import (
 )
 from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows, own_places
-from slurm_resolver.tf.partition.emission import AddUp
-from slurm_resolver.tf.partition.step import write_step
+from slurm_resolver.tf.partition.emission import AddUp, Emission
 from slurm_resolver.tf.partition.values import Tensors, rows
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
@@ -118,7 +117,7 @@ def compute_step(
                 sums = tuple(
                     _of_enough_rows(sum_up, own.total, sharing.replicas) for sum_up in sums
                 )
-            results = write_step(plan, own, inputs, *sums)
+            results = Emission(plan, own, inputs, *sums).all()
         if planned.is_whole and sharing.replicas > 1 and unordered_devices():
             results = _of_first_replica(
                 planned,
