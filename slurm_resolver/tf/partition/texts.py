@@ -56,9 +56,9 @@ def split_texts(op: Operation) -> Split:
 
 def _by_word(op: Operation) -> Split:
     """Each result is computed of a word, and of what all words have in common."""
-    first, *others = {one for one in op.raw if one.kind is Kind.WORDS}
+    first = next(one for one in op.raw if one.kind is Kind.WORDS)
     beside = [place for place, one in enumerate(op.values) if one != first]
-    if others or any(op.values[place] != SAME or op.rank(place) for place in beside):
+    if any(op.values[place] != SAME or op.rank(place) for place in beside):
         raise NotByPartError("words beside others")
     if first.role != "words":  # a replica counts its own texts from 0
         raise NotByPartError("places of words")
