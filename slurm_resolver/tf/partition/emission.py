@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple, Union
 
-import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import (
@@ -24,8 +23,6 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     Literal,
-    Pair,
-    Shapes,
     Sizes,
     TensorNumbers,
     Tensors,
@@ -33,7 +30,6 @@ from slurm_resolver.tf.partition.values import (
     Values,
     Want,
     Wants,
-    as_tuple,
 )
 
 AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -98,14 +94,6 @@ class Plan:
     outputs: list[Value]
     wanted: Wants
     inner: Callable[..., Plan]
-
-    def known_sizes(self, number: int) -> tuple[Shapes | None, Pair[npt.ArrayLike] | None]:
-        """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
-        tensor = self.flat.tensors[number]
-        # The numbers of all rows are no sizes.
-        is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
-        numbers = self.sizes.numbers(number) if is_small and tensor.dtype.is_integer else None
-        return self.sizes.shape(number), as_tuple(numbers)
 
     @property
     def levels(self) -> list[TensorNumbers]:

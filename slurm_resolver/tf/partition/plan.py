@@ -108,7 +108,7 @@ class Planner(Plan):
             inside,
         )
         for here, number in alike:
-            inner.sizes.bind(number, *self.known_sizes(here))
+            inner.sizes.bind(number, *self.sizes.known(here))
         return inner.run(wanted)
 
     def run(self, wanted: Wants | None = None) -> Plan:

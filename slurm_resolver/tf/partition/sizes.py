@@ -20,6 +20,7 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -38,6 +39,7 @@ from slurm_resolver.tf.partition.values import (
     TensorNumbers,
     Tensors,
     Value,
+    as_tuple,
     names,
 )
 
@@ -107,6 +109,17 @@ class SizesOf:
     def numbers(self, number: int) -> Samples | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
         return _if_known(*map(self.flat.scratch.numbers, self._scratched(number)))
+
+    def known(self, number: int) -> tuple[Shapes | None, Pair[Any] | None]:
+        """Returns the shape of a tensor, and its numbers if it may be a shape, for `bind`."""
+        return self.shape(number), self.small_numbers(number)
+
+    def small_numbers(self, number: int) -> Pair[Any] | None:
+        """Returns the numbers of a tensor that may be a shape, as tuples; None for all others."""
+        tensor = self.flat.tensors[number]
+        # The numbers of all rows are no sizes.
+        is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
+        return as_tuple(self.numbers(number)) if is_small and tensor.dtype.is_integer else None
 
     def _known_shape(self, number: int) -> Shapes | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""

@@ -378,6 +378,7 @@ tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x)
 gradient(lambda t: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), t), x)
 tf.vectorized_map(lambda row: row[0] + tf.cast(row[1], tf.float32), (x, index))
 gradient(tf.recompute_grad(lambda t: tf.tanh(t)), x)
+gradient(lambda t: tf.foldl(lambda a, _: tf.gather(a, tf.range(tf.shape(a)[0])), WEIGHTS, t), x)
 (raw.Assert(condition=WEIGHTS[0, 0] < 9.0, data=[x]), x)[1]
 """
 
