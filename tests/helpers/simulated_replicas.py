@@ -66,7 +66,7 @@ def write_all(
             return [*sums]
 
         with turn, graph.as_default():
-            return Emission(plan, own, given).all(add_up)
+            return Emission(plan, own, given, add_up).all()
 
     with ThreadPoolExecutor(len(rows)) as threads:
         return list(threads.map(write, rows, inputs))

@@ -32,8 +32,7 @@ from slurm_resolver.tf.keras.traced_step import (
 )
 from slurm_resolver.tf.keras.waits import timed
 from slurm_resolver.tf.partition.collectives import OwnRows, own_places
-from slurm_resolver.tf.partition.emission import AddUp
-from slurm_resolver.tf.partition.step import write_step
+from slurm_resolver.tf.partition.emission import AddUp, Emission
 from slurm_resolver.tf.partition.values import Tensors, rows
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
@@ -142,13 +141,13 @@ class ReplicaStep:
         if planned.plan is None:
             results = call_traced(planned, part)
         else:
-            results = write_step(
+            results = Emission(
                 planned.plan,
                 own,
                 self._inputs(planned, part),
                 self._of_enough_rows(self._add, own.total),
                 self._of_enough_rows(add_up, own.total),
-            )
+            ).all()
         if planned.is_whole and self._sharing.replicas > 1 and unordered_devices():
             return self._of_first_replica(planned, results)
         return results

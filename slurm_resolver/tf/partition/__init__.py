@@ -43,5 +43,5 @@ Read the modules in this order::
     effects        operations with effects, and those that only the first replica computes
     plan           the first phase; control_flow plans and writes conditions and loops, and
                    row_loops those that compute each row by itself
-    step           both phases for a traced function
+    step           plans a traced function
 """

@@ -80,7 +80,7 @@ def condition(planner: Plan, op: Operation, given: Values) -> Split:
 
 def _bind_results(planner: Plan, op: Operation, plans: Sequence[Plan]) -> None:
     """Notes the sizes of the results that are the same in all branches."""
-    sizes = (map(plan.known_sizes, plan.flat.outputs) for plan in plans)
+    sizes = (map(plan.sizes.known, plan.flat.outputs) for plan in plans)
     for number, first, *others in zip(op.node.outputs, *sizes):
         if all(other == first for other in others):
             planner.sizes.bind(number, *first)
@@ -130,7 +130,7 @@ def loop(planner: Plan, op: Operation, given: Values) -> Split:
         [SAME],
     )
     for number, place in alike:
-        planner.sizes.bind(op.node.outputs[place], *planner.known_sizes(number))
+        planner.sizes.bind(op.node.outputs[place], *planner.sizes.known(number))
     return op.split(
         plan.inputs,
         *plan.inputs,
@@ -184,7 +184,7 @@ def _with_unchanged_sizes(planner: Plan, plan: Plan, alike: Alike) -> Alike:
     return [
         (number, place)
         for number, place in alike
-        if planner.known_sizes(number) == plan.known_sizes(plan.flat.outputs[place])
+        if planner.sizes.known(number) == plan.sizes.known(plan.flat.outputs[place])
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple, Union
 
-import numpy.typing as npt
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.collectives import (
@@ -24,8 +23,6 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     SUM,
     Literal,
-    Pair,
-    Shapes,
     Sizes,
     TensorNumbers,
     Tensors,
@@ -33,7 +30,6 @@ from slurm_resolver.tf.partition.values import (
     Values,
     Want,
     Wants,
-    as_tuple,
 )
 
 AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -99,14 +95,6 @@ class Plan:
     wanted: Wants
     inner: Callable[..., Plan]
 
-    def known_sizes(self, number: int) -> tuple[Shapes | None, Pair[npt.ArrayLike] | None]:
-        """Returns the shape of a tensor, and the numbers of one that may be a shape, for two N."""
-        tensor = self.flat.tensors[number]
-        # The numbers of all rows are no sizes.
-        is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
-        numbers = self.sizes.numbers(number) if is_small and tensor.dtype.is_integer else None
-        return self.sizes.shape(number), as_tuple(numbers)
-
     @property
     def levels(self) -> list[TensorNumbers]:
         """The tensors that are put together, for each collective."""
@@ -120,7 +108,8 @@ class Emission:
         plan: of a graph.
         rows: that the replica has.
         inputs: tensors for the graph's inputs; parts of those that have rows.
-        add_up: returns the sums of tensors over all replicas, in conditions and loops.
+        add_up: returns the sums of tensors over all replicas.
+        add_up_inside: the same in conditions and loops; see `step.plan_step`.
     """
 
     def __init__(
@@ -128,28 +117,25 @@ class Emission:
         plan: Plan,
         rows: OwnRows,
         inputs: Tensors,
-        add_up: AddUp | None = None,
+        add_up: AddUp | None,
+        add_up_inside: AddUp | None = None,
     ) -> None:
         self._plan = plan
         self.rows = rows
         self._add_up = add_up
+        self._add_up_inside = add_up_inside
         # Tensors as they were computed, and as they have been converted.
         self._forms: dict[tuple[int, Want], tf.Tensor] = dict(
             zip(zip(plan.flat.inputs, plan.inputs), inputs)
         )
 
-    def all(self, add_up: AddUp | None) -> list[tf.Tensor]:
-        """Writes the graph, and returns its outputs.
-
-        Args:
-            add_up: returns the sums of tensors over all replicas.
-        """
+    def all(self) -> list[tf.Tensor]:
+        """Writes the graph, and returns its outputs."""
         for step in self._plan.steps:
             if isinstance(step, Compute):
                 self._compute(step)
             else:
-                assert add_up, "a plan with collectives in conditions or loops"
-                self._put_together(step.numbers, add_up)
+                self._put_together(step.numbers)
         return list(map(self.get, self._plan.flat.outputs, self._plan.wanted))
 
     def inside(self, plan: Plan, inputs: Tensors) -> Tensors:
@@ -158,8 +144,9 @@ class Emission:
             plan,
             self.rows,
             inputs,
-            self._add_up,
-        ).all(self._add_up)
+            self._add_up_inside,
+            self._add_up_inside,
+        ).all()
 
     def _compute(self, step: Compute) -> None:
         node, split, _ = step
@@ -248,8 +235,9 @@ class Emission:
 
     # --- Collectives -----------------------------------------------------------------------------
 
-    def _put_together(self, numbers: TensorNumbers, add_up: AddUp) -> None:
-        for number, total in zip(numbers, add_up(list(map(self._sent, numbers)))):
+    def _put_together(self, numbers: TensorNumbers) -> None:
+        assert self._add_up, "a plan with collectives in conditions or loops"
+        for number, total in zip(numbers, self._add_up(list(map(self._sent, numbers)))):
             self._keep(
                 number,
                 SAME,

@@ -22,9 +22,15 @@ _EXACT = names("""
     StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike
 """)
 # These tell the sizes of their inputs.
-_TELLING = names("Shape ShapeN Size")
-# These take a part: if N says which one, no number of the samples is certain.
-TAKING = names("GatherV2 Slice StridedSlice")
+TELLING = names("Shape ShapeN Size")
+_WIDE = (tf.int32, tf.int64)
+# These take a part, or have the smaller one of two sizes. No number of the samples is certain if an
+# input depends on N, from this place on.
+DECIDED_BY_NUMBERS = {
+    **dict.fromkeys(names("GatherV2 Slice"), 1),
+    **dict.fromkeys(names("MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 Qr Svd"), 0),
+    "Range": 2,
+}
 
 
 def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool:
@@ -35,9 +41,10 @@ def is_exact(operation: tf.Operation, numbers: Iterable[Samples | None]) -> bool
         numbers: for each input, its numbers for both N; None if they are unknown.
     """
     kind = operation.type
-    if kind in _TELLING:
+    if kind in TELLING:
         return True
-    if not all(tensor.dtype.is_integer for tensor in (*operation.inputs, *operation.outputs)):
+    # Other integers may wrap around, so that 32 · N is 0 in a uint8 for both.
+    if not all(tensor.dtype in _WIDE for tensor in (*operation.inputs, *operation.outputs)):
         return False
     if kind in _EXACT_IF:
         first, second = numbers

@@ -17,7 +17,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.emission import Emission, Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation
-from slurm_resolver.tf.partition.rules import by_equation, letters
+from slurm_resolver.tf.partition.rules import by_equation
 from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import COUNTS, SUM, NotByPartError, Tensors, rows
 
@@ -80,15 +80,15 @@ def gather(op: Operation) -> Split:
 
     For example, the equation of `tf.gather(table, labels)` is "_b,A->Ab".
     """
-    (axis,) = op.axes(2, op.rank())
+    (axis,) = op.axes(2)
     together = op.attribute("batch_dims")
     found = None if together else _unchanged(op, axis)
     if found:
         return found
     if together < 0:
         together += op.rank(1)
-    table = letters(op.rank(), [axis])
-    places = letters(op.rank(1)).upper()[together:]
+    table = op.letters(0, [axis])
+    places = op.letters(1).upper()[together:]
     return by_equation(
         op,
         f"{table},{table[:together]}{places}->{table.replace('_', places)}",
@@ -99,7 +99,7 @@ def gather_of_variable(op: Operation) -> Split:
     """ResourceGather and LookupTableFindV2: entries of a variable or a table, by row."""
     if op.attribute("batch_dims"):
         raise NotByPartError("batch_dims")
-    places = letters(op.rank(1))
+    places = op.letters(1)
     return by_equation(op, f",{places}->{places}")
 
 
@@ -111,8 +111,8 @@ def segment_sum(op: Operation) -> Split:
     found = _unchanged(op, 0)
     if found and is_count(op.size(0, RESULT), rows()):
         return found
-    data = letters(op.rank())
-    places = letters(op.rank(1))
+    data = op.letters()
+    places = op.letters(1)
     return by_equation(
         op,
         f"{data},{places}->_{data[len(places) :]}",
@@ -161,9 +161,9 @@ def _terms(op: Operation, indices: int, is_own: bool) -> dict[int, str]:
     depth = op.tensor(indices).shape[-1]
     if depth is None:
         raise NotByPartError("an unknown size")
-    places = letters(op.rank(indices) - 1).upper()
+    places = op.letters(indices)[:-1].upper()
     before = len(places) if op.kind == "GatherNd" else depth
-    entry = letters(op.rank(RESULT) - before)
+    entry = op.letters(RESULT)[before:]
     table = "_" * depth + entry
     if is_own:
         table = places + table[1:]

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation
-from slurm_resolver.tf.partition.rules import by_equation, combined, letters
+from slurm_resolver.tf.partition.rules import by_equation, combined
 from slurm_resolver.tf.partition.sizes import batches, is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
@@ -73,7 +73,7 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
 
 def transpose(op: Operation) -> Split:
     """Transpose, by a constant order of the axes."""
-    term = letters(op.rank())
+    term = op.letters()
     return by_equation(op, f"{term}->" + "".join(term[axis] for axis in op.constant(1)))
 
 
@@ -83,9 +83,8 @@ def inserted(op: Operation, axis: int, count: int = 1) -> Split:
     Args:
         count: of tensors.
     """
-    rank = op.rank()
-    axis %= rank + 1
-    term = letters(rank)
+    term = op.letters()
+    axis %= len(term) + 1
     return by_equation(op, ",".join([term] * count) + f"->{term[:axis]}_{term[axis:]}")
 
 
@@ -102,7 +101,7 @@ def squeeze(op: Operation) -> Split:
 
 
 def ensured(op: Operation) -> Split:
-    """EnsureShape, with any number of rows."""
+    """EnsureShape, with any number of rows. The rank of the input may be unknown."""
     value = op.of_rows()
     shape = tf.TensorShape(op.attribute("shape"))
     if shape.rank is not None and shape[value.axis] is not None:
@@ -153,9 +152,9 @@ def tile(op: Operation) -> Split:
 def concatenate(op: Operation) -> Split:
     """ConcatV2: of tensors with rows each, or of rows one batch after another."""
     *parts, _ = op.values
-    (axis,) = op.axes(len(parts), op.rank())
+    (axis,) = op.axes(len(parts))
     value = op.values[op.divided[0]]._replace(outer=1)
     if value.axis == axis and {part._replace(outer=1) for part in parts} == {value}:
         return op.split(value._replace(outer=sum(part.outer for part in parts)), *parts)
-    term = letters(op.rank(), [axis])
+    term = op.letters(0, [axis])
     return by_equation(op, ",".join([term] * len(parts)) + f"->{term}")

@@ -6,6 +6,7 @@ A LOCAL statistic is seen as SAME as well, since no axis of it has rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Callable
 
 import numpy as np
@@ -29,6 +30,7 @@ from slurm_resolver.tf.partition.values import (
 )
 
 RESULT = -1  # the place of the first result, beside those of the inputs
+_LETTERS = "abcdefghijklmnop"
 _MANY = 1000  # entries, of an axis of unknown size
 
 
@@ -109,9 +111,19 @@ class Operation:
             raise NotByPartError("an unknown size")
         return found
 
-    def axes(self, place: int, rank: int) -> list[int]:
-        """Returns the axes that an input names, as numbers from 0."""
-        return [int(axis) % rank for axis in np.ravel(self.constant(place))]
+    def axes(self, place: int, of: int = 0) -> list[int]:
+        """Returns the axes that an input names, as numbers from 0.
+
+        Args:
+            of: the place of the tensor whose axes they are.
+        """
+        return [int(axis) % self.rank(of) for axis in np.ravel(self.constant(place))]
+
+    def letters(self, place: int = 0, combined: Iterable[int] = ()) -> str:
+        """Returns a term of an equation: a letter for each axis but those that are combined."""
+        rank = self.rank(place)
+        without = [axis % rank for axis in combined]
+        return "".join("_" if axis in without else _LETTERS[axis] for axis in range(rank))
 
     def entries(self, place: int) -> float:
         """Returns the number of an input's entries, about."""

@@ -27,18 +27,20 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
 from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
 from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Split
+from slurm_resolver.tf.partition.exactness import TELLING
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.moving import first_rows
 from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.rules import linear
 from slurm_resolver.tf.partition.sizes import SizesOf
-from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, OF_SHAPE, REPEATED, TABLE
+from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, REPEATED, TABLE
 from slurm_resolver.tf.partition.texts import OF_WORDS
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
     SUM,
+    Kind,
     NotByPartError,
     PlanError,
     Values,
@@ -106,7 +108,7 @@ class Planner(Plan):
             inside,
         )
         for here, number in alike:
-            inner.sizes.bind(number, *self.known_sizes(here))
+            inner.sizes.bind(number, *self.sizes.known(here))
         return inner.run(wanted)
 
     def run(self, wanted: Wants | None = None) -> Plan:
@@ -196,7 +198,7 @@ class Planner(Plan):
         """Returns how a replica computes an operation on what it has."""
         if is_drawn(op.traced):
             return drawn(op)
-        if any(value.words for value in op.raw):
+        if any(value.kind is Kind.WORDS for value in op.raw):
             return _by_rule(op, OF_WORDS)
         calls = CONTROL_FLOW.get(op.kind)
         if not calls:
@@ -212,7 +214,8 @@ class Planner(Plan):
         return _by_rule(op, LIST_RULES) if uses_lists(op) else self._split_tensors(op)
 
     def _split_tensors(self, op: Operation) -> Split:
-        is_divided = op.divided or op.kind in OF_SHAPE
+        # The shape of a sum is known, without putting it together.
+        is_divided = op.divided or op.kind in TELLING
         found = linear(op) or (_by_rule(op, TABLE) if is_divided else self._same(op))
         # A replica's own statistics stay so.
         return found._replace(
@@ -279,7 +282,7 @@ class Planner(Plan):
         """Raises PlanError for a tensor that cannot be put together."""
         tensor = self.flat.tensors[number]
         value = self.values[number]
-        if value.words:
+        if value.kind is Kind.WORDS:
             raise PlanError(
                 "the words of all rows are needed; those of each row are enough only for a table "
                 "of a fixed width, such as TextVectorization's with an output_sequence_length"

@@ -50,8 +50,10 @@ _POP = "TensorListPopBack"
 _PUSH = "TensorListPushBack"
 # Lists with an element for each row of a replica.
 STACKS = {list_of(one) for one in (OWN, PLACE, LENGTH)}
-# What an operation with lists returns, by what it gets.
-_OF_LISTS: dict[tuple[str | Value | None, ...], list[Value]] = {
+# What an operation with lists or counters returns, by what it gets.
+_RETURNED: dict[tuple[str | Value | None, ...], list[Value]] = {
+    ("AddV2", PLACE, OWN): [COUNTER],
+    ("AddV2", COUNTER, OWN): [COUNTER],
     ("TensorListElementShape", _BY_ROW): [OWN],
     ("TensorListGetItem", _BY_ROW, PLACE, OWN): [OWN],
     ("TensorListLength", _BY_ROW): [LENGTH],
@@ -61,8 +63,8 @@ _OF_LISTS: dict[tuple[str | Value | None, ...], list[Value]] = {
     ("ZerosLike", _BY_ROW): [_BY_ROW],
 }
 for _stack in STACKS:
-    _OF_LISTS[_PUSH, _OPEN, _stack.element] = [_stack]
-    _OF_LISTS[_POP, _stack, OWN] = [_POPPED, _stack.element or OWN]
+    _RETURNED[_PUSH, _OPEN, _stack.element] = [_stack]
+    _RETURNED[_POP, _stack, OWN] = [_POPPED, _stack.element or OWN]
 _ADDING = ("Add", "AddN", "AddV2")
 _SUMS = ({_BY_ROW}, {SUM, OWN})
 
@@ -89,7 +91,6 @@ class RowLoop:
         self._kinds = {node.kind for node in body.nodes}
         # What a tensor of a round is, and which list or total.
         self._known = {place: self._in_round(place) for place in body.inputs}
-        self._known |= {self._results[place]: COUNTER for place in self._counters}
         self._variables = {place: place for place in body.inputs if _is_changed(self._known[place])}
 
     def _in_round(self, place: int) -> Value:
@@ -146,8 +147,7 @@ class RowLoop:
         if self._kinds.issuperset((_POP, _PUSH)):
             raise NotByPartError("a loop that pushes rows as it pops others")
         for node in self._body.nodes:
-            if self._known.keys().isdisjoint(node.outputs):  # no next number of a counter
-                self._plan(node)
+            self._plan(node)
         places = self._body.inputs
         return self._op.split(
             list(map(self._result, places)),
@@ -240,7 +240,7 @@ def _results(node: Node, values: Values, variables: int) -> Values:
     if node.kind in _ADDING and variables < 2 and set(values) in _SUMS:
         # What has nothing of other rows is added to a variable.
         return [SUM if SUM in values else _BY_ROW]
-    return _OF_LISTS.get((node.kind, *values)) or _of_own_row(node, values)
+    return _RETURNED.get((node.kind, *values)) or _of_own_row(node, values)
 
 
 def _of_own_row(node: Node, values: Values) -> Values:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -42,7 +42,6 @@ from slurm_resolver.tf.partition.values import (
 
 # For the axes that "..." stands for in an equation, the last one first: no letter of an equation.
 _OTHER_AXES = "0123456789"
-_LETTERS = "abcdefghijklmnop"
 
 
 def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
@@ -57,7 +56,7 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     value, label = _rows_and_label(op, terms)
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
     axis = result.find(label)
-    if result.count(label) > 1:
+    if any(term.count(label) > 1 for term in (*terms, result)):
         raise NotByPartError("a diagonal of the rows")
     if axis < 0:
         # What is added for an entry that all rows have would be added by each replica.
@@ -68,7 +67,10 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     if "#" in terms:
         if not is_count(op.size(axis, RESULT), value):
             raise NotByPartError("another size")
-        wants[terms.index("#")] = Sizes(value)
+        place = terms.index("#")
+        # Conv2DBackpropInput also takes the height and the width alone.
+        if op.size(0, place)[0] == op.rank(RESULT):
+            wants[place] = Sizes(value)
     return op.split(value, *wants)
 
 
@@ -97,15 +99,7 @@ def _rows_and_label(op: Operation, terms: Sequence[str]) -> tuple[Value, str]:
     if not places:
         raise NotByPartError("all rows together, or in another order")
     largest = max(places, key=op.entries)
-    label = labels[largest]
-    if any(term.count(label) > 1 for term in terms):
-        raise NotByPartError("a diagonal of the rows")
-    return op.values[largest], label
-
-
-def letters(rank: int, combined: Collection[int] = ()) -> str:
-    """Returns a term of an equation: a letter for each axis but those that are combined."""
-    return "".join("_" if axis in combined else _LETTERS[axis] for axis in range(rank))
+    return op.values[largest], labels[largest]
 
 
 def by_entry(op: Operation) -> Split:
@@ -117,19 +111,18 @@ def by_entry(op: Operation) -> Split:
 
 def combined(
     op: Operation,
-    axes: Sequence[int],
+    axes: Iterable[int],
     *,
     removed: bool = False,
     adds: bool = False,
 ) -> Split:
     """Entries are combined, or added up, along some axes, and these may be removed."""
-    rank = op.rank()
-    result = letters(rank, [axis % rank for axis in axes])
+    result = op.letters(0, axes)
     if removed:
         result = result.replace("_", "")
     return by_equation(
         op,
-        f"{letters(rank)}->{result}",
+        f"{op.letters()}->{result}",
         adds=adds,
     )
 
@@ -162,7 +155,7 @@ def reduction(op: Operation) -> Split:
     is_mean = op.kind == "Mean" and op.tensor(RESULT).dtype.is_floating
     found = combined(
         op,
-        op.axes(1, op.rank()),
+        op.axes(1),
         removed=not op.attribute("keep_dims"),
         adds=is_mean or op.kind == "Sum",
     )
@@ -193,7 +186,7 @@ def sparse_product(op: Operation) -> Split:
 
 def reversed_sequences(op: Operation) -> Split:
     """ReverseSequence: a part of each row is reversed, which has a length of its own."""
-    axes = letters(op.rank(), [op.attribute("seq_dim")])
+    axes = op.letters(0, [op.attribute("seq_dim")])
     return by_equation(op, f"{axes},{axes[op.attribute('batch_dim')]}->{axes}")
 
 

@@ -20,11 +20,12 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy.typing as npt
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.exactness import TAKING, is_exact
+from slurm_resolver.tf.partition.exactness import DECIDED_BY_NUMBERS, is_exact
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.slice_limits import axes_of_slice, certain_limits, is_whole
 from slurm_resolver.tf.partition.values import (
@@ -35,8 +36,10 @@ from slurm_resolver.tf.partition.values import (
     Shape,
     Shapes,
     T,
+    TensorNumbers,
     Tensors,
     Value,
+    as_tuple,
     names,
 )
 
@@ -106,6 +109,17 @@ class SizesOf:
     def numbers(self, number: int) -> Samples | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
         return _if_known(*map(self.flat.scratch.numbers, self._scratched(number)))
+
+    def known(self, number: int) -> tuple[Shapes | None, Pair[Any] | None]:
+        """Returns the shape of a tensor, and its numbers if it may be a shape, for `bind`."""
+        return self.shape(number), self.small_numbers(number)
+
+    def small_numbers(self, number: int) -> Pair[Any] | None:
+        """Returns the numbers of a tensor that may be a shape, as tuples; None for all others."""
+        tensor = self.flat.tensors[number]
+        # The numbers of all rows are no sizes.
+        is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
+        return as_tuple(self.numbers(number)) if is_small and tensor.dtype.is_integer else None
 
     def _known_shape(self, number: int) -> Shapes | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
@@ -220,20 +234,22 @@ class SizesOf:
 
     def _parts(self, node: Node) -> Collection[int]:
         """Returns the axes of a result along which N says which part is taken."""
-        if node.kind not in TAKING:
-            return ()
         if node.kind == "StridedSlice":
             return self._parts_of_slice(node)
-        given = [self._scratch[one] for one in node.inputs[1:]]
-        return () if all(one is other for one, other in given) else _ALL_AXES
+        first = DECIDED_BY_NUMBERS.get(node.kind, len(node.inputs))
+        return () if self._are_alike(node.inputs[first:]) else _ALL_AXES
+
+    def _are_alike(self, numbers: TensorNumbers) -> bool:
+        """Whether tensors do not depend on N."""
+        return all(one is other for one, other in map(self._scratch.__getitem__, numbers))
 
     def _parts_of_slice(self, node: Node) -> Collection[int]:
         shapes = _shapes(self._scratch[node.inputs[0]])
         count = node.operation.inputs[1].shape.num_elements()
-        if shapes is None or count is None:
+        if shapes is None or count is None or not self._are_alike(node.inputs[3:]):
             return [*_ALL_AXES]
         sizes = list(zip(*shapes))
-        limits = list(filter(None, map(self.numbers, node.inputs[1:3])))
+        limits = list(map(self.numbers, node.inputs[1:3]))
         axes, places = axes_of_slice(
             node.operation,
             count,

@@ -65,25 +65,27 @@ def is_whole(operation: tf.Operation, place: int) -> bool:
 def certain_limits(
     operation: tf.Operation,
     place: int,
-    numbers: Sequence[Samples],
+    numbers: Sequence[Samples | None],
     sizes: Pair[Any],
 ) -> list[Sequence[int]] | None:
     """Returns where a slice begins and ends along an axis for both N.
 
     Args:
         place: in the specification.
-        numbers: of all its begins, and of all its ends, for both N; without those that are unknown.
+        numbers: of all its begins, and of all its ends, for both N, or None.
         sizes: of the axis, or None.
 
     Returns:
         None if a limit is unknown, or may be beyond the axis for another N.
     """
-    if len(numbers) < 2 or None in sizes:
+    if None in sizes:
         return None
     found: list[Sequence[int]] = []
     for name, default, pair in zip(("begin", "end"), ((0, 0), sizes), numbers):
         is_open = operation.get_attr(f"{name}_mask") >> place & 1
-        limits = default if is_open else [int(one[place]) for one in pair]
+        limits = default if is_open else [int(one[place]) for one in pair or ()]
+        if not limits:
+            return None
         if max(_for_few(limits)) < 0:  # it is counted from the end
             limits = [limit + size for limit, size in zip(limits, sizes)]
         found.append(limits)

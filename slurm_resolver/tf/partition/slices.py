@@ -34,15 +34,21 @@ def slice_by_size(op: Operation) -> Split:
     """Slice, of whole batches from several ones, or of other axes."""
     value = op.of_rows()
     before = _whole_batches([numbers[value.axis] for numbers in op.numbers(1)], value)
-    part = _whole_batches(op.size(value.axis, RESULT), value)
-    if not part.outer:
-        raise NotByPartError("no rows")
+    part = _part(op, value)
     return op.split(
         part,
         value,
         Sizes(before),
         Sizes(part),
     )
+
+
+def _part(op: Operation, value: Value, place: int = RESULT) -> Value:
+    """Returns the rows of a result along the axis of a value."""
+    part = _whole_batches(op.size(value.axis, place), value)
+    if not part.outer:
+        raise NotByPartError("no rows")
+    return part
 
 
 def _whole_batches(sizes: Sequence[int], value: Value) -> Value:
@@ -55,27 +61,21 @@ def _whole_batches(sizes: Sequence[int], value: Value) -> Value:
 
 def split(op: Operation) -> Split:
     """Split and SplitV: several batches from each other, or along other axes."""
-    axes, data = (0, 1) if op.kind == "Split" else (2, 0)
+    data = ("SplitV", "Split").index(op.kind)
     value = op.of_rows(data)
-    wants = (SAME, value)[1 - data :]
-    (axis,) = op.axes(axes, op.rank(data))
-    if axis != value.axis:
-        return op.split(value, *wants)
-    parts = [
-        _whole_batches(op.size(axis, len(op.node.inputs) + turn), value)
-        for turn in range(len(op.node.outputs))
-    ]
-    if not all(part.outer for part in parts):
-        raise NotByPartError("no rows")
+    first = len(op.node.inputs)
+    parts = [_part(op, value, first + turn) for turn in range(len(op.node.outputs))]
 
     def by_own_sizes(emission: Emission, inputs: Tensors) -> Tensors:
         own = [emission.rows.own * (part.outer * part.inner) for part in parts]
         return create(op.traced, [inputs[0], tf.cast(own, inputs[1].dtype), inputs[2]])
 
+    has_sizes = op.kind == "SplitV" and value.axis in op.axes(2)
     return op.split(
         parts,
-        *wants,
-        make=by_own_sizes if op.kind == "SplitV" else None,
+        *[SAME] * data,
+        value,
+        make=by_own_sizes if has_sizes else None,
     )
 
 
@@ -140,14 +140,8 @@ def strided_slice(op: Operation) -> Split:
         op.size(value.axis),
         value,
     )
-    if not limits:
-        return op.split(value.at(axis), value)
-    begin, end = limits
-    count = end.rows.outer - begin.rows.outer
-    if count <= 0:
-        raise NotByPartError("no rows")
     return op.split(
-        value._replace(axis=axis, outer=count),
+        _part(op, value.at(axis)),
         value,
         *limits,
     )
@@ -165,7 +159,7 @@ def strided_slice_gradient(op: Operation) -> Split:
     if axis < 0:
         raise NotByPartError("rows along a new axis")
     size = op.size(axis, RESULT)
-    result = _whole_batches(size, value.at(axis))
+    result = _part(op, value.at(axis))
     limits = _limits(
         op,
         places[value.axis],

@@ -1,7 +1,7 @@
-"""Plans a traced step, and writes it for a replica.
+"""Plans a traced step; `emission` writes it for a replica.
 
 plan = plan_step(traced)
-outputs = write_step(plan, rows, inputs, add_up)
+outputs = Emission(plan, rows, inputs, add_up).all()
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.collectives import OwnRows
-from slurm_resolver.tf.partition.emission import AddUp, Emission, Plan
+from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.lists import WholeListsError
 from slurm_resolver.tf.partition.plan import Planner
@@ -20,7 +19,6 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
     PlanError,
-    Tensors,
     Values,
     Wants,
     rows,
@@ -102,22 +100,3 @@ def plan_graph(
     except NotByPartError as error:
         raise PlanError(str(error)) from None
     raise PlanError("a list has rows, and cannot be whole")
-
-
-def write_step(
-    plan: Plan,
-    own: OwnRows,
-    inputs: Tensors,
-    add_up: AddUp,
-    add_up_inside: AddUp | None = None,
-) -> list[tf.Tensor]:
-    """Writes a step for a replica, and returns its outputs.
-
-    Args:
-        plan: of the step.
-        own: the rows that the replica has.
-        inputs: its rows of the arguments, and what the step captures.
-        add_up: returns the sums of tensors over all replicas.
-        add_up_inside: the same in conditions and loops; see `sends_inside`.
-    """
-    return Emission(plan, own, inputs, add_up_inside).all(add_up)

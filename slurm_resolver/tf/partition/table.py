@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from slurm_resolver.tf.partition import indexing, moving, rules, slices, texts
-from slurm_resolver.tf.partition.operation import Rules
+from slurm_resolver.tf.partition.operation import RESULT, Rules
 from slurm_resolver.tf.partition.values import SAME, names
 
 BY_ENTRY = """
@@ -112,12 +112,12 @@ RULES: Rules = {
     "BroadcastTo Fill": moving.repeated,
     "ConcatV2": moving.concatenate,
     "Cumprod Cumsum CumulativeLogsumexp ReverseV2 Roll": lambda op: rules.combined(
-        op, op.axes(len(op.values) - 1, op.rank())
+        op, op.axes(len(op.values) - 1)
     ),
     "CudnnRNNBackpropV3 CudnnRNNV3": rules.recurrent_layer,
     "Einsum": lambda op: rules.by_equation(op, op.attribute("equation").decode(), adds=True),
     "EnsureShape": moving.ensured,
-    "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, op.rank() + 1)),
+    "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, RESULT)),
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,
     "LookupTableFindV2 ResourceGather": indexing.gather_of_variable,
@@ -150,8 +150,6 @@ TABLE |= {
     kind: functools.partial(rules.by_equation, equation=equation, adds=equation.endswith("->"))
     for kind, equation in (line.split() for line in EQUATIONS.split("\n") if line)
 }
-# These read the shape of a sum, and so do not put it together.
-OF_SHAPE = names("Shape ShapeN Size")
 # These have rows although no input has: one entry is repeated for all of them.
 REPEATED = names("BroadcastTo Fill")
 # All inputs may be whole: a product is divided again, with the rows of its first input.

@@ -25,10 +25,9 @@ from slurm_resolver.tf.partition.values import (
     SAME,
     Kind,
     NotByPartError,
-    Value,
-    Words,
     as_tuple,
     names,
+    rows,
 )
 
 # What a slice takes: of which result, where it begins, and its masks.
@@ -51,44 +50,40 @@ def split_texts(op: Operation) -> Split:
     """StringSplitV2: of a replica's own texts."""
     texts = op.of_rows()
     # A function that splits texts may be called several times: each call has words of its own.
-    parts = [Words(op.node, role, texts) for role in ("places", "words", "shape")]
-    return op.split(list(map(_value, parts)), texts)
-
-
-def _value(words: Words) -> Value:
-    return Value(Kind.WORDS, words=words)
+    words = texts._replace(kind=Kind.WORDS, source=op.node)
+    return op.split([words._replace(role=role) for role in ("places", "words", "shape")], texts)
 
 
 def _by_word(op: Operation) -> Split:
     """Each result is computed of a word, and of what all words have in common."""
-    first, *others = {one for one in op.raw if one.words}
+    first = next(one for one in op.raw if one.kind is Kind.WORDS)
     beside = [place for place, one in enumerate(op.values) if one != first]
-    if others or any(op.values[place] != SAME or op.rank(place) for place in beside):
+    if any(op.values[place] != SAME or op.rank(place) for place in beside):
         raise NotByPartError("words beside others")
-    if first.words and first.words.role != "words":  # a replica counts its own texts from 0
+    if first.role != "words":  # a replica counts its own texts from 0
         raise NotByPartError("places of words")
     return op.split(first, *op.values)
 
 
 def _slice(op: Operation) -> Split:
     """StridedSlice: the text of each word, or the number of texts."""
-    words = op.raw[0].words
-    if not words or (op.constant(3) != 1).any():
-        raise NotByPartError("words as limits, or in another order")
+    words = op.raw[0]
+    if (op.constant(3) != 1).any():
+        raise NotByPartError("words in another order")
     masks = map(op.attribute, _MASKS)
     part = _SLICES.get((words.role, as_tuple(op.constant(1)), *masks))
     if not part:
         raise NotByPartError("some of the words")
-    return op.split(_value(words._replace(role=part)), op.raw[0])
+    return op.split(words._replace(role=part), words)
 
 
 def _table(op: Operation) -> Split:
     """RaggedTensorToTensor, with a fixed number of columns."""
-    words = op.raw[1].words
-    if not words or words.role != "words":
+    words = op.raw[1]
+    if words.role != "words":
         raise NotByPartError("a table of something else")
     sizes = np.ravel(op.constant(0)).tolist()  # of unknown sizes, there may be one for all
-    partition = [_value(words._replace(role=role)) for role in ("count", "texts")]
+    partition = [words._replace(role=role) for role in ("count", "texts")]
     if (
         len(sizes) != 2
         or sizes[0] >= 0
@@ -97,7 +92,8 @@ def _table(op: Operation) -> Split:
         or op.attribute("row_partition_types") != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
     ):
         raise NotByPartError("words in another table")
-    return op.split(words.texts, *op.values)
+    texts = rows(outer=words.outer, inner=words.inner)
+    return op.split(texts, *op.values)
 
 
 OF_WORDS: Rules = {

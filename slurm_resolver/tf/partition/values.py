@@ -48,32 +48,19 @@ TensorNumbers = Sequence[int]  # of tensors in a graph; see `inlining.Flat`
 Kind = enum.Enum("Kind", "SAME ROWS SUM LIST LOCAL WORDS OWN PLACE")
 
 
-class Words(NamedTuple):
-    """What a replica has of the words of its texts.
-
-    Attributes:
-        source: where the texts are split.
-        role: see `texts`.
-        texts: what is known of them.
-    """
-
-    source: object
-    role: str
-    texts: Value
-
-
 class Value(NamedTuple):
     """What is known of a tensor.
 
     Attributes:
         kind: see the table of this module.
         axis: of ROWS: where the rows are, at least 0.
-        outer: of ROWS: how many blocks of N · inner places there are.
-        inner: of ROWS: how many places each row has in a block.
+        outer: of ROWS, and of the texts of WORDS: how many blocks of N · inner places there are.
+        inner: of the same: how many places each row has in a block.
         element: of LIST: what its elements are; None if it never had one.
         numbers: of LIST: those of each element for two sizes of a batch, if all are the same vector
             of sizes.
-        words: of WORDS.
+        source: of WORDS: where the texts are split.
+        role: of WORDS: see `texts`.
     """
 
     kind: Kind
@@ -82,7 +69,8 @@ class Value(NamedTuple):
     inner: int = 1
     element: Value | None = None
     numbers: Pair[tuple[int, ...]] | None = None
-    words: Words | None = None
+    source: object = None
+    role: str = ""
 
     @property
     def has_rows(self) -> bool:
@@ -154,10 +142,9 @@ class PlanError(Exception):
     """Raised if a step can be neither divided nor computed whole in the replicas."""
 
 
-def as_tuple(array: npt.ArrayLike | Samples | None) -> Any:
+def as_tuple(array: Any) -> Any:
     """Returns the numbers of an array as nested tuples, which can be compared."""
-    found = np.asarray(array).tolist()
-    return tuple(found) if isinstance(found, list) else found
+    return tuple(map(as_tuple, array)) if np.ndim(array) else np.asarray(array).item()
 
 
 def names(text: str) -> frozenset[str]:

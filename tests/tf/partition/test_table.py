@@ -210,6 +210,7 @@ tf.nn.conv2d(image, KERNEL, 2, "SAME")
 tf.nn.conv2d(image, KERNEL, 1, "VALID")
 gradient(lambda t: tf.nn.conv2d(t, KERNEL, 1, "SAME"), image)
 gradient_of(lambda w: tf.nn.conv2d(image, w, 1, "SAME"), KERNEL)
+tf.nn.conv2d_transpose(tf.nn.conv2d(image, KERNEL, 2, "SAME"), KERNEL, [8, 8], 2)
 gradient(lambda t: tf.nn.depthwise_conv2d(t, KERNEL, STRIDES, "SAME"), image)
 gradient_of(lambda w: tf.nn.depthwise_conv2d(image, w, STRIDES, "SAME"), KERNEL)
 gradient(lambda t: tf.nn.conv3d(t, KERNEL_3D, STRIDES_3D, "SAME"), small)
@@ -377,6 +378,7 @@ tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x)
 gradient(lambda t: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), t), x)
 tf.vectorized_map(lambda row: row[0] + tf.cast(row[1], tf.float32), (x, index))
 gradient(tf.recompute_grad(lambda t: tf.tanh(t)), x)
+gradient(lambda t: tf.foldl(lambda a, _: tf.gather(a, tf.range(tf.shape(a)[0])), WEIGHTS, t), x)
 (raw.Assert(condition=WEIGHTS[0, 0] < 9.0, data=[x]), x)[1]
 """
 
@@ -484,6 +486,12 @@ gradient(lambda t: tf.einsum("nn->n", t), similarities(x))
 tf.gather(x, tf.cast(tf.cast(tf.range(tf.shape(x)[0]), tf.bool), tf.int32))
 tf.reshape(tf.squeeze(x[:, :1, :1]), [-1])
 tf.reduce_sum(tf.range(tf.shape(x)[0] ** 2))
+tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.svd(x[:, 0])[0])]]))
+tf.size(tf.pad(index, [[0, 6 - tf.shape(tf.linalg.qr(x[:, 0])[1])[0]]]))
+tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.diag_part(x[:, 0]))]]))
+tf.size(tf.pad(index, [[0, tf.size(tf.range(0, 9, tf.shape(x)[0])) - 1]]))
+tf.size(tf.pad(index, [[0, tf.size(tf.range(9)[:: tf.shape(x)[0]]) - 1]]))
+tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.int32)]]))
 """
 
 
