@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import random
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -290,12 +291,16 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
 
     calls = private_names.PARALLEL_CALLS.of(like, None)  # None if it makes one at a time
     deterministic = None if calls is None else True
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         result = pairs.map(mapped, num_parallel_calls=calls, deterministic=deterministic)
     except Exception as error:
         raise UndividedError(
             f"a map cannot be traced again for a part of the rows: {error}"
         ) from None
+    finally:  # one process does not draw for it
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
     _check_state(_graph_of_map(result))
     # The function is traced again. What it takes from Python may have changed.
     is_same = False

@@ -188,13 +188,16 @@ def test_a_map_that_would_be_another_one_now_is_not_divided(name: str, now: Any)
     python = {"factor": 2, "table": WORDS, "axis": -1, "positive": tf.nn.relu, "column": "a"}
 
     def look_up(x: Any) -> Any:
+        np.random.random()  # one process draws it once
         x = {"a": x + 1, "b": x - 1}[python["column"]]
         found = python["factor"] * python["table"].lookup(x)
         found = tf.cond(x > 3, lambda: python["positive"](-found), lambda: found)
         return tf.one_hot([found, found], 30, axis=python["axis"])
 
     pipeline = ROWS.map(look_up).batch(4)
+    state = repr(np.random.get_state())
     divide(pipeline, Sharing(0, 1, 2))
+    assert repr(np.random.get_state()) == state
     python[name] = now
     with pytest.raises(UndividedError, match=r"another one now|cannot be traced again"):
         divide(pipeline, Sharing(0, 1, 2))
