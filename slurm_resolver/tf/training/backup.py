@@ -13,9 +13,9 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
-from slurm_resolver.tf.training.dataset_graph import Findings
+from slurm_resolver.tf.training.dataset_graph import Findings, variables_of
 from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
 from slurm_resolver.tf.training.exactness import function_names, problem_of_step
 from slurm_resolver.tf.training.random_states import (
@@ -41,6 +41,7 @@ from slurm_resolver.tf.training.random_states import (
 )
 from slurm_resolver.tf.training.termination import TerminationConfig
 
+Action = Callable[[], None]
 # The fits that this program has ended, by folder; one that was interrupted goes on in the next.
 _finished = Counter[str]()
 
@@ -157,8 +158,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
+        variables = variables_of(_whole(data))
+        at_first = [variable.numpy() for variable in variables]
         self._restore()
         findings = findings_of(data, fit)
+        self._put_back: Action = lambda: None  # variables, once the data was read again
+        if findings.again:
+            self._put_back = _begin_again(variables, at_first)
         self._check_fit(findings.content)
         self._tell(findings.other, *_unbuilt_optimizers(self.model))
         self._go_to_step(fit, data, findings)
@@ -279,7 +285,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         # As `fit` does, since a callback may have evaluated after the last step.
         results = self.model.get_metrics_result()
         if results.keys() == self._logs.keys():
-            self._logs = results
+            self._logs = _as_numbers(results)
 
     def _got_no_data(self, error: Exception) -> bool:
         """Whether a step has failed because it got no data, before it changed a variable."""
@@ -292,6 +298,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Restores the global random generators, once the data was read that was read before."""
         if self._before:
             restore_random(self._saved["random"], self._before)
+            self._put_back()
         self._before = None
 
     def _restore_metrics(self) -> None:
@@ -335,10 +342,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             "callbacks": self._states.collect(),
             "content": self._content,
             "last": self._last,
-            "logs": {
-                name: float(value) if np.ndim(value) == 0 else np.asarray(value)
-                for name, value in self._logs.items()
-            },
+            "logs": _as_numbers(self._logs),
             "metrics": self._trained_metrics or [variable.numpy() for variable in self._metrics()],
             "random": random_states(),
             "steps": private_names.NUM_BATCHES.of(self._data),
@@ -471,6 +475,31 @@ def _running_fit() -> SimpleNamespace:
         "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
         "For a training loop of your own use ResumableLoop."
     )
+
+
+def _as_numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs as `fit` gives them to callbacks at the end of an epoch."""
+    return {
+        name: float(value) if np.ndim(value) == 0 else np.asarray(value)
+        for name, value in logs.items()
+    }
+
+
+def _begin_again(variables: Sequence[tf.Variable], at_first: Sequence[Any]) -> Action:
+    """Gives variables the values that they had at first, for data that are read again.
+
+    Returns what gives those back their values of now that the data have not changed.
+    """
+    restored = [variable.numpy() for variable in variables]
+    for variable, value in zip(variables, at_first):
+        variable.assign(value)
+
+    def put_back() -> None:
+        for variable, before, after in zip(variables, at_first, restored):
+            if np.array_equal(variable.numpy(), before):
+                variable.assign(after)
+
+    return put_back
 
 
 def _whole(data: EpochIterator | None) -> Any:

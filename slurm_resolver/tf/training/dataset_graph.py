@@ -22,6 +22,7 @@ import tensorflow as tf
 from tensorflow.compat.v1 import NodeDef
 from tensorflow.data import Dataset
 
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import serialized_graph
 from slurm_resolver.tf.partition.values import names
 
@@ -84,6 +85,15 @@ def look_through(dataset: Dataset) -> Findings:
     )
 
 
+def variables_of(dataset: Dataset) -> list[tf.Variable]:
+    """Returns the variables that the functions of a dataset read or change."""
+    functions = private_names.FUNCTIONS.of(dataset)()
+    variables = [variable for one in functions for variable in one.function.graph.variables]
+    for source in private_names.INPUTS.of(dataset)():
+        variables += variables_of(source)
+    return variables
+
+
 def is_random(node: NodeDef) -> bool:
     """Whether a node is a stateful random operation, whose position cannot be saved."""
     return "seed" in node.attr and is_stateful(node)
@@ -118,7 +128,12 @@ def _draws_late(nodes: Nodes, node: NodeDef) -> bool:
 
 def _checksum(nodes: Iterable[NodeDef]) -> int:
     checksum = 0
+    nodes = list(nodes)
+    # A variable that a function of the data captures has the value that it has now.
+    values = {node.input[1] for node in nodes if node.op == "AssignVariableOp"}
     for node in nodes:
+        if node.name in values:
+            continue
         tensor = node.attr["value"].tensor
         # Scalars, such as the size of a batch, and the names of files may differ at each start.
         if tensor.tensor_shape.dim and tensor.dtype != tf.string.as_datatype_enum:

@@ -45,10 +45,14 @@ def test_state_of_data_and_callbacks_is_restored_or_told() -> None:
         "evaluation_after_the_last_step",
         "tf_random_in_call",
         "optimizer_that_is_not_built",
-        "--steps=13",
+        "layer_of_the_model_in_map",
+        "variable_in_cache",
+        "--steps",
+        "13",
+        "16",  # the last one of an epoch
     )
-    assert results.pop("tf_random_in_call") == ["told"]
-    assert results.pop("optimizer_that_is_not_built") == ["told"]
+    assert results.pop("tf_random_in_call") == ["told", "told"]
+    assert results.pop("optimizer_that_is_not_built") == ["told", "told"]
     assert {outcome for outcomes in results.values() for outcome in outcomes} == {"equal"}, results
 
 
