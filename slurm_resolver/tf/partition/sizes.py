@@ -280,6 +280,20 @@ def _shapes(pair: Tensors) -> Shapes | None:
     return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
 
 
+def _is_polynomial(one: int, other: int) -> bool:
+    """Whether two sizes may be values of a polynomial of N whose coefficients are whole numbers.
+
+    Its value for one N differs from that for the other by a multiple of the difference of both N,
+    and so do the quotients by N. Those of N · N / 2 do not.
+    """
+    while one != other:
+        if (other - one) % (COUNTS[1] - COUNTS[0]):
+            return False
+        one //= COUNTS[0]
+        other //= COUNTS[1]
+    return True
+
+
 def _certain(traced: tf.TensorShape, shapes: Shapes, parts: Collection[int]) -> Shapes:
     """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
 
@@ -294,7 +308,7 @@ def _certain(traced: tf.TensorShape, shapes: Shapes, parts: Collection[int]) -> 
     for axis, (static, one, other) in enumerate(zip(known, *shapes)):
         is_part = axis in parts and (one == other or parts is not _ALL_AXES)
         if static is None and (
-            is_part or one is None or other is None or (other - one) % (COUNTS[1] - COUNTS[0])
+            is_part or one is None or other is None or not _is_polynomial(one, other)
         ):
             first[axis] = second[axis] = None
     return first, second

@@ -389,6 +389,10 @@ STRIDES = [1, 1, 1, 1]
 STRIDES_3D = [1, 1, 1, 1, 1]
 
 
+def size_of(tensor: Any) -> Any:
+    return tf.shape(tensor)[0]
+
+
 def last(tensor: Any) -> Any:
     return tf.transpose(tensor)
 
@@ -492,6 +496,8 @@ tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.diag_part(x[:, 0]))]]))
 tf.size(tf.pad(index, [[0, tf.size(tf.range(0, 9, tf.shape(x)[0])) - 1]]))
 tf.size(tf.pad(index, [[0, tf.size(tf.range(9)[:: tf.shape(x)[0]]) - 1]]))
 tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.int32)]]))
+tf.size(tf.pad(index, [[0, 2 * tf.size(tf.range(0, size_of(x) ** 2, 2)) - size_of(x) ** 2]]))
+tf.math.unsorted_segment_sum(x, tf.where(size_of(x) > 1, tf.range(size_of(x)), -1), size_of(x))
 """
 
 
