@@ -29,6 +29,7 @@ WHOLE = {
     "data_sparse_widths",
     "guide_unbuilt_running_eagerly",
     "step_crops",
+    "step_draws_in_xla",
     "step_eagerly",
     "step_eagerly_on_rows_drawn_by_each_worker",
     "step_of_functions_that_run_eagerly",

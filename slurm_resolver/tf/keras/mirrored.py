@@ -27,7 +27,12 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
 from slurm_resolver.tf.keras.division import WorkerData, share_out
 from slurm_resolver.tf.keras.metrics_in_run import adding_up
-from slurm_resolver.tf.keras.one_process import place_beside, place_slot, update_once
+from slurm_resolver.tf.keras.one_process import (
+    is_one_process,
+    place_beside,
+    place_slot,
+    update_once,
+)
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import BYTES_PER_BUCKET, NO_SEED, Sharing, is_one_of
@@ -45,6 +50,14 @@ from slurm_resolver.tf.strategy_start import choose_communication, starting_toge
 _HEARTBEAT_MS = 1000 * 24 * 3600
 # The types of numbers that TensorFlow's CollectiveBcastSend takes, and that hold all others.
 _BROADCAST = (tf.float32, tf.float64, tf.int32, tf.int64)
+# What a step may ask the strategy for, which is another one in one process.
+_OF_ONE_PROCESS = (
+    "experimental_local_results",
+    "gather",
+    "num_replicas_in_sync",
+    "reduce",
+    "run",
+)
 
 
 class MultiWorkerMirroredStrategy(
@@ -65,6 +78,14 @@ class MultiWorkerMirroredStrategy(
     random numbers, except for what docs/keras.md lists as different by design. Every worker may
     save the model. Custom loops and tf_keras work as under TensorFlow's class.
     """
+
+    def __getattribute__(self, name: str) -> Any:
+        """Returns an attribute; in the step of one process, some of its strategy, the default."""
+        if name in _OF_ONE_PROCESS and is_one_process():
+            strategy = tf.distribute.get_strategy()
+            if strategy is not self:
+                return getattr(strategy, name)
+        return super().__getattribute__(name)
 
     def __init__(
         self,

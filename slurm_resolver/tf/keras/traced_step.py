@@ -19,9 +19,10 @@ from slurm_resolver.tf.keras.protocols import Model, Strategy
 from slurm_resolver.tf.keras.sharing import TENSORS, Structure, type_of
 from slurm_resolver.tf.partition.effects import RANDOM, is_drawn
 from slurm_resolver.tf.partition.emission import Plan
+from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
-from slurm_resolver.tf.partition.values import PlanError
+from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method
 
 _UNEQUAL = (
@@ -32,6 +33,10 @@ _UNEQUAL = (
 _SAME_SEEDS = (
     "Set the same seeds in all workers, such as tf.random.set_seed(1): each replica draws the "
     "numbers of all rows, and takes those of its own."
+)
+# For these, XLA may choose another algorithm than TensorFlow.
+_XLA_DRAWS = RANDOM | names(
+    "StatelessRandomGetAlg StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg"
 )
 _TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
@@ -142,6 +147,9 @@ class TracedStep:
             reason = reason or _UNEQUAL
         local_replicas = self._strategy.sharing.local_replicas
         traced = self._trace(spec)
+        self._refuse_collectives(traced.graph)
+        if has(traced.graph, _draws_by_xla):
+            reason = reason or "XLA draws other random numbers (jit_compile=True)"
         plan = None
         if self._strategy.sharing.replicas > 1:
             if reason is None:
@@ -166,6 +174,16 @@ class TracedStep:
             multiples=multiples,
             takes_any_rows=constant is None,
         )
+
+    def _refuse_collectives(self, graph: tf.Graph) -> None:
+        """Raises FitError for what no step of one process has."""
+        with contextlib.suppress(PlanError):  # a function is not known
+            for operation in with_called(graph.get_operations()):
+                if operation.type.startswith("Collective"):
+                    raise FitError(
+                        f"{self._step.__name__} puts values of all replicas together by itself "
+                        f"({operation.name}): leave out the synchronization of tf.Variable"
+                    )
 
     def _compare_seeds(self, graph: tf.Graph) -> None:
         """Raises FitError in every worker if they draw other numbers by TensorFlow's seeds."""
@@ -270,6 +288,14 @@ def reason_of_fault(error: Exception) -> str:
 def draws(operation: tf.Operation) -> bool:
     """Whether an operation draws by TensorFlow's seeds, or only one replica may compute it."""
     return operation.type in RANDOM or is_drawn(operation)
+
+
+def _draws_by_xla(operation: tf.Operation) -> bool:
+    """Whether an operation calls a function that XLA compiles and that draws."""
+    if operation.type not in CALLS or not operation.node_def.attr["_XlaMustCompile"].b:
+        return False
+    kinds = {one.type for one in with_called([operation])}
+    return not kinds.isdisjoint(_XLA_DRAWS)
 
 
 def _draws_by_seed(operation: tf.Operation) -> bool:

@@ -55,6 +55,11 @@ def other_rate() -> None:
     )
 
 
+class Summing(keras.Model):  # type: ignore[misc]
+    def train_step(self, batch: Any) -> Fields:
+        return {"seen": 2.0 * self.seen}
+
+
 class Drawing(keras.Model):  # type: ignore[misc]
     def train_step(self, batch: Any) -> Fields:
         return {"drawn": tf.random.normal([])}
@@ -67,6 +72,18 @@ def other_seeds() -> None:
         trained(of_kind(Drawing))
     finally:
         tf.random.set_seed(1)
+
+
+@way
+def own_sums() -> None:
+    summing = of_kind(Summing)
+    summing.seen = in_scope(
+        tf.Variable,
+        1.0,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
+    trained(summing)
 
 
 @way

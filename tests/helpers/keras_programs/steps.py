@@ -143,6 +143,26 @@ class Samples(Lower):
         return tf.reduce_mean(losses)
 
 
+class ByStrategy(Lower):
+    """Divides by the number of replicas, as a loop of TensorFlow's tutorials does."""
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        losses = tf.reduce_mean(tf.square(y - predicted), axis=-1)
+        count = tf.shape(y)[0] * self.distribute_strategy.num_replicas_in_sync
+        return tf.nn.compute_average_loss(losses, global_batch_size=count)
+
+
+class DrawsInXla(Lower):
+    """XLA draws other numbers by the same seed."""
+
+    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+    def noise(self, like: Any) -> Any:
+        return tf.random.stateless_normal(tf.shape(like), [3, 4])
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return super().loss_of(y, predicted + 0.1 * self.noise(predicted))
+
+
 class TwoBatches(Lower):
     """Learns from rows without labels as well, of which there are more, as in FixMatch."""
 
@@ -231,6 +251,8 @@ MODELS: dict[str, Action] = {
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
+    "by_strategy": lambda: perceptron(kind=ByStrategy),
+    "draws_in_xla": lambda: perceptron(kind=DrawsInXla),
     "makes_optimizer": lambda: perceptron(kind=MakesOptimizer),
     "returns_nested": lambda: perceptron(kind=Returns),
 }

@@ -41,6 +41,7 @@ IN_BOTH = {
     "own_data_eagerly": "Each worker reads its own data, so none has a whole batch. Use Auto",
     "other_rate": "in step 1 of epoch 1, in the learning rate: 0.01 in worker 0, 0.1 in worker 1",
     "other_seeds": "in the seeds of tf.random: [(1, ",
+    "own_sums": "train_step puts values of all replicas together by itself (",
     "other_weights": "the workers differ after epoch 1, in sequential_",
     "other_weights_before": "/bias: 0 in worker 0, 5 in worker 1. ",
     "other_frozen_model": "/bias: 0 in worker 0, 5 in worker 1. ",
