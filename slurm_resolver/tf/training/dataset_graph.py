@@ -86,7 +86,12 @@ def look_through(dataset: Dataset) -> Findings:
 
 
 def variables_of(dataset: Dataset) -> list[tf.Variable]:
-    """Returns the variables that the functions of a dataset read or change."""
+    """Returns the variables that the functions of a dataset read or change.
+
+    Those of a dataset that a strategy of TensorFlow distributes are not known.
+    """
+    if not isinstance(dataset, Dataset):
+        return []
     functions = private_names.FUNCTIONS.of(dataset)()
     variables = [variable for one in functions for variable in one.function.graph.variables]
     for source in private_names.INPUTS.of(dataset)():
