@@ -129,10 +129,11 @@ def tensorflow(session: nox.Session, tensorflow: str) -> None:
 
 
 def two_workers_with_keras(session: nox.Session, version: str, env: dict[str, str]) -> None:
-    """Compares two workers with one process, with the first Keras on the path."""
+    """Compares two workers with one process, with the first Keras on the path; also resumed."""
     env = {**env, "KERAS_VERSION": version, "KERAS_PROGRAMS": " ".join(PROGRAMS)}
     run_tests(session, "tests/tf/keras/test_versions.py", env=env)
     run_tests(session, "tests/tf/keras/test_fit.py", "-k", "one_process", env=env)
+    run_tests(session, "tests/tf/training/test_backup.py", "-k", "restored_or_told", env=env)
 
 
 def keras_folder(session: nox.Session, requirement: str) -> Path:

@@ -306,7 +306,6 @@ ORIGINAL_DATASET = ResumeName(
 # The generators of random numbers that a model does not hold.
 GLOBAL_OF_KERAS = ResumeName("keras.src.backend.common.global_state:get_global_attribute(name)")
 SEEDS_OF_KERAS = ResumeName("keras.src.random.seed_generator:global_seed_generator")
-SEEDS_NAME = ResumeName("keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR")
 # Without it, random numbers that a resumed program draws eagerly begin anew.
 EAGER_SEEDS = OptionalName("tensorflow.python.eager.context:Context()._rng")
 # Without these, nobody is told that a step has a state that cannot be saved.

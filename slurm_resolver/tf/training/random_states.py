@@ -26,7 +26,7 @@ def random_states() -> States:
 
 
 def _generators() -> dict[str, object]:
-    seeds = private_names.GLOBAL_OF_KERAS.get()(private_names.SEEDS_NAME.get())
+    seeds = private_names.GLOBAL_OF_KERAS.get()("global_seed_generator")
     generators = {
         "random": _FUNCTIONS[0].__self__,
         "numpy": _FUNCTIONS[1].__self__,
