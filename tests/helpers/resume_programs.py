@@ -121,27 +121,13 @@ def layer_in_map() -> Fields:
     return {"x": rows().batch(BATCH).map(lambda x, y: (layer(x, training=True), y))}
 
 
-@program
-def layer_of_the_model_in_map() -> Fields:
+@told
+def generator_of_the_model_in_map() -> Fields:
     """The data change a variable of the model."""
     model = perceptron(keras.layers.Dense(4, "tanh"))
-    model.noise = keras.layers.GaussianNoise(1.0)
-    data = rows().batch(BATCH).map(lambda x, y: (model.noise(x, training=True), y))
+    model.generator = tf.random.Generator.from_seed(3)
+    data = rows().batch(BATCH).map(lambda x, y: (x + model.generator.normal((4,)), y))
     return {"x": data, "model": model}
-
-
-class Scales(keras.callbacks.Callback):  # type: ignore[misc]
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.scale.assign_add(1.0)
-
-
-@program
-def variable_in_cache() -> Fields:
-    """The data have read a variable that has another value when they are read again."""
-    model = perceptron(keras.layers.Dense(4, "tanh"))
-    model.scale = tf.Variable(1.0)
-    data = rows().map(lambda x, y: (model.scale * x, y)).batch(BATCH).cache()
-    return {"x": data, "model": model, "callbacks": [Scales()]}
 
 
 @program

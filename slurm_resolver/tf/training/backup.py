@@ -13,9 +13,9 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ from slurm_resolver.tf.keras.strategy_registry import sharing_of
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.training.callback_states import CallbackStates
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
-from slurm_resolver.tf.training.dataset_graph import Findings, variables_of
+from slurm_resolver.tf.training.dataset_graph import Findings, captures_of
 from slurm_resolver.tf.training.earlier_epochs import draw, findings_of, read_earlier
 from slurm_resolver.tf.training.exactness import function_names, problem_of_step
 from slurm_resolver.tf.training.random_states import (
@@ -41,7 +41,6 @@ from slurm_resolver.tf.training.random_states import (
 )
 from slurm_resolver.tf.training.termination import TerminationConfig
 
-Action = Callable[[], None]
 # The fits that this program has ended, by folder; one that was interrupted goes on in the next.
 _finished = Counter[str]()
 
@@ -158,15 +157,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = 0  # how many epochs have been read when training ends
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
-        variables = variables_of(_whole(data))
-        at_first = [variable.numpy() for variable in variables]
         self._restore()
         findings = findings_of(data, fit)
-        self._put_back: Action = lambda: None  # variables, once the data was read again
-        if findings.again:
-            self._put_back = _begin_again(variables, at_first)
         self._check_fit(findings.content)
         self._tell(findings.other, *_unbuilt_optimizers(self.model))
+        if findings.again:
+            self._tell(*self._variables_of_data())
         self._go_to_step(fit, data, findings)
         private_names.ENUMERATE_ITERATOR.replace(self._enumerate_iterator, owner=data)
         private_names.CATCH_STOP_ITERATION.replace(self._around_steps, owner=data)
@@ -298,7 +294,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Restores the global random generators, once the data was read that was read before."""
         if self._before:
             restore_random(self._saved["random"], self._before)
-            self._put_back()
         self._before = None
 
     def _restore_metrics(self) -> None:
@@ -383,6 +378,20 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         for problem in problems:
             if problem and self._backup.leads and self._is_left():
                 warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
+
+    def _variables_of_data(self) -> Iterator[str]:
+        """Yields why data that read or change what is restored cannot be read again."""
+        captures = captures_of(_whole(self._data))
+        for item in tf.train.TrackableView(self._backup.checkpoint).descendants():
+            variable = item.value if isinstance(item, keras.Variable) else item
+            if isinstance(variable, tf.Variable):
+                parts = self.model.distribute_strategy.experimental_local_results(variable)
+                if not captures.isdisjoint(id(part.handle) for part in parts):
+                    yield (
+                        f"the data use the variable {variable.name!r}, which is restored before "
+                        "earlier batches are read again: give them one that neither the model nor "
+                        "BackupAndResume has"
+                    )
 
     def _is_left(self) -> bool:
         """Whether something is left to train."""
@@ -483,23 +492,6 @@ def _as_numbers(logs: dict[str, Any]) -> dict[str, Any]:
         name: float(value) if np.ndim(value) == 0 else np.asarray(value)
         for name, value in logs.items()
     }
-
-
-def _begin_again(variables: Sequence[tf.Variable], at_first: Sequence[Any]) -> Action:
-    """Gives variables the values that they had at first, for data that are read again.
-
-    Returns what gives those back their values of now that the data have not changed.
-    """
-    restored = [variable.numpy() for variable in variables]
-    for variable, value in zip(variables, at_first):
-        variable.assign(value)
-
-    def put_back() -> None:
-        for variable, before, after in zip(variables, at_first, restored):
-            if np.array_equal(variable.numpy(), before):
-                variable.assign(after)
-
-    return put_back
 
 
 def _whole(data: EpochIterator | None) -> Any:

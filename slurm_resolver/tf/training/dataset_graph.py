@@ -85,18 +85,16 @@ def look_through(dataset: Dataset) -> Findings:
     )
 
 
-def variables_of(dataset: Dataset) -> list[tf.Variable]:
-    """Returns the variables that the functions of a dataset read or change.
+def captures_of(dataset: Dataset) -> set[int]:
+    """Returns the ids of what the functions of a dataset capture, such as variables' handles.
 
     Those of a dataset that a strategy of TensorFlow distributes are not known.
     """
     if not isinstance(dataset, Dataset):
-        return []
+        return set()
     functions = private_names.FUNCTIONS.of(dataset)()
-    variables = [variable for one in functions for variable in one.function.graph.variables]
-    for source in private_names.INPUTS.of(dataset)():
-        variables += variables_of(source)
-    return variables
+    captures = {id(captured) for one in functions for captured in one.function.captured_inputs}
+    return captures.union(*map(captures_of, private_names.INPUTS.of(dataset)()))
 
 
 def is_random(node: NodeDef) -> bool:
