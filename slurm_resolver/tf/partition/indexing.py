@@ -31,7 +31,9 @@ def _is_each_row(op: Operation, number: int) -> bool:
         return is_wide and _is_each_row(op, inputs[0])
     # `tf.vectorized_map` selects them if N > 1, and else the number of a single row.
     if kind == "SelectV2" and _tests_for_rows(op, inputs[0]):
-        return not np.any(op.sizes.numbers(inputs[2])) and _is_each_row(op, inputs[1])
+        single = op.sizes.numbers(inputs[2])
+        is_first = single is not None and not any(map(np.any, single))
+        return is_first and _is_each_row(op, inputs[1])
     pair = op.sizes.numbers(number)
     return pair is not None and all(
         map(

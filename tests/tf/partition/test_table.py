@@ -389,8 +389,8 @@ STRIDES = [1, 1, 1, 1]
 STRIDES_3D = [1, 1, 1, 1, 1]
 
 
-def size_of(tensor: Any) -> Any:
-    return tf.shape(tensor)[0]
+def pairs_of(tensor: Any) -> Any:
+    return tf.shape(tensor)[0] * tf.shape(tensor)[0]
 
 
 def last(tensor: Any) -> Any:
@@ -496,8 +496,7 @@ tf.size(tf.pad(index, [[0, 6 - tf.size(tf.linalg.diag_part(x[:, 0]))]]))
 tf.size(tf.pad(index, [[0, tf.size(tf.range(0, 9, tf.shape(x)[0])) - 1]]))
 tf.size(tf.pad(index, [[0, tf.size(tf.range(9)[:: tf.shape(x)[0]]) - 1]]))
 tf.size(tf.pad(index, [[0, tf.cast(tf.cast(tf.shape(x)[0], tf.uint8) * 32, tf.int32)]]))
-tf.size(tf.pad(index, [[0, 2 * tf.size(tf.range(0, size_of(x) ** 2, 2)) - size_of(x) ** 2]]))
-tf.math.unsorted_segment_sum(x, tf.where(size_of(x) > 1, tf.range(size_of(x)), -1), size_of(x))
+tf.size(tf.pad(index, [[0, 2 * tf.size(tf.range(0, pairs_of(x), 2)) - pairs_of(x)]]))
 """
 
 
@@ -551,6 +550,14 @@ def test_a_histogram_is_counted_by_part() -> None:
 def test_what_is_not_by_row_equals_one_process() -> None:
     lines = NOT_BY_ROW.split("\n")[1:-1]
     check_results({line: expression_of(line) for line in lines}, batch(1))
+
+
+def test_another_number_of_a_single_row_is_no_row() -> None:
+    """`tf.vectorized_map` has 0 in its place."""
+    places = "tf.where(tf.shape(x)[0] > 1, tf.range(tf.shape(x)[0]), {})"
+    text = f"tf.math.unsorted_segment_sum(x, {places}, tf.shape(x)[0])"
+    lines = map(text.format, ("-1", "-whole[0, 0]"))
+    check_results({line: expression_of(line) for line in lines}, ["whole", "x"], [1])
 
 
 # --- Loops over rows -----------------------------------------------------------------------------
