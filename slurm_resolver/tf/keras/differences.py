@@ -71,7 +71,8 @@ def compare(
         digest: what differs if an entry differs; by default, the list of the entries.
     """
     call = f"compares its model {when}"
-    if len(set(workers.exchange(call, zlib.crc32(repr(digest or entries).encode())))) == 1:
+    digest = entries if digest is None else digest
+    if len(set(workers.exchange(call, zlib.crc32(repr(digest).encode())))) == 1:
         return
     remaining = iter(entries)
     while True:
