@@ -46,7 +46,7 @@ _FUNCTIONS = {
     "c": "os.chmod os.remove os.rmdir os.setxattr os.truncate os.unlink os.utime shutil.rmtree",
     "r": "os.access os.listxattr os.lstat os.stat",
 }
-# What these arguments may be called, in their order.
+# What these arguments may be called, in their order. Not all functions have a signature.
 _KEYWORDS = ("logdir", "database", "file", "path", "src", "dst", "name")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT  # flags of `os.open`
 
@@ -201,10 +201,12 @@ def _redirect(original: Method, kinds: str) -> Method:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> object:
         files = getattr(_current, "files", None)
+        if files is None or kwargs.get("dir_fd") is not None:
+            return original(*args, **kwargs)
         missing = max(len(kinds) - len(args), 0)
         named = [name for name in _KEYWORDS if name in kwargs][:missing]
         args += tuple(map(kwargs.pop, named))
-        if files is None or len(args) < len(kinds) or kwargs.get("dir_fd") is not None:
+        if len(args) < len(kinds):
             return original(*args, **kwargs)
         with writing_together():
             return files.call(original, kinds, *args, **kwargs)
