@@ -100,6 +100,7 @@ class TracedStep:
         """
         unknown = tf.nest.map_structure(type_of_any_rows, spec)
         kind = repr(unknown)
+        first: Exception | None = None
         if kind not in self._refused:
             try:
                 return self._look_up(unknown, multiples)
@@ -108,9 +109,13 @@ class TracedStep:
             except Exception as error:
                 if repr(spec) == kind:
                     raise
+                first = error
                 self._refused[kind] = f"it fails if the number of rows is not a constant: {error}"
-        # If this fails, it is the program's own error.
-        return self._look_up(spec, multiples, self._refused[kind])
+        try:
+            return self._look_up(spec, multiples, self._refused[kind])
+        except Exception as error:
+            # The first one is the program's own: it may have left a model half built.
+            raise first or error from None
 
     def give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""

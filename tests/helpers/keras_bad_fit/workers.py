@@ -197,6 +197,19 @@ def all_raise() -> None:
     fit(callbacks=[Does(fails)])
 
 
+class Failing(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> None:
+        raise ValueError("of the layer")
+
+
+@way
+def layer_raises() -> None:
+    """Keras leaves a model half built, and refuses to build it again for another shape."""
+    model = in_scope(keras.Sequential, [keras.layers.Dense(1), Failing()])
+    in_scope(model.compile, "sgd", "mse")
+    model.fit(data(), verbose=0)
+
+
 @way
 def alone_on_purpose() -> str:
     """Trains in another strategy and evaluates without one; neither is a mistake."""

@@ -86,6 +86,7 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
         "ValueError: in worker 1",
     ]
     for worker in workers:
+        assert "of the layer" in worker["layer_raises"]
         assert worker["wrapped_function"] == "trained 4 steps"
         for name in TRAINED:
             assert worker[name] == "trained", name
