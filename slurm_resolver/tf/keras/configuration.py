@@ -140,11 +140,14 @@ def _parts(thing: object) -> Parts:
 
 def _config(thing: Any, method: str) -> Parts:
     config: Parts = {}
+    shows = warnings.showwarning
+    # After `warnings.catch_warnings()`, Python would show each warning of the program once more.
+    warnings.showwarning = lambda *_, **__: None
     # The program's own code may raise anything.
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
+    with contextlib.suppress(Exception):
         config = dict(getattr(thing, method)())
         if hasattr(thing, "get_vocabulary"):  # which `adapt` has made, or a file has
             config["vocabulary"] = [str(word) for word in thing.get_vocabulary()]
         config["dtype"] = thing.dtype_policy.name  # instead of a configuration with this name
+    warnings.showwarning = shows
     return config

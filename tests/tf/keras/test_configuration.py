@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any, Callable
 
 import pytest
@@ -119,3 +120,14 @@ def test_a_model_that_is_not_compiled_can_be_described() -> None:
 def test_a_long_list_is_one_entry() -> None:
     lookup = keras.layers.StringLookup(vocabulary=[f"word {n}" for n in range(2000)])
     assert len(list(describe_model(model(layers=[lookup])))) < 200
+
+
+def test_description_shows_no_warning_and_repeats_none() -> None:
+    """Keras warns of a lambda; in Python, a warning is shown once."""
+    described = model(layers=[layers.Lambda(lambda x: x)])
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warnings.warn("of the program", stacklevel=1)
+            describe_model(described)
+    assert [str(one.message) for one in shown] == ["of the program"]
