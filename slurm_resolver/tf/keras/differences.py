@@ -29,7 +29,8 @@ REMEDY_OF_DATA = (
     "Expected the same global batches in the same order in every worker, of which each takes its "
     "rows. Seed whatever shuffles or generates the data alike in all workers, such as "
     "keras.utils.set_random_seed(1) and numpy.random.default_rng(1), sort the names of files, and "
-    "leave out deterministic=False. "
+    "leave out deterministic=False. If an earlier call has read a dataset that shuffles and "
+    "repeats, make a new one. "
     "Data that differs between workers needs AutoShardPolicy.OFF, and steps_per_epoch if its "
     "length differs."
 )

@@ -33,6 +33,7 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 from slurm_resolver.tf.keras.sharing import (
+    AT_ONCE,
     NO_SEED,
     Share,
     Sharing,
@@ -88,6 +89,10 @@ class _About(NamedTuple):
 class WorkerData:
     """What a worker reads of a dataset, over which Keras makes iterators.
 
+    Args:
+        whole: the dataset, of global batches.
+        goes_on: whether an iterator begins where an earlier one has stopped to read.
+
     Attributes:
         whole: the dataset, of global batches.
         shares: the dataset of `Share`s that the worker reads.
@@ -97,20 +102,19 @@ class WorkerData:
     shares: Dataset
     size: int | None
 
-    def __init__(self, whole: Dataset, generated: bool) -> None:
+    def __init__(self, whole: Dataset, goes_on: bool) -> None:
         self.whole = whole
-        self._is_generated = generated
+        self._goes_on = goes_on
 
     def __iter__(self) -> Iterator[Share]:
-        # The next reader of a generator does not get the batches that were read ahead. Their number
-        # is random, so the workers would be at different batches.
-        return iter(self.shares if self._is_generated else self.shares.prefetch(tf.data.AUTOTUNE))
+        # What is read ahead does not reach the next reader. All workers must read equally far: as
+        # far as one process usually reads.
+        return iter(self.shares.prefetch(1 if self._goes_on else tf.data.AUTOTUNE))
 
     def undivide(self) -> None:
         """Lets the worker read all rows."""
-        # A generator is not read ahead.
         self.shares = undivided_shares(
-            without(self.whole, [private_names.PREFETCHED] if self._is_generated else [])
+            without(self.whole, [private_names.PREFETCHED] if self._goes_on else [])
         )
         self.size = None
 
@@ -128,7 +132,9 @@ def share_out(dataset: Dataset, sharing: Sharing, in_memory: bool) -> WorkerData
     of_dataset = dataset.options().experimental_distribute.auto_shard_policy
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
-    data = WorkerData(dataset, generated=b"GeneratorDataset" in graph)
+    # A dataset that shuffles before it repeats draws an order for each repetition.
+    repeats = b"RepeatDataset" in graph and b"ShuffleDataset" in graph
+    data = WorkerData(dataset, goes_on=repeats or b"GeneratorDataset" in graph)
     if sharing.replicas > 1:
         try:
             data.shares, data.size = divide(dataset, sharing)
@@ -186,7 +192,7 @@ def divide(dataset: Dataset, sharing: Sharing) -> tuple[Dataset, int]:
             divided = _mapped(divided, later)
         else:
             divided = type(later)(divided, private_names.COUNT.of(later))
-    return divided.map(_as_share).with_options(dataset.options()), size
+    return divided.map(_as_share, **AT_ONCE).with_options(dataset.options()), size
 
 
 def _may_leave_few(source: Dataset, size: int, own: int, sharing: Sharing) -> bool:
@@ -308,8 +314,9 @@ def _mapped(pairs: Dataset, like: Dataset) -> Dataset:
         is_same = _contents(result, len(pairs.element_spec[0])) == _contents(like)
     if not is_same:
         raise UndividedError(
-            "a map is another one now than when the dataset was made, uses the batch size as a "
-            "constant, or calls Python in a condition or loop"
+            "a map is another one now than when the dataset was made (for a variable k of a loop, "
+            "write `lambda row, k=k:`), uses the batch size as a constant, or calls Python in a "
+            "condition or loop"
         )
     return result
 
@@ -376,7 +383,7 @@ def _check_state(graph: tf.Graph) -> None:
         draws = "seed" in node.attr and global_seed == NO_SEED
         if not draws or node.attr["seed"].i or node.attr["seed2"].i:
             raise UndividedError(
-                f"a map depends on earlier elements, or has a seed ({node.op}): omit the seed"
+                f"a map depends on earlier elements, or has a seed ({node.op}), which is optional"
             )
 
 

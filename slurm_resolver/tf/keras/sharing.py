@@ -11,6 +11,7 @@ a generator is not split at all.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, TypeVar, cast
@@ -31,6 +32,9 @@ _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 BYTES_PER_BUCKET = 25 * 2**20
+# Of a map that reads no element ahead, which the next reader of a generator would not get.
+# TensorFlow 2.16 always reads ahead.
+AT_ONCE = dict.fromkeys({"synchronous"} & {*inspect.signature(Dataset.map).parameters}, True)
 _OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
 
 
@@ -143,7 +147,7 @@ def undivided_shares(dataset: Dataset) -> Dataset:
         marks = {"drawn": tf.zeros([0])} if Origin.RANDOM in origins else {}
         return share(batch, origins)._replace(marks=marks)
 
-    return Dataset.zip((dataset,)).map(shared)
+    return Dataset.zip((dataset,)).map(shared, **AT_ONCE)
 
 
 def is_one_of(thing: object, kinds: Iterable[private_names.Name]) -> bool:

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import tensorflow as tf
 from keras_marks import KERAS_3
 from local_run import captured, in_step
 
-from slurm_resolver.tf.keras.division import UndividedError, divide
+from slurm_resolver.tf.keras.division import UndividedError, divide, share_out
 from slurm_resolver.tf.keras.iterators import make_iterator
 from slurm_resolver.tf.keras.sharing import Sharing
 
@@ -281,3 +282,24 @@ model.fit(generate(), steps_per_epoch=3, verbose=0, callbacks=[End()])
 def test_a_program_ends_while_a_generator_is_read_ahead(ending: str, status: int) -> None:
     program = [sys.executable, "-W", "ignore", "-c", READ_AHEAD % ending]
     captured(in_step("-n 2", *program), status=status, timeout=200)
+
+
+def test_of_a_generator_every_worker_reads_one_batch_ahead() -> None:
+    """The next reader of the generator begins behind it."""
+    read: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def numbers() -> Iterator[int]:
+        for number in range(99):
+            read.put(number)
+            yield number
+
+    generated = tf.data.Dataset.from_generator(numbers, output_signature=ROWS.element_spec)
+    data = share_out(generated.batch(1).prefetch(4), Sharing(0, 1, 2), in_memory=True)
+    assert data
+    iterator = iter(data)
+    for number in range(9):
+        next(iterator)
+        assert read.get(timeout=60) == number
+    assert read.get(timeout=60) == 9
+    with pytest.raises(queue.Empty):
+        read.get(timeout=0.2)
