@@ -137,6 +137,7 @@ def _run_munge(program: str, options: list[str], text: str) -> str:
             input=text,
             capture_output=True,
             text=True,
+            errors="replace",  # a stranger may offer anything
             timeout=_MUNGE_SECONDS,
         )
         if done.returncode in (0, _REPLAYED):
