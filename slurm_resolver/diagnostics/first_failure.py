@@ -104,19 +104,21 @@ class FailureReader(MessageReader):
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
         text = _COLOUR.sub("", text)
         super().read(text, number)
-        text = text[:_LONGEST].rstrip()
-        self.all_end |= bool(_ENDS_ALL.match(text))
-        self._refusal = Failure(number, text) if text.startswith("srun: error: ") else None
-        if _LAUNCHER.match(text):
-            self._read_node(text, number)
-            self._read_ends(text, number)
+        text = text.rstrip()
+        start = text[:_LONGEST]
+        self.all_end |= bool(_ENDS_ALL.match(start))
+        self._refusal = Failure(number, start) if start.startswith("srun: error: ") else None
+        if _LAUNCHER.match(start):
+            self._read_node(start, number)
+            self._read_ends(start, number)
             return
-        self.usage.extend(LINE.findall(text))
-        self._read_gone(text, number)
         rank, text = _LABELLED.findall(text)[0]
         self.is_labelled |= rank != ""
-        # A progress bar may end without a line's end.
-        self._tasks[rank].read(text.rpartition("\r")[2], number)
+        # A progress bar may end without a line's end, however often it was drawn.
+        text = text.rpartition("\r")[2][:_LONGEST]
+        self.usage.extend(LINE.findall(text))
+        self._read_gone(text, number)
+        self._tasks[rank].read(text, number)
 
     def _read_gone(self, text: str, number: int) -> None:
         gone = _GONE.match(text)

@@ -16,6 +16,7 @@ from slurm_resolver.diagnostics.message_search import search
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _MOST_LINES_OF_END = 20  # in which a program reports its errors before it exits
 _LAST_LINES = 2  # of a log
+_MOST_BEFORE = 200  # characters of a progress bar, before a traceback on its line
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -136,9 +137,9 @@ class TaskOutput:
             self._clue = None
         elif self.is_fatal and self.error(has_failed=True):
             self._complete(text)
-        elif _TRACEBACK in text[:_MOST_LINES_AFTER]:
+        elif _TRACEBACK in text[:_MOST_BEFORE]:
             self._in_traceback = True
-        elif self._in_traceback:
+        elif self._in_traceback or self._is_ignored:  # an ignored error may have no traceback
             text = _GROUP.sub("", text, count=1)
             if _ERROR.match(text):
                 self._in_traceback = False

@@ -93,6 +93,25 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
 
 
+BAR = b"".join(b"\r%d%%|####    | %d/9000 [00:10, loss=0.1]" % (i // 90, i) for i in range(400))
+ERRORS = {
+    "a progress bar without a line's end": BAR,
+    "an error without a traceback, in another thread or at the end of a child": (
+        b"Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w'>\n"
+        b"BrokenPipeError: [Errno 32] Broken pipe\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("before", ERRORS.values(), ids=list(ERRORS))
+@pytest.mark.parametrize("label", [b"", b"3: "], ids=["", "labelled"])
+def test_the_error_is_found_after(before: bytes, label: bytes) -> None:
+    log = before + b"Traceback (most recent call last):\nValueError: no\n" + b"bye\n" * 5
+    first = last_start(label + log.replace(b"\n", b"\n" + label)).first()
+    assert first
+    assert first.line == "ValueError: no"
+
+
 PIECES = [cue.encode() for known in KNOWN_MESSAGES for cue in known.cues.split("|")]
 PIECES += [b"\n", b"\r", b"\xff", b"/job:ps/task:1", b"0: ", b"Traceback (most recent call last)"]
 PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
