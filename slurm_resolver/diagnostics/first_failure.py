@@ -25,7 +25,7 @@ from operator import attrgetter
 
 from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.known_messages import FAULTS
-from slurm_resolver.diagnostics.message_search import MessageReader
+from slurm_resolver.diagnostics.message_search import MessageReader, printable
 from slurm_resolver.diagnostics.task_output import Failure, TaskOutput, kind_of
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -116,7 +116,7 @@ class FailureReader(MessageReader):
         self.is_labelled |= rank != ""
         # A progress bar may end without a line's end, however often it was drawn.
         text = text.rpartition("\r")[2][:_LONGEST]
-        self.usage.extend(LINE.findall(text))
+        self.usage.extend(map(printable, LINE.findall(text)))
         self._read_gone(text, number)
         self._tasks[rank].read(text, number)
 
