@@ -176,6 +176,14 @@ class FailureReader(MessageReader):
                 self.reported = self.reported or end_of_rank
             self.ended_on.update(expand_hostlist(nodes))
 
+    def still_runs(self, text: str) -> bool:
+        """Whether the task that writes a line runs on after srun has reported the end of others.
+
+        Without a label, it is taken for rank 0.
+        """
+        rank, _ = _LABELLED.findall(text)[0]
+        return bool(self.ended_on) and not self.all_end and (rank or "0") not in self.ends
+
     @property
     def has_failed(self) -> bool:
         """Whether a task has failed, or a message reports a fault after which no task trained."""

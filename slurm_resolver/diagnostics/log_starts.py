@@ -27,7 +27,7 @@ _BEGIN = re.compile(
     r"|training (?:resumes from|starts from the begin)"
     r"|slurm-resolver supervise: restart \d"
     r"|restart \d+ of at most "
-    r"|Initializing Coordination"
+    r"|(?P<leads>Initializing Coordination)"
 )
 
 
@@ -38,7 +38,8 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
     number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
-        if has_ended and _BEGIN.search(text):
+        begin = _BEGIN.search(text) if has_ended else None
+        if begin and not (begin["leads"] and reader.still_runs(text)):
             reader = FailureReader(file)
             has_ended = False
         reader.read(text, number)
