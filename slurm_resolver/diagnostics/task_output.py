@@ -160,7 +160,9 @@ class TaskOutput:
 
     def _complete(self, text: str) -> bool:
         """Adds the reason to the error, if this line has it; returns whether it has."""
-        if not self._error or not self._error.line.endswith((":", "'")) or _PLACE.match(text):
+        # In C++, the class of what is thrown comes before the reason.
+        ends = (":", "'") if self.is_fatal else ":"
+        if not self._error or not self._error.line.endswith(ends) or _PLACE.match(text):
             return False
         self._error = self._error._replace(line=f"{self._error.line} {text.strip()}")
         return True

@@ -113,6 +113,7 @@ def test_the_error_is_found_after(before: bytes, label: bytes) -> None:
 
 
 ENDS = "srun: error: n2: task 1: Exited with exit code 1\n"
+MISSING = "ModuleNotFoundError: No module named 'nump'"  # which is whole
 NEXT = "coordination_service.cc:221] Initializing CoordinationService\n"
 
 
@@ -120,14 +121,14 @@ NEXT = "coordination_service.cc:221] Initializing CoordinationService\n"
 @pytest.mark.parametrize(
     ("ends", "first"),
     [
-        (ENDS, "ModuleNotFoundError: no"),  # of a task that is faster than rank 0
+        (ENDS, MISSING),  # of a task that is faster than rank 0
         (ENDS + ENDS.replace("1:", "0:"), None),
         (ENDS + "srun: Terminating StepId=1.0\n", None),
     ],
     ids=["others start", "all have ended", "all are being ended"],
 )
 def test_a_start_has_ended_only_with_its_leader(ends: str, first: str | None, label: str) -> None:
-    error = ["Traceback (most recent call last):\n", "ModuleNotFoundError: no\n"]
+    error = ["Traceback (most recent call last):\n", f"{MISSING}\n"]
     log = "".join(label.format(1) + line for line in error) + ends + label.format(0) + NEXT
     found = last_start(log.encode()).first()
     assert (found and found.line) == first
