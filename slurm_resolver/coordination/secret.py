@@ -29,7 +29,7 @@ MUNGE_SOCKET_VARIABLE = "SLURM_RESOLVER_MUNGE_SOCKET"
 
 
 class RefusedError(RendezvousError):
-    """This task cannot take part in the step; to try again is of no use."""
+    """This task cannot take part in the step; retrying does not help."""
 
 
 _SHORTEST = 16  # characters
