@@ -60,6 +60,10 @@ _FATAL = re.compile(
     r"|.{0,300}: Assertion `.* failed"
     r"|\[\S+ : \d+\] RAW: "
 )
+# What may follow a bar of Keras, which does not end its line.
+_AFTER_BAR = re.compile(
+    r"Traceback \(most recent call last\)|Fatal Python error: |terminate called |F\d{4} [\d:.]+ "
+)
 # Words of an error near the beginning of a line, but no number of errors. What pyxis writes around
 # the reason, and TensorFlow's notes, are none.
 _CLUE = re.compile(
@@ -135,7 +139,11 @@ class TaskOutput:
         if _STEP.match(text):
             self.trained = number
             self._clue = None
-        elif self.is_fatal and self.error(has_failed=True):
+            error = _AFTER_BAR.search(text)
+            if not error:
+                return
+            text = text[error.start() :]
+        if self.is_fatal and self.error(has_failed=True):
             self._complete(text)
         elif _TRACEBACK in text[:_MOST_BEFORE]:
             self._in_traceback = True

@@ -94,7 +94,9 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
 
 
 BAR = b"".join(b"\r%d%%|####    | %d/9000 [00:10, loss=0.1]" % (i // 90, i) for i in range(400))
+KERAS_BAR = "\r13/99 ━━━━━━━━ 4s 5ms/step - accuracy: 0.1250 - loss: 1.2779".encode()
 ERRORS = {
+    "a bar of Keras": b"Epoch 1/2\n" + KERAS_BAR,
     "a progress bar without a line's end": BAR,
     "an error without a traceback, in another thread or at the end of a child": (
         b"Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w'>\n"
@@ -110,6 +112,15 @@ def test_the_error_is_found_after(before: bytes, label: bytes) -> None:
     first = last_start(label + log.replace(b"\n", b"\n" + label)).first()
     assert first
     assert first.line == "ValueError: no"
+
+
+@pytest.mark.parametrize(
+    "line", ["Fatal Python error: Aborted", "F0000 00:00:1795.84 8292 x.cc:221] Check failed: a"]
+)
+def test_the_end_of_a_process_is_found_after_a_bar(line: str) -> None:
+    first = last_start(KERAS_BAR + f"{line}\n{ENDS}".encode()).first()
+    assert first
+    assert first.line == line
 
 
 ENDS = "srun: error: n2: task 1: Exited with exit code 1\n"
