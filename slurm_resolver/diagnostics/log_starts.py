@@ -29,6 +29,11 @@ _BEGIN = re.compile(
     r"|restart \d+ of at most "
     r"|(?P<leads>Initializing Coordination)"
 )
+# A task has not ended its line, such as a progress bar, before srun reports an end; no line of a
+# task with its label.
+_UNENDED = re.compile(
+    r"(?! *\d{1,7}: |slurm-resolver supervise: ).+?(?=srun: error: \S+: tasks? \d)", re.DOTALL
+)
 
 
 def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
@@ -42,7 +47,10 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
         if begin and not (begin["leads"] and reader.still_runs(text)):
             reader = FailureReader(file)
             has_ended = False
-        reader.read(text, number)
-        has_ended = has_ended or _END.match(text) is not None
+        unended = _UNENDED.match(text)
+        at = unended.end() if unended else 0
+        for part in filter(None, (text[:at], text[at:])):
+            reader.read(part, number)
+            has_ended = has_ended or _END.match(part) is not None
         number += piece.endswith(b"\n")
     return reader
