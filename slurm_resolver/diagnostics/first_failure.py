@@ -35,6 +35,12 @@ _TIME = r"(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* )?"
 # The rank of --label, and the line.
 _LABELLED = re.compile(rf"{_TIME}(?: *(\d{{1,7}}): ?)?{_TIME}(.*)", re.DOTALL)
 _LAUNCHER = re.compile("srun: (?!fatal: )|slurm-resolver (?:run|supervise): ")
+# What a task has not ended, such as a progress bar, before a launcher reports the end of one.
+UNENDED = re.compile(
+    r"(?! *\d{1,7}: |slurm-resolver supervise: ).+?"
+    r"(?=srun: error: \S+: tasks? \d|slurm-resolver run: task \d)",
+    re.DOTALL,
+)
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # How tasks ended: their nodes; the node, if it is one; the ranks; the words. srun names several
 # nodes if their tasks ended alike ("n[8-9]: tasks 0-1"), `slurm-resolver run` none.
@@ -102,6 +108,10 @@ class FailureReader(MessageReader):
 
     def read(self, text: str, number: int) -> None:
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
+        unended = UNENDED.match(text)
+        if unended:
+            self.read(unended[0], number)
+            text = text[unended.end() :]
         text = _COLOUR.sub("", text)
         super().read(text, number)
         text = text.rstrip()

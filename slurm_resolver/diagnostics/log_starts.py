@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import BinaryIO
 
-from slurm_resolver.diagnostics.first_failure import FailureReader
+from slurm_resolver.diagnostics.first_failure import UNENDED, FailureReader
 
 _LONGEST = 1024 * 1024  # bytes that are read as one line
 
@@ -21,6 +21,7 @@ _END = re.compile(
     r"|slurm-resolver run: task "
     r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
     r"|.{0,80}training saved.* because of "
+    rf"|{UNENDED.pattern}"
 )
 _BEGIN = re.compile(
     r"\bcheck: \d+ (?:ok|skipped|warning|failed)\b"
@@ -28,11 +29,6 @@ _BEGIN = re.compile(
     r"|slurm-resolver supervise: restart \d"
     r"|restart \d+ of at most "
     r"|(?P<leads>Initializing Coordination)"
-)
-# A task has not ended its line, such as a progress bar, before srun reports an end; no line of a
-# task with its label.
-_UNENDED = re.compile(
-    r"(?! *\d{1,7}: |slurm-resolver supervise: ).+?(?=srun: error: \S+: tasks? \d)", re.DOTALL
 )
 
 
@@ -47,10 +43,7 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
         if begin and not (begin["leads"] and reader.still_runs(text)):
             reader = FailureReader(file)
             has_ended = False
-        unended = _UNENDED.match(text)
-        at = unended.end() if unended else 0
-        for part in filter(None, (text[:at], text[at:])):
-            reader.read(part, number)
-            has_ended = has_ended or _END.match(part) is not None
+        reader.read(text, number)
+        has_ended = has_ended or _END.match(text) is not None
         number += piece.endswith(b"\n")
     return reader

@@ -124,6 +124,8 @@ def test_the_end_of_a_process_is_found_after_a_bar(line: str) -> None:
 
 
 ENDS = "srun: error: n2: task 1: Exited with exit code 1\n"
+
+
 @pytest.mark.parametrize("how", ["Killed", "Segmentation fault", "Exited with exit code 1"])
 def test_the_end_of_a_task_is_found_after_a_bar(how: str) -> None:
     """As srun 26.05 writes it if one file has both outputs."""
@@ -131,6 +133,10 @@ def test_the_end_of_a_task_is_found_after_a_bar(how: str) -> None:
     first = last_start(KERAS_BAR + f"{killed}{ENDS}".encode()).first()
     assert first
     assert (first.task, first.line) == ("rank 0 on n9", how)
+    by_run = b"slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks\n"
+    first = last_start(KERAS_BAR + by_run).first()
+    assert first
+    assert (first.task, first.line) == ("rank 0", "SIGKILL")
     nested = f"3: {killed}3: Traceback (most recent call last):\n3: ValueError: no\n"
     first = last_start(nested.encode()).first()
     assert first
