@@ -121,7 +121,7 @@ def _describe_first(
         findings: in all logs, the first failure's first.
     """
     file = readers[0].file
-    line = printable(first.line)
+    line = first.line
     cause = findings[0] if findings else None
     if first.is_end and cause and cause.file == file and cause.known.kind in CAUSES:
         line += f", after: {cause.line}"
@@ -130,7 +130,7 @@ def _describe_first(
         firsts = map(FailureReader.first, readers)
         ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
         task = ends.pop() if len(ends) == 1 else ""
-    return f"{task} failed first: {line} ({file}:{first.line_number})".lstrip()
+    return printable(f"{task} failed first: {line} ({file}:{first.line_number})")
 
 
 def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:

@@ -51,6 +51,7 @@ def add_arguments(add: OptionAdder) -> None:
     add(
         "-t --time TIME",
         "time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours",
+        default="0",  # none
     )
     add("--signal SIG[@S]", "send the tasks a signal S seconds (60) before the time limit")
     # One option for each spelling: with an optional value argparse would take the next word for it.
@@ -100,7 +101,7 @@ def main(args: Namespace) -> int:
         RunOptions,
         command=command,
         gpu_variables=gpu_variables(args.gpus, os.environ),
-        time_limit=args.time and parse_time(args.time),
-        limit_signal=args.signal and parse_signal(args.signal),
+        time_limit=parse_time(args.time),
+        limit_signal=None if args.signal is None else parse_signal(args.signal),
     )
     return asyncio.run(run_job(options))

@@ -13,7 +13,7 @@ from slurm_resolver.coordination.usage import (
     Workers,
     advise,
     describe,
-    share_of,
+    shares_of,
     slowest,
 )
 from slurm_resolver.coordination.wire import Message
@@ -96,11 +96,12 @@ def table(workers: Workers) -> str:
     """Returns a line for each worker, below the headings."""
     rows = [[*_COLUMNS]]
     for name, report in workers.items():
+        shares = shares_of(report)
         values = {
             **report._asdict(),
             "name": name,
-            "data": share_of(report, DATA),
-            "between": share_of(report, BETWEEN),
+            "data": shares[DATA],
+            "between": shares[BETWEEN],
         }
         rows.append([cell.format(**values) for cell in _COLUMNS.values()])
     return "\n".join(aligned(rows, _NUMBERS))

@@ -157,7 +157,7 @@ class Monitor:
     def tick(self) -> None:
         """Reports a stall, and its end; called several times a second while all processes answer.
 
-        What a process does that does not answer is unknown, and `silence` names it.
+        What a silent process does is unknown; `silence` names it.
         """
         workers = self._workers()
         if not (self._limit and workers):

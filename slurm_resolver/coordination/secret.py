@@ -29,7 +29,7 @@ MUNGE_SOCKET_VARIABLE = "SLURM_RESOLVER_MUNGE_SOCKET"
 
 
 class RefusedError(RendezvousError):
-    """This task cannot take part in the step; to try again is of no use."""
+    """This task cannot take part in the step; retrying does not help."""
 
 
 _SHORTEST = 16  # characters
@@ -137,6 +137,7 @@ def _run_munge(program: str, options: list[str], text: str) -> str:
             input=text,
             capture_output=True,
             text=True,
+            errors="replace",  # a stranger may offer anything
             timeout=_MUNGE_SECONDS,
         )
         if done.returncode in (0, _REPLAYED):

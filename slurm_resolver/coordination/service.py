@@ -131,7 +131,7 @@ class Service:
         self._departed: list[int] = []
         # what tasks tell all others, by topic and rank
         self._told: dict[tuple[str, int], Message] = {}
-        # the connections of who has not proved the secret; the oldest come first
+        # the connections whose other end has not proved the secret; the oldest come first
         self._strangers: dict[StreamWriter, None] = {}
         self._thread = Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
@@ -185,7 +185,7 @@ class Service:
         while self._links and monotonic() < until:
             await sleep(_TICK_SECONDS / 25)
         server.close()
-        await sleep(_TICK_SECONDS / 25)  # who has just connected can be cancelled then
+        await sleep(_TICK_SECONDS / 25)  # a new connection can be cancelled then
 
     def _tick(self) -> None:
         if self._departed:  # one message, as large steps end at once

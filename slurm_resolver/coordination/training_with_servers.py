@@ -106,8 +106,7 @@ class ServedTraining:
         """Takes the announcement of a task, and answers with the state of the training."""
         rank = process.rank
         # The task's next program belongs to the next training, whose service has not started yet.
-        is_next = self._processes.get(rank, process) != process
-        if self._outcome and is_next and rank not in self._present:
+        if self._outcome and self._processes.get(rank, process) != process:
             return
         if not self._jobs:
             if self.is_leaving:
@@ -138,9 +137,9 @@ class ServedTraining:
         return {rank for rank, job in enumerate(self._jobs) if job == wanted}
 
     def ended(self, process: Process, failure: str) -> None:
-        """Takes the end of a process."""
+        """Takes the end of a process, before any message of the task's next one."""
         rank = process.rank
-        if rank not in self._present or process != self._processes[rank]:
+        if rank not in self._present:
             return
         self._present.remove(rank)
         if self._outcome:

@@ -113,9 +113,10 @@ def describe(workers: Workers, nodes: int = 0) -> str:
 
 def _details(workers: Workers) -> list[str]:
     """Returns the share of each cause, and what is known of the GPUs and of a slow worker."""
+    shares = shares_of(*workers.values())
     parts = [
         f"{cause} {share:.0%}"
-        for cause, share in sorted(_mean_shares(workers).items(), key=itemgetter(1), reverse=True)
+        for cause, share in sorted(shares.items(), key=itemgetter(1), reverse=True)
         if share >= _SHOWN
     ]
     memory = max(report.gpu_memory for report in workers.values())
@@ -139,14 +140,14 @@ def advise(workers: Workers) -> list[str]:
     slow = slowest(workers)
     # Where it is not known how long the others wait, they wait for the slowest one.
     waits_unseen = slow and STEPS in workers[slow].seconds
-    shares = _mean_shares({slow: workers[slow]} if waits_unseen else workers)
+    shares = shares_of(*([workers[slow]] if waits_unseen else workers.values()))
     cause = max(_REMEDIES, key=shares.__getitem__)
     share = shares[cause]
     is_whole = any(report.whole_data for report in workers.values())
     if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
         # A worker that waits nearly as long as the others waits for the network, as they do.
         is_slow = slow and (
-            waits_unseen or (cause == WAITING and share_of(workers[slow], WAITING) < share / 2)
+            waits_unseen or (cause == WAITING and shares_of(workers[slow])[cause] < share / 2)
         )
         if is_slow and cause != VALIDATION:
             lines.append(_advise_of_one(workers, slow))
@@ -161,7 +162,9 @@ def advise(workers: Workers) -> list[str]:
 
 def slowest(workers: Workers) -> str:
     """Returns the name of the worker for which the others wait; "" if none is clearly slower."""
-    busy = {name: share_of(report, *_BUSY) for name, report in workers.items()}
+    busy = {
+        name: sum(shares_of(report)[cause] for cause in _BUSY) for name, report in workers.items()
+    }
     slow = max(busy, key=busy.__getitem__, default="")
     if not slow or busy[slow] - median_low(busy.values()) < _SLOWER:
         return ""
@@ -173,25 +176,20 @@ def seconds_of(workers: Workers) -> float:
     return max(sum(report.seconds.values()) for report in workers.values())
 
 
-def share_of(report: Report, *causes: str) -> float:
-    """Returns which share of a worker's time had one of these causes."""
-    total = sum(report.seconds.values())
-    return sum(report.seconds.get(cause, 0.0) for cause in causes) / total if total else 0.0
-
-
-def _mean_shares(workers: Workers) -> defaultdict[str, float]:
-    """Returns which share of the workers' time had each cause; 0 for any other."""
+def shares_of(*reports: Report) -> Mapping[str, float]:
+    """Returns which share of the workers' time had each cause: a mean; 0 for any other cause."""
     shares = defaultdict[str, float](float)
-    for report in workers.values():
-        for cause in report.seconds:
-            shares[cause] += share_of(report, cause) / len(workers)
+    for report in reports:
+        total = sum(report.seconds.values()) or 1.0
+        for cause, seconds in report.seconds.items():
+            shares[cause] += seconds / total / len(reports)
     return shares
 
 
 def _advise_of_one(workers: Workers, slow: str) -> str:
     """Returns what the slowest worker does for longer than the others, and the remedy."""
-    own = _mean_shares({slow: workers[slow]})
-    usual = _mean_shares({name: report for name, report in workers.items() if name != slow})
+    own = shares_of(workers[slow])
+    usual = shares_of(*[report for name, report in workers.items() if name != slow])
     cause = max(_BUSY, key=lambda cause: own[cause] - usual[cause])
     return (
         f"the others wait for {slow}: {cause} takes {own[cause]:.0%} of its time, and "

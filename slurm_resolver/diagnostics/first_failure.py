@@ -25,7 +25,7 @@ from operator import attrgetter
 
 from slurm_resolver.coordination.usage import LINE
 from slurm_resolver.diagnostics.known_messages import FAULTS
-from slurm_resolver.diagnostics.message_search import MessageReader
+from slurm_resolver.diagnostics.message_search import MessageReader, printable
 from slurm_resolver.diagnostics.task_output import Failure, TaskOutput, kind_of
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -35,6 +35,12 @@ _TIME = r"(?:\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* )?"
 # The rank of --label, and the line.
 _LABELLED = re.compile(rf"{_TIME}(?: *(\d{{1,7}}): ?)?{_TIME}(.*)", re.DOTALL)
 _LAUNCHER = re.compile("srun: (?!fatal: )|slurm-resolver (?:run|supervise): ")
+# What a task has not ended, such as a progress bar, before a launcher reports the end of one.
+UNENDED = re.compile(
+    r"(?! *\d{1,7}: |slurm-resolver supervise: ).+?"
+    r"(?=srun: error: \S+: tasks? \d|slurm-resolver run: task \d)",
+    re.DOTALL,
+)
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # How tasks ended: their nodes; the node, if it is one; the ranks; the words. srun names several
 # nodes if their tasks ended alike ("n[8-9]: tasks 0-1"), `slurm-resolver run` none.
@@ -102,21 +108,27 @@ class FailureReader(MessageReader):
 
     def read(self, text: str, number: int) -> None:
         """Reads the next line, or the first piece of a long line; `number` is the line's."""
+        unended = UNENDED.match(text)
+        if unended:
+            self.read(unended[0], number)
+            text = text[unended.end() :]
         text = _COLOUR.sub("", text)
         super().read(text, number)
-        text = text[:_LONGEST].rstrip()
-        self.all_end |= bool(_ENDS_ALL.match(text))
-        self._refusal = Failure(number, text) if text.startswith("srun: error: ") else None
-        if _LAUNCHER.match(text):
-            self._read_node(text, number)
-            self._read_ends(text, number)
+        text = text.rstrip()
+        start = text[:_LONGEST]
+        self.all_end |= bool(_ENDS_ALL.match(start))
+        self._refusal = Failure(number, start) if start.startswith("srun: error: ") else None
+        if _LAUNCHER.match(start):
+            self._read_node(start, number)
+            self._read_ends(start, number)
             return
-        self.usage.extend(LINE.findall(text))
-        self._read_gone(text, number)
         rank, text = _LABELLED.findall(text)[0]
         self.is_labelled |= rank != ""
-        # A progress bar may end without a line's end.
-        self._tasks[rank].read(text.rpartition("\r")[2], number)
+        # A progress bar may end without a line's end, however often it was drawn.
+        text = text.rpartition("\r")[2][:_LONGEST]
+        self.usage.extend(map(printable, LINE.findall(text)))
+        self._read_gone(text, number)
+        self._tasks[rank].read(text, number)
 
     def _read_gone(self, text: str, number: int) -> None:
         gone = _GONE.match(text)
@@ -173,6 +185,14 @@ class FailureReader(MessageReader):
                 self.ends.setdefault(rank, end_of_rank)
                 self.reported = self.reported or end_of_rank
             self.ended_on.update(expand_hostlist(nodes))
+
+    def still_runs(self, text: str) -> bool:
+        """Whether the task that writes a line runs on after srun has reported the end of others.
+
+        Without a label, it is taken for rank 0.
+        """
+        rank, _ = _LABELLED.findall(text)[0]
+        return bool(self.ended_on) and not self.all_end and (rank or "0") not in self.ends
 
     @property
     def has_failed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import BinaryIO
 
-from slurm_resolver.diagnostics.first_failure import FailureReader
+from slurm_resolver.diagnostics.first_failure import UNENDED, FailureReader
 
 _LONGEST = 1024 * 1024  # bytes that are read as one line
 
@@ -21,13 +21,14 @@ _END = re.compile(
     r"|slurm-resolver run: task "
     r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
     r"|.{0,80}training saved.* because of "
+    rf"|{UNENDED.pattern}"
 )
 _BEGIN = re.compile(
     r"\bcheck: \d+ (?:ok|skipped|warning|failed)\b"
     r"|training (?:resumes from|starts from the begin)"
     r"|slurm-resolver supervise: restart \d"
     r"|restart \d+ of at most "
-    r"|Initializing Coordination"
+    r"|(?P<leads>Initializing Coordination)"
 )
 
 
@@ -38,7 +39,8 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
     number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
-        if has_ended and _BEGIN.search(text):
+        begin = _BEGIN.search(text) if has_ended else None
+        if begin and not (begin["leads"] and reader.still_runs(text)):
             reader = FailureReader(file)
             has_ended = False
         reader.read(text, number)

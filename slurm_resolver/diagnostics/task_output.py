@@ -16,6 +16,7 @@ from slurm_resolver.diagnostics.message_search import search
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _MOST_LINES_OF_END = 20  # in which a program reports its errors before it exits
 _LAST_LINES = 2  # of a log
+_MOST_BEFORE = 200  # characters of a progress bar, before a traceback on its line
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -58,6 +59,10 @@ _FATAL = re.compile(
     r"|.{0,300}\b(?:error while loading shared libraries|symbol lookup error|relocation error): "
     r"|.{0,300}: Assertion `.* failed"
     r"|\[\S+ : \d+\] RAW: "
+)
+# What may follow a bar of Keras, which does not end its line.
+_AFTER_BAR = re.compile(
+    r"Traceback \(most recent call last\)|Fatal Python error: |terminate called |F\d{4} [\d:.]+ "
 )
 # Words of an error near the beginning of a line, but no number of errors. What pyxis writes around
 # the reason, and TensorFlow's notes, are none.
@@ -134,11 +139,15 @@ class TaskOutput:
         if _STEP.match(text):
             self.trained = number
             self._clue = None
-        elif self.is_fatal and self.error(has_failed=True):
+            error = _AFTER_BAR.search(text)
+            if not error:
+                return
+            text = text[error.start() :]
+        if self.is_fatal and self.error(has_failed=True):
             self._complete(text)
-        elif _TRACEBACK in text[:_MOST_LINES_AFTER]:
+        elif _TRACEBACK in text[:_MOST_BEFORE]:
             self._in_traceback = True
-        elif self._in_traceback:
+        elif self._in_traceback or self._is_ignored:  # an ignored error may have no traceback
             text = _GROUP.sub("", text, count=1)
             if _ERROR.match(text):
                 self._in_traceback = False
@@ -159,7 +168,9 @@ class TaskOutput:
 
     def _complete(self, text: str) -> bool:
         """Adds the reason to the error, if this line has it; returns whether it has."""
-        if not self._error or not self._error.line.endswith((":", "'")) or _PLACE.match(text):
+        # In C++, the class of what is thrown comes before the reason.
+        ends = (":", "'") if self.is_fatal else ":"
+        if not self._error or not self._error.line.endswith(ends) or _PLACE.match(text):
             return False
         self._error = self._error._replace(line=f"{self._error.line} {text.strip()}")
         return True

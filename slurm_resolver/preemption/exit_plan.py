@@ -141,7 +141,7 @@ def _start_clock(step: SlurmStep) -> Clock:
 
 
 def _requeue_in_slurm(step: SlurmStep, restarts: int, others: int, seconds_left: Clock) -> ExitPlan:
-    """Requeues the job, which was restarted so often before, if its state allows it.
+    """Requeues the job if its state allows it; it was restarted `restarts` times before.
 
     `others` is how many tasks of a step that received SIGTERM alone did not save.
 

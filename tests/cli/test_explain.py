@@ -53,6 +53,15 @@ def test_what_a_log_holds_does_nothing_to_the_terminal(log: Path, capsys: Captur
     assert all(character.isprintable() or character == "\n" for character in printed)
     assert "]0;x" in printed
     assert "at n [2J" in printed
+    log.write_bytes(
+        b"slurm_resolver: usage of fit: 1 epoch\x1b]0;y\x07\n"
+        b"worker 1 (rank 1 on n\x1b]0;z\x079) is lost: its process has ended\n"
+    )
+    assert main(["explain", log.name]) == 1
+    assert capsys.readouterr().out == (
+        "rank 1 on n ]0;z 9 failed first: its process has ended (slurm-8.out:2)\n"
+        "usage of fit: 1 epoch ]0;y\n"
+    )
     assert main(["explain", "\x1b[31m.log"]) == 2
     assert "\x1b" not in capsys.readouterr().err
 

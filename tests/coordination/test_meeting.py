@@ -353,6 +353,14 @@ def test_munge(environ: Patch, munged: Munged) -> None:
         secret.Secret()
 
 
+@pytest.mark.parametrize("credential", ["\ud800", b"\xff" * 64], ids=["no text", "of no text"])
+def test_a_credential_without_a_key(munged: Munged, credential: str | bytes) -> None:
+    if isinstance(credential, bytes):
+        credential = munged.munge(credential, os.geteuid())
+    with pytest.raises(RendezvousError, match="munge"):
+        secret.accept_offer({"means": "munge", "credential": credential}, "S")
+
+
 def test_a_short_secret(environ: Patch) -> None:
     environ.setenv(secret.VARIABLE, "short")
     with pytest.raises(RendezvousError, match="SLURM_RESOLVER_SECRET has 5 characters; expected"):

@@ -93,6 +93,77 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
 
 
+BAR = b"".join(b"\r%d%%|####    | %d/9000 [00:10, loss=0.1]" % (i // 90, i) for i in range(400))
+KERAS_BAR = "\r13/99 ━━━━━━━━ 4s 5ms/step - accuracy: 0.1250 - loss: 1.2779".encode()
+ERRORS = {
+    "a bar of Keras": b"Epoch 1/2\n" + KERAS_BAR,
+    "a progress bar without a line's end": BAR,
+    "an error without a traceback, in another thread or at the end of a child": (
+        b"Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w'>\n"
+        b"BrokenPipeError: [Errno 32] Broken pipe\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("before", ERRORS.values(), ids=list(ERRORS))
+@pytest.mark.parametrize("label", [b"", b"3: "], ids=["", "labelled"])
+def test_the_error_is_found_after(before: bytes, label: bytes) -> None:
+    log = before + b"Traceback (most recent call last):\nValueError: no\n" + b"bye\n" * 5
+    first = last_start(label + log.replace(b"\n", b"\n" + label)).first()
+    assert first
+    assert first.line == "ValueError: no"
+
+
+@pytest.mark.parametrize(
+    "line", ["Fatal Python error: Aborted", "F0000 00:00:1795.84 8292 x.cc:221] Check failed: a"]
+)
+def test_the_end_of_a_process_is_found_after_a_bar(line: str) -> None:
+    first = last_start(KERAS_BAR + f"{line}\n{ENDS}".encode()).first()
+    assert first
+    assert first.line == line
+
+
+ENDS = "srun: error: n2: task 1: Exited with exit code 1\n"
+
+
+@pytest.mark.parametrize("how", ["Killed", "Segmentation fault", "Exited with exit code 1"])
+def test_the_end_of_a_task_is_found_after_a_bar(how: str) -> None:
+    """As srun 26.05 writes it if one file has both outputs."""
+    killed = f"srun: error: n9: task 0: {how}\nsrun: Terminating StepId=5.0\n"
+    first = last_start(KERAS_BAR + f"{killed}{ENDS}".encode()).first()
+    assert first
+    assert (first.task, first.line) == ("rank 0 on n9", how)
+    by_run = b"slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks\n"
+    first = last_start(KERAS_BAR + by_run).first()
+    assert first
+    assert (first.task, first.line) == ("rank 0", "SIGKILL")
+    nested = f"3: {killed}3: Traceback (most recent call last):\n3: ValueError: no\n"
+    first = last_start(nested.encode()).first()
+    assert first
+    assert first.task == "rank 3"
+
+
+MISSING = "ModuleNotFoundError: No module named 'nump'"  # which is whole
+NEXT = "coordination_service.cc:221] Initializing CoordinationService\n"
+
+
+@pytest.mark.parametrize("label", ["", "{}: "], ids=["", "labelled"])
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        (ENDS, MISSING),  # of a task that is faster than rank 0
+        (ENDS + ENDS.replace("1:", "0:"), None),
+        (ENDS + "srun: Terminating StepId=1.0\n", None),
+    ],
+    ids=["others start", "all have ended", "all are being ended"],
+)
+def test_a_start_has_ended_only_with_its_leader(ends: str, first: str | None, label: str) -> None:
+    error = ["Traceback (most recent call last):\n", f"{MISSING}\n"]
+    log = "".join(label.format(1) + line for line in error) + ends + label.format(0) + NEXT
+    found = last_start(log.encode()).first()
+    assert (found and found.line) == first
+
+
 PIECES = [cue.encode() for known in KNOWN_MESSAGES for cue in known.cues.split("|")]
 PIECES += [b"\n", b"\r", b"\xff", b"/job:ps/task:1", b"0: ", b"Traceback (most recent call last)"]
 PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]

@@ -133,6 +133,8 @@ def test_reserved_ports_are_free_ones() -> None:
         ("-n 0 -- true", "'0': expected a number from 1 to 4096"),
         ("-- no-such-program", "'no-such-program' is not a program"),
         ("-t soon -- true", "--time 'soon': expected minutes, minutes:seconds"),
+        ("--time= -- true", "--time '': expected minutes, minutes:seconds"),
+        ("--signal= -- true", "--signal '': expected SIGNAL"),
     ],
 )
 def test_errors(words: str, message: str, capsys: Captured) -> None:

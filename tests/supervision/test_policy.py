@@ -138,6 +138,10 @@ srun: error: n2: task 1: Segmentation fault (core dumped)
 saved 75 rank 1 on n2 at TIME, Exited with exit code 75
 srun: error: n2: task 1: Exited with exit code 75
 
+task 137 rank 1 on n2 at TIME, Killed
+ 50%|#####     | 50/100 [00:10<00:10,  5.00it/s]srun: error: n2: task 1: Killed
+srun: Terminating StepId=1.0
+
 task 143 rank 1 on n2 at TIME, Terminated
 srun: error: n2: task 1: Terminated
 
