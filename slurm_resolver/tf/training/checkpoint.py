@@ -43,7 +43,7 @@ _BATCH_BY_BATCH = (
 _ERROR_WAIT = 5.0
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
-# therefore serves all trainings of a process, and saves the current one on its signals.
+# therefore serves all trainings of a process, and saves the one that trains on its signals.
 _handler: Any = None
 _running: Any = None
 
@@ -188,6 +188,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""
+        global _running
+        _running = self  # another training may have been made since
         _handler.save_checkpoint_if_preempted()
         if self._every and self._since >= self._every:
             self.save()
