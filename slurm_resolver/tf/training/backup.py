@@ -370,6 +370,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             layers = private_names.FLATTEN_LAYERS.of(model)()
             saved = [*model.variables, *optimizer, *layers, model.optimizer]
             self._states = CallbackStates(self._others, saved)
+            private_names.INITIAL_EPOCH.set(model, None)  # which this fit has read
         self._states.apply(self._saved.get("callbacks", {}))
         self._tell(*self._states.problems())
 
@@ -445,7 +446,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                 backup.drawn = 0
             backup.save()
         _finished[self._key] += 1
-        private_names.INITIAL_EPOCH.set(self.model, None)
         self._data = None  # which also holds this callback
         self._iterator = None
 

@@ -7,11 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folders import helper, quiet_helper
+from keras_3 import keras
 from keras_marks import KERAS_3
 from kinds import Fields, Strings
+from labelled_rows import BrokenOffError
 from local_run import captured, in_step
+
+import slurm_resolver as sr
 
 pytestmark = KERAS_3
 
@@ -115,3 +120,47 @@ def test_a_finished_training_is_not_told_what_it_could_not_resume(tmp_path: Path
     program = ["optimizer_that_is_not_built", f"--folder={tmp_path}", "--steps=99"]
     logs = [train(1, *program)[1] for _ in range(2)]
     assert [log.count(WARNING) for log in logs] == [1, 0], logs
+
+
+class CountedEpochs(keras.utils.PyDataset):  # type: ignore[misc]
+    """Four batches, and how many epochs have ended."""
+
+    ended = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return np.ones([2, 1]), np.ones([2, 1])
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+class BreaksOff(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.left == 0:
+            raise BrokenOffError
+        self.left -= 1
+
+
+def test_a_fit_that_failed_leaves_its_epoch_to_no_other_fit(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def fail(steps: int) -> None:
+        termination = sr.termination_config(None, signals=())
+        callbacks = [
+            BreaksOff(steps),
+            sr.BackupAndResume(str(tmp_path), termination, save_every=1),
+        ]
+        with pytest.raises(BrokenOffError):
+            model.fit(CountedEpochs(), epochs=3, verbose=0, callbacks=callbacks)
+
+    for _ in range(2):
+        fail(6)
+    assert model.fit(CountedEpochs(), epochs=2, verbose=0).epoch == [0, 1]
