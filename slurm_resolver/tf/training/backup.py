@@ -154,7 +154,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._iterator: Any = None  # over the data
         self._functions: set[str] | None = None  # those that were there before the first step
-        self._last = 0  # how many epochs have been read when training ends
+        self._read: Any = None  # the epochs, and steps of the next, that were read at the end
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
         self._restore()
@@ -215,7 +215,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                     fit,
                     data,
                     findings,
-                    last=self._saved["last"] or backup.epoch,
+                    read=self._saved["read"] or (backup.epoch, 0),
                     steps=None if resized else self._saved["steps"],
                     says=backup.leads,
                 )
@@ -259,14 +259,17 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             elif iterator is not self._iterator:
                 self._backup.drawn = 0
             self._iterator = iterator
-            if self._until and self.model.stop_training:  # in a step that was trained before
-                return
-            if step[0] + count > self._until:
+            ends = step[0] + count
+            if ends > self._until:
                 self._restore_random()
                 yield step
-            elif self._draws:
+                continue
+            if self._draws:
                 with contextlib.suppress(StopIteration):
                     draw(iterator, count)
+            is_last = ends + count > self._until
+            if is_last and self.model.stop_training:  # a callback has ended the training there
+                break
         self._restore_random()
 
     @contextlib.contextmanager
@@ -278,6 +281,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         except Exception as error:
             self._backup.save_after(error, is_between_steps=self._got_no_data(error))
             raise
+        self._stopped = self.model.stop_training  # within this epoch: Keras has read no further
         # As `fit` does, since a callback may have evaluated after the last step.
         results = self.model.get_metrics_result()
         if results.keys() == self._logs.keys():
@@ -336,10 +340,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         return {
             "callbacks": self._states.collect(),
             "content": self._content,
-            "last": self._last,
             "logs": _as_numbers(self._logs),
             "metrics": self._trained_metrics or [variable.numpy() for variable in self._metrics()],
             "random": random_states(),
+            "read": self._read,
             "steps": private_names.NUM_BATCHES.of(self._data),
             "stop": bool(self.model.stop_training),
         }
@@ -439,7 +443,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._restore_callbacks()
             self._restore_random()
         else:
-            self._last = backup.epoch + 1
+            self._read = (backup.epoch, backup.step) if self._stopped else (backup.epoch + 1, 0)
             backup.epoch = self.params["epochs"]
             backup.step = 0
             if private_names.STEPS_PER_EPOCH.of(self._data) is None:  # one iterator for each epoch

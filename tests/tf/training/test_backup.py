@@ -17,6 +17,7 @@ from labelled_rows import BrokenOffError
 from local_run import captured, in_step
 
 import slurm_resolver as sr
+from slurm_resolver.tf.training import backup
 
 pytestmark = KERAS_3
 
@@ -135,6 +136,55 @@ class CountedEpochs(keras.utils.PyDataset):  # type: ignore[misc]
 
     def on_epoch_end(self) -> None:
         self.ended += 1
+
+
+class StopsWithinEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Draws in each step, and ends the training in the second epoch."""
+
+    def __init__(self, stop: int, breaks_off: bool) -> None:
+        super().__init__()
+        self.stop = stop
+        self.breaks_off = breaks_off
+        self.steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        np.random.random()
+        self.steps += 1
+        self.model.stop_training = self.steps == self.stop
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.breaks_off and self.model.stop_training:
+            raise BrokenOffError
+
+
+@pytest.mark.parametrize("stop", [6, 8])  # of 4 steps in each epoch
+@pytest.mark.parametrize("breaks_off", [True, False])
+def test_after_a_fit_that_was_stopped_within_an_epoch_a_program_goes_on_alike(
+    tmp_path: Path, stop: int, breaks_off: bool
+) -> None:
+    """The data and the random numbers are those of the next fit."""
+
+    def train(folder: str, breaks_off: bool = False) -> Any:
+        backup._finished.clear()  # as in the program's next start
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = CountedEpochs()
+        termination = sr.termination_config(None, signals=())
+        callbacks = [
+            StopsWithinEpoch(stop, breaks_off),
+            sr.BackupAndResume(folder, termination, save_every=1),
+        ]
+        model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
+        return data.ended, np.random.random()
+
+    whole = train(str(tmp_path / "whole"))
+    if breaks_off:
+        with pytest.raises(BrokenOffError):
+            train(str(tmp_path / "again"), breaks_off)
+    else:
+        train(str(tmp_path / "again"))
+    assert train(str(tmp_path / "again")) == whole
 
 
 class BreaksOff(keras.callbacks.Callback):  # type: ignore[misc]
