@@ -143,13 +143,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if problem:
             raise problem
         self._come_last(callbacks)
-        self._begin(fit, data)
-
-    def _begin(self, fit: SimpleNamespace, data: EpochIterator) -> None:
-        """Restores the training. Keras is beginning to train.
-
-        `fit` has the variables of Keras' `fit`, and `data` makes the iterators over the data.
-        """
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._iterator: Any = None  # over the data
@@ -254,9 +247,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         count = self.model.steps_per_execution
         for step in call():
             iterator = step[-1]
-            if self._iterator is None:
-                self._restore_metrics()
-            elif iterator is not self._iterator:
+            if self._iterator is not None and self._iterator is not iterator:
                 self._backup.drawn = 0
             self._iterator = iterator
             ends = step[0] + count
@@ -302,8 +293,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _restore_metrics(self) -> None:
         """Restores the metrics of the steps that were trained before."""
-        if not self._until:
-            return
         saved = self._saved["metrics"]
         variables = self._metrics()
         if [np.shape(value) for value in saved] == [variable.shape for variable in variables]:
@@ -365,6 +354,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._until:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
+            self._restore_metrics()
             self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
