@@ -195,7 +195,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
         # With batches of another size, an epoch has another number of steps.
-        resized = self._is_left() and backup.begin_data(_batch_size(data))
+        resized = self._is_left() and backup.begin_data(
+            _batch_size(data), self.model.steps_per_execution
+        )
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
         self._before: Any = None  # the states of global random generators before data was read

@@ -142,17 +142,20 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         if self.restored:
             tf.train.Checkpoint(**self._state).read(self.restored).expect_partial()
 
-    def begin_data(self, batch_size: int) -> bool:
+    def begin_data(self, batch_size: int, count: int = 1) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
 
-        The count of samples stays the same; it is rounded down to a batch.
+        The number of samples stays the same, rounded down to `count` batches, which are read
+        together.
         """
         before = self.batch_size
         self.batch_size = batch_size
         if before in (0, batch_size) or not batch_size:
             return False
-        self.step = self.step * before // batch_size
-        self.drawn, repeated = divmod(self.drawn * before, batch_size)
+        samples = self.drawn * before
+        self.step = self.step * before // (batch_size * count) * count
+        self.drawn = samples // (batch_size * count) * count
+        repeated = samples - self.drawn * batch_size
         if self.leads and (self.drawn or repeated):
             warn(
                 "a global batch has %s samples now, and had %s in the checkpoint: training resumes "
