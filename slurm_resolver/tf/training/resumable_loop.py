@@ -90,7 +90,7 @@ class ResumableLoop(Backup):
 
         Args:
             data: all batches of the epoch, in the same order each time; or one iterator over the
-                batches of all epochs.
+                batches of all epochs, which must keep their size in all starts.
             steps: how many steps an epoch has; None: it ends with the data.
         """
         iterator = self._skip_trained(data)
