@@ -104,6 +104,9 @@ class ResumableLoop(Backup):
                 reporter.end_step()
                 phase = STEP
                 self.after_steps()
+        except GeneratorExit:  # the program has left the epoch, with a batch that it has read
+            self.drawn += 1
+            raise
         finally:
             reporter.enter(IDLE, "")
 
