@@ -41,7 +41,7 @@ from slurm_resolver.tf.training.random_states import (
 )
 from slurm_resolver.tf.training.termination import TerminationConfig
 
-# The fits that this program has ended, by folder; one that was interrupted goes on in the next.
+# How many fits have ended in this program, by folder. The next one continues one that failed.
 _finished = Counter[str]()
 
 
@@ -371,7 +371,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         self._tell(*self._states.problems())
 
     def _tell(self, *problems: str) -> None:
-        """Lets the leader say, once, why this training cannot resume exactly."""
+        """Warns once, in the leader, for each reason why this training cannot resume exactly."""
         for problem in problems:
             if problem and self._backup.leads and self._is_left():
                 warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")

@@ -26,7 +26,7 @@ from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.dataset_graph import SEED, Findings, look_through
 
-_ROWS = 1000  # how many of an array tell it from another one
+_ROWS = 1000  # of an array, which its checksum covers at most
 _SOURCES = (private_names.GENERATOR, private_names.PY_DATASET)
 
 

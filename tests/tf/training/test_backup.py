@@ -159,7 +159,7 @@ class StopsWithinEpoch(keras.callbacks.Callback):  # type: ignore[misc]
 
 @pytest.mark.parametrize("stop", [6, 8])  # of 4 steps in each epoch
 @pytest.mark.parametrize("breaks_off", [True, False])
-def test_after_a_fit_that_was_stopped_within_an_epoch_a_program_goes_on_alike(
+def test_after_a_fit_that_was_stopped_within_an_epoch_the_next_one_is_the_same(
     tmp_path: Path, stop: int, breaks_off: bool
 ) -> None:
     """The data and the random numbers are those of the next fit."""
