@@ -41,7 +41,7 @@ from slurm_resolver.tf.training.random_states import (
 )
 from slurm_resolver.tf.training.termination import TerminationConfig
 
-# The fits that this program has ended, by folder; one that was interrupted goes on in the next.
+# How many fits have ended in this program, by folder. The next one continues one that failed.
 _finished = Counter[str]()
 
 
@@ -143,18 +143,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if problem:
             raise problem
         self._come_last(callbacks)
-        self._begin(fit, data)
-
-    def _begin(self, fit: SimpleNamespace, data: EpochIterator) -> None:
-        """Restores the training. Keras is beginning to train.
-
-        `fit` has the variables of Keras' `fit`, and `data` makes the iterators over the data.
-        """
         self._data = data
         self._states: Any = None  # of the other callbacks, from the first epoch on
         self._iterator: Any = None  # over the data
         self._functions: set[str] | None = None  # those that were there before the first step
-        self._last = 0  # how many epochs have been read when training ends
+        self._read: Any = None  # the epochs, and steps of the next, that were read at the end
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._logs: Any = {}  # of the epoch's last step
         self._restore()
@@ -202,7 +195,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Sets the epoch at which Keras begins, and reads what the earlier ones have read."""
         backup = self._backup
         # With batches of another size, an epoch has another number of steps.
-        resized = self._is_left() and backup.begin_data(_batch_size(data))
+        resized = self._is_left() and backup.begin_data(
+            _batch_size(data), self.model.steps_per_execution
+        )
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         self._draws = not (resized and private_names.STEPS_PER_EPOCH.of(data))
         self._before: Any = None  # the states of global random generators before data was read
@@ -215,7 +210,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
                     fit,
                     data,
                     findings,
-                    last=self._saved["last"] or backup.epoch,
+                    read=self._saved["read"] or (backup.epoch, 0),
                     steps=None if resized else self._saved["steps"],
                     says=backup.leads,
                 )
@@ -254,19 +249,20 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         count = self.model.steps_per_execution
         for step in call():
             iterator = step[-1]
-            if self._iterator is None:
-                self._restore_metrics()
-            elif iterator is not self._iterator:
+            if self._iterator is not None and self._iterator is not iterator:
                 self._backup.drawn = 0
             self._iterator = iterator
-            if self._until and self.model.stop_training:  # in a step that was trained before
-                return
-            if step[0] + count > self._until:
+            ends = step[0] + count
+            if ends > self._until:
                 self._restore_random()
                 yield step
-            elif self._draws:
+                continue
+            if self._draws:
                 with contextlib.suppress(StopIteration):
                     draw(iterator, count)
+            is_last = ends + count > self._until
+            if is_last and self.model.stop_training:  # a callback has ended the training there
+                break
         self._restore_random()
 
     @contextlib.contextmanager
@@ -278,6 +274,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         except Exception as error:
             self._backup.save_after(error, is_between_steps=self._got_no_data(error))
             raise
+        self._stopped = self.model.stop_training  # within this epoch: Keras has read no further
         # As `fit` does, since a callback may have evaluated after the last step.
         results = self.model.get_metrics_result()
         if results.keys() == self._logs.keys():
@@ -298,8 +295,6 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _restore_metrics(self) -> None:
         """Restores the metrics of the steps that were trained before."""
-        if not self._until:
-            return
         saved = self._saved["metrics"]
         variables = self._metrics()
         if [np.shape(value) for value in saved] == [variable.shape for variable in variables]:
@@ -336,10 +331,10 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         return {
             "callbacks": self._states.collect(),
             "content": self._content,
-            "last": self._last,
             "logs": _as_numbers(self._logs),
             "metrics": self._trained_metrics or [variable.numpy() for variable in self._metrics()],
             "random": random_states(),
+            "read": self._read,
             "steps": private_names.NUM_BATCHES.of(self._data),
             "stop": bool(self.model.stop_training),
         }
@@ -361,6 +356,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._until:
             self._restore_callbacks()
             self._backup.restore_again()  # a LearningRateScheduler has changed the rate
+            self._restore_metrics()
             self.model.stop_training = self._saved["stop"]
 
     def _restore_callbacks(self) -> None:
@@ -370,11 +366,12 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             layers = private_names.FLATTEN_LAYERS.of(model)()
             saved = [*model.variables, *optimizer, *layers, model.optimizer]
             self._states = CallbackStates(self._others, saved)
+            private_names.INITIAL_EPOCH.set(model, None)  # which this fit has read
         self._states.apply(self._saved.get("callbacks", {}))
         self._tell(*self._states.problems())
 
     def _tell(self, *problems: str) -> None:
-        """Lets the leader say, once, why this training cannot resume exactly."""
+        """Warns once, in the leader, for each reason why this training cannot resume exactly."""
         for problem in problems:
             if problem and self._backup.leads and self._is_left():
                 warn_once(f"if this training is interrupted, it will not resume exactly: {problem}")
@@ -438,14 +435,13 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
             self._restore_callbacks()
             self._restore_random()
         else:
-            self._last = backup.epoch + 1
+            self._read = (backup.epoch, backup.step) if self._stopped else (backup.epoch + 1, 0)
             backup.epoch = self.params["epochs"]
             backup.step = 0
             if private_names.STEPS_PER_EPOCH.of(self._data) is None:  # one iterator for each epoch
                 backup.drawn = 0
             backup.save()
         _finished[self._key] += 1
-        private_names.INITIAL_EPOCH.set(self.model, None)
         self._data = None  # which also holds this callback
         self._iterator = None
 

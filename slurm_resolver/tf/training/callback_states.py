@@ -5,7 +5,7 @@ The state of a callback is that of its attributes, by their names::
     steps     "", 7                        a plain value, see `fit_state`
     recent    "deque", [0.5, 0.4]          the content of an object of a known class
     best      "Best", {"loss": 0.4}        an object of the program, whose attributes are plain
-    count     "function", "?…"             anything else: a digest, which tells if it has changed
+    count     "function", "?…"             anything else: a digest, to notice changes
 
 Reading it runs no code that the checkpoint names: the values are put into the objects that the
 program has made again.

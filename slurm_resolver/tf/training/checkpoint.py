@@ -43,7 +43,7 @@ _BATCH_BY_BATCH = (
 _ERROR_WAIT = 5.0
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
-# therefore serves all trainings of a process, and saves the current one on its signals.
+# therefore serves all trainings of a process, and saves the one that trains on its signals.
 _handler: Any = None
 _running: Any = None
 
@@ -142,17 +142,20 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         if self.restored:
             tf.train.Checkpoint(**self._state).read(self.restored).expect_partial()
 
-    def begin_data(self, batch_size: int) -> bool:
+    def begin_data(self, batch_size: int, count: int = 1) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
 
-        The count of samples stays the same; it is rounded down to a batch.
+        The number of samples stays the same, rounded down to `count` batches, which are read
+        together.
         """
         before = self.batch_size
         self.batch_size = batch_size
         if before in (0, batch_size) or not batch_size:
             return False
-        self.step = self.step * before // batch_size
-        self.drawn, repeated = divmod(self.drawn * before, batch_size)
+        samples = self.drawn * before
+        self.step = self.step * before // (batch_size * count) * count
+        self.drawn = samples // (batch_size * count) * count
+        repeated = samples - self.drawn * batch_size
         if self.leads and (self.drawn or repeated):
             warn(
                 "a global batch has %s samples now, and had %s in the checkpoint: training resumes "
@@ -188,6 +191,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""
+        global _running
+        _running = self  # another training may have been made since
         _handler.save_checkpoint_if_preempted()
         if self._every and self._since >= self._every:
             self.save()

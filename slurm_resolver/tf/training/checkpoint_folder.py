@@ -152,21 +152,22 @@ class CheckpointFolder:
         Raises:
             ResumeError: if it is one of another program or of another model.
         """
-        is_readable = False
         try:
             tf.train.load_checkpoint(path)
-            is_readable = True
+        except Exception as error:  # TensorFlow raises other errors than its own
+            return cause_of(error)
+        try:
             status = self._checkpoint.restore(path).expect_partial()
             if self._is_complete:
                 status.assert_consumed()
             else:
                 status.assert_existing_objects_matched()
-        except Exception as error:  # TensorFlow raises other errors than its own
-            if is_readable and isinstance(error, _OF_OTHER_MODELS):
-                raise ResumeError(
-                    f"{path} belongs to another model or program: {cause_of(error)}. Give each "
-                    "training its own folder."
-                ) from error
+        except _OF_OTHER_MODELS as error:
+            raise ResumeError(
+                f"{path} belongs to another model or program: {cause_of(error)}. Give each "
+                "training its own folder."
+            ) from error
+        except Exception as error:
             return cause_of(error)
         return ""
 
@@ -222,7 +223,7 @@ class CheckpointFolder:
         """Removes what an interrupted save has left."""
         for path in map(self._path, self._list(_UNFINISHED)):
             try:
-                gfile.remove(path)  # also a link, and not what it leads to
+                gfile.remove(path)  # of a link, the link itself
             except tf.errors.OpError:
                 gfile.rmtree(path)
 

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.compat.v1 import NodeDef
 from tensorflow.data import Dataset
@@ -49,7 +48,7 @@ _SEEDS = ("seed", "seed2")
 SEED = "call keras.utils.set_random_seed(n)"
 _ops = tf.Graph()  # knows TensorFlow's operations
 Nodes = dict[str, NodeDef]  # of a graph, by name
-Bodies = dict[str, Iterable[NodeDef]]  # the nodes of functions, by the function's name
+Bodies = dict[str, Nodes]  # of functions, by the function's name
 
 
 class Findings(NamedTuple):
@@ -73,9 +72,9 @@ def look_through(dataset: Dataset) -> Findings:
     graph = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
     if not graph.node:
         return Findings(again=True)
-    functions = {body.signature.name: body.node_def for body in graph.library.function}
-    nodes = {node.name: node for node in graph.node}
-    called = itertools.chain(*functions.values())
+    nodes = _by_name(graph.node)
+    functions = {body.signature.name: _by_name(body.node_def) for body in graph.library.function}
+    called = itertools.chain(*[body.values() for body in functions.values()])
     again = any(map(_changes, called)) or _draws_late(nodes, graph.node[-1])
     return Findings(
         again,
@@ -95,6 +94,10 @@ def captures_of(dataset: Dataset) -> set[int]:
     functions = private_names.FUNCTIONS.of(dataset)()
     captures = {id(captured) for one in functions for captured in one.function.captured_inputs}
     return captures.union(*map(captures_of, private_names.INPUTS.of(dataset)()))
+
+
+def _by_name(nodes: Iterable[NodeDef]) -> Nodes:
+    return {node.name: node for node in nodes}
 
 
 def is_random(node: NodeDef) -> bool:
@@ -146,13 +149,23 @@ def _checksum(nodes: Iterable[NodeDef]) -> int:
 
 def _find_other(dataset: Dataset, nodes: Nodes, functions: Bodies) -> str:
     """Returns why every run reads other data, and what to write; "" if none is known."""
-    for node in nodes.values():
-        if _lacks_seed(nodes, node):
-            return f"{node.op} has no seed: {SEED} first"
-        for called in _called(functions, node.attr["f"].func.name):
-            problem = _problem_of_draws(called, node)
-            if problem:
-                return problem
+    for body in (nodes, *functions.values()):
+        for node in body.values():
+            if _lacks_seed(body, node):
+                return f"{node.op} has no seed: {SEED} first"
+            if is_random(node) and not any(node.attr[seed].i for seed in _SEEDS):
+                return (
+                    f"a function of the data calls {node.op} without a seed: {SEED} first, and "
+                    "pass seed=n to it"
+                )
+            if node.op.startswith("Parallel"):
+                for called in _called(functions, node):
+                    if is_random(called) or called.op.startswith("Rng"):
+                        return (
+                            f"a map with num_parallel_calls calls {called.op}, from which several "
+                            "threads draw: leave out num_parallel_calls, or use "
+                            "tf.random.stateless_uniform and the like"
+                        )
     if dataset.options().deterministic is False or any(
         node.attr["deterministic"].s == b"false" for node in nodes.values()
     ):
@@ -160,34 +173,27 @@ def _find_other(dataset: Dataset, nodes: Nodes, functions: Bodies) -> str:
     return ""
 
 
-def _problem_of_draws(node: NodeDef, caller: NodeDef) -> str:
-    """Returns why a node in a function draws other numbers in each run; "" if it does not."""
-    if is_random(node) and not any(node.attr[seed].i for seed in _SEEDS):
-        return (
-            f"a function of the data calls {node.op} without a seed: {SEED} first, and pass seed=n "
-            "to it"
-        )
-    draws = is_random(node) or node.op.startswith("Rng")
-    if draws and caller.op.startswith("Parallel"):
-        return (
-            f"a map with num_parallel_calls calls {node.op}, from which several threads draw: "
-            "leave out num_parallel_calls, or use tf.random.stateless_uniform and the like"
-        )
-    return ""
-
-
 def _lacks_seed(nodes: Nodes, node: NodeDef) -> bool:
+    """Whether a dataset has seeds, and both are zero."""
+    if not is_stateful(node):
+        return False
     arguments = [argument.name for argument in _ops.op_def_for_type(node.op).input_arg]
-    seeds = [nodes[name] for argument, name in zip(arguments, node.input) if argument in _SEEDS]
-    values = [tf.make_ndarray(seed.attr["value"].tensor) for seed in seeds if seed.op == "Const"]
-    return len(values) == len(_SEEDS) and not np.any(values)
+    inputs = dict(zip(arguments, node.input))
+    seeds = [nodes.get(inputs.get(seed, "").split(":")[0]) for seed in _SEEDS]
+    return all(
+        seed is not None
+        and seed.op == "Const"
+        and not tf.make_ndarray(seed.attr["value"].tensor).any()
+        for seed in seeds
+    )
 
 
-def _called(functions: Bodies, name: str) -> list[NodeDef]:
-    """Returns the nodes of a function, and of those that it calls."""
+def _called(functions: Bodies, caller: NodeDef) -> list[NodeDef]:
+    """Returns the nodes of the functions that a node calls, and of those that these call."""
     left = dict(functions)
-    body = list(left.pop(name, ()))
+    body = [caller]
     for node in body:
         for attr in node.attr.values():
-            body += left.pop(attr.func.name, ())
-    return body
+            for function in (attr.func, *attr.list.func):
+                body += left.pop(function.name, {}).values()
+    return body[1:]

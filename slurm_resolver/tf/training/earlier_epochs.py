@@ -26,7 +26,7 @@ from slurm_resolver.tf.keras.sharing import NO_SEED, is_one_of
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.dataset_graph import SEED, Findings, look_through
 
-_ROWS = 1000  # how many of an array tell it from another one
+_ROWS = 1000  # of an array, which its checksum covers at most
 _SOURCES = (private_names.GENERATOR, private_names.PY_DATASET)
 
 
@@ -78,22 +78,24 @@ def read_earlier(
     fit: SimpleNamespace,
     data: EpochIterator,
     findings: Findings,
-    last: int,
+    read: tuple[int, int],
     steps: int | None,
     says: bool,
 ) -> None:
-    """Reads the data of the epochs before `last` again.
+    """Reads the data of earlier epochs again.
 
     Args:
         model: the model.
         fit: has the variables of Keras' `fit`.
         data: makes Keras' iterators.
         findings: those of `findings_of`.
-        last: the epoch that comes after them.
+        read: how many epochs were read, and how many steps of the next one if the training ended
+            there.
         steps: how many steps Keras began in each epoch, if it had to count them.
         says: whether to log how many batches are read.
     """
-    epochs = range(fit.initial_epoch, last)
+    last, stop = read
+    epochs = range(fit.initial_epoch, last + bool(stop))
     counted = steps if private_names.NUM_BATCHES.of(data) is None else math.inf
     again = findings.again or private_names.STEPS_PER_EPOCH.of(data) is not None or counted is None
     batches = len(epochs) * (data.num_batches or (steps or 1) - 1)
@@ -102,7 +104,7 @@ def read_earlier(
     validation = _validation_of(model, fit, data)
     validates = private_names.VALIDATES.of(model)
     for epoch in epochs:
-        _read_epoch(data, None if again else counted)
+        _read_epoch(data, None if again else counted, stop if epoch == last else 0)
         if validation and validates(epoch, fit.validation_freq):
             validation.reset()
             _read_epoch(validation)
@@ -110,8 +112,11 @@ def read_earlier(
         private_names.VALIDATION_DATA.set(model, validation)
 
 
-def _read_epoch(data: EpochIterator, ends: float | None = None) -> None:
-    """Goes through an epoch: to the step `ends`, reading nothing, or drawing all batches."""
+def _read_epoch(data: EpochIterator, ends: float | None = None, stop: int = 0) -> None:
+    """Goes through an epoch: to the step `ends`, reading nothing, or drawing all batches.
+
+    It ends after `stop` steps, if they are given, as a training that a callback has ended.
+    """
     count = data.steps_per_execution
     with private_names.CATCH_STOP_ITERATION.of(data)():
         for step in data:
@@ -119,6 +124,8 @@ def _read_epoch(data: EpochIterator, ends: float | None = None) -> None:
                 draw(step[-1], count)
             elif step[0] + count >= ends:
                 raise StopIteration
+            if step[0] + count == stop:
+                break
 
 
 def _validation_of(model: Model, fit: SimpleNamespace, data: Any) -> Any:

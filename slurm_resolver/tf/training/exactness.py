@@ -11,7 +11,7 @@ from slurm_resolver.tf.training.dataset_graph import is_random
 def problem_of_step(before: set[str], checkpoint: tf.train.Checkpoint) -> str:
     """Returns what is wrong with the functions of the first step; "" if nothing is.
 
-    They are those that were not there `before`. The checkpoint has what is saved.
+    These are the functions whose names are not in `before`. The checkpoint holds what is saved.
     """
     context = private_names.CONTEXT.get()()
     names = sorted(function_names() - before)

@@ -38,8 +38,9 @@ def _encode(value: Any) -> Any:
     """Returns the value in a form that JSON supports."""
     if type(value) in _ALONE:
         return value
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV":
-        proto = tf.make_tensor_proto(value)
+    is_array = type(value) is np.ndarray or isinstance(value, np.generic)  # a mask would be lost
+    if is_array and value.dtype.kind in "biufcV":
+        proto = tf.make_tensor_proto(value.astype(value.dtype.newbyteorder("=")))
         return {"array": base64.b64encode(proto.SerializeToString()).decode()}
     name = type(value).__name__
     if _COLLECTIONS.get(name) is not type(value):

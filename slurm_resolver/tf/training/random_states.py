@@ -49,7 +49,7 @@ def set_random_states(states: States) -> None:
 def restore_random(saved: States, before: States) -> None:
     """Gives the generators their saved states, if none has drawn from them since `before`.
 
-    Those that have changed since are used by the data, which have drawn again what they drew.
+    The others are used by the data, which were read again and drew from them as before.
     """
     now = random_states()
     set_random_states(

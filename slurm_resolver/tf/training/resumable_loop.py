@@ -90,7 +90,7 @@ class ResumableLoop(Backup):
 
         Args:
             data: all batches of the epoch, in the same order each time; or one iterator over the
-                batches of all epochs.
+                batches of all epochs, which must keep their size in all starts.
             steps: how many steps an epoch has; None: it ends with the data.
         """
         iterator = self._skip_trained(data)
@@ -104,6 +104,9 @@ class ResumableLoop(Backup):
                 reporter.end_step()
                 phase = STEP
                 self.after_steps()
+        except GeneratorExit:  # the program has left the epoch, with a batch that it has read
+            self.drawn += 1
+            raise
         finally:
             reporter.enter(IDLE, "")
 

@@ -7,11 +7,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folders import helper, quiet_helper
+from keras_3 import keras
 from keras_marks import KERAS_3
 from kinds import Fields, Strings
+from labelled_rows import BrokenOffError
 from local_run import captured, in_step
+
+import slurm_resolver as sr
+from slurm_resolver.tf.training import backup
 
 pytestmark = KERAS_3
 
@@ -115,3 +121,96 @@ def test_a_finished_training_is_not_told_what_it_could_not_resume(tmp_path: Path
     program = ["optimizer_that_is_not_built", f"--folder={tmp_path}", "--steps=99"]
     logs = [train(1, *program)[1] for _ in range(2)]
     assert [log.count(WARNING) for log in logs] == [1, 0], logs
+
+
+class CountedEpochs(keras.utils.PyDataset):  # type: ignore[misc]
+    """Four batches, and how many epochs have ended."""
+
+    ended = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return np.ones([2, 1]), np.ones([2, 1])
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+class StopsWithinEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Draws in each step, and ends the training in the second epoch."""
+
+    def __init__(self, stop: int, breaks_off: bool) -> None:
+        super().__init__()
+        self.stop = stop
+        self.breaks_off = breaks_off
+        self.steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        np.random.random()
+        self.steps += 1
+        self.model.stop_training = self.steps == self.stop
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.breaks_off and self.model.stop_training:
+            raise BrokenOffError
+
+
+@pytest.mark.parametrize("stop", [6, 8])  # of 4 steps in each epoch
+@pytest.mark.parametrize("breaks_off", [True, False])
+def test_after_a_fit_that_was_stopped_within_an_epoch_the_next_one_is_the_same(
+    tmp_path: Path, stop: int, breaks_off: bool
+) -> None:
+    """The data and the random numbers are those of the next fit."""
+
+    def train(folder: str, breaks_off: bool = False) -> Any:
+        backup._finished.clear()  # as in the program's next start
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = CountedEpochs()
+        termination = sr.termination_config(None, signals=())
+        callbacks = [
+            StopsWithinEpoch(stop, breaks_off),
+            sr.BackupAndResume(folder, termination, save_every=1),
+        ]
+        model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
+        return data.ended, np.random.random()
+
+    whole = train(str(tmp_path / "whole"))
+    if breaks_off:
+        with pytest.raises(BrokenOffError):
+            train(str(tmp_path / "again"), breaks_off)
+    else:
+        train(str(tmp_path / "again"))
+    assert train(str(tmp_path / "again")) == whole
+
+
+class BreaksOff(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.left == 0:
+            raise BrokenOffError
+        self.left -= 1
+
+
+def test_a_fit_that_failed_leaves_its_epoch_to_no_other_fit(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def fail(steps: int) -> None:
+        termination = sr.termination_config(None, signals=())
+        callbacks = [
+            BreaksOff(steps),
+            sr.BackupAndResume(str(tmp_path), termination, save_every=1),
+        ]
+        with pytest.raises(BrokenOffError):
+            model.fit(CountedEpochs(), epochs=3, verbose=0, callbacks=callbacks)
+
+    for _ in range(2):
+        fail(6)
+    assert model.fit(CountedEpochs(), epochs=2, verbose=0).epoch == [0, 1]

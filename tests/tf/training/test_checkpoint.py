@@ -139,6 +139,15 @@ def test_with_batches_of_another_size_it_resumes_at_the_last_whole_batch(
     assert [text for text in caplog.messages if "global batch" in text] == SAID
 
 
+def test_it_resumes_before_a_whole_call_of_keras_with_several_steps(tmp_path: Path) -> None:
+    """With steps_per_execution=3: 3 steps of 12 samples are 4 of 8, the first 3 in one call."""
+    loop = sr.ResumableLoop(str(tmp_path), **Story().options)
+    loop.begin_data(12)
+    loop.after_steps(3)
+    assert loop.begin_data(8, 3)
+    assert (loop.step, loop.drawn) == (3, 3)
+
+
 def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
     """The preemption comes during a validation. 80 samples make 6 batches of 12, and 8 remain."""
     program = [*helper("slurm_train.py"), "keras", str(tmp_path)]

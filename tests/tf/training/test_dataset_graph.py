@@ -17,6 +17,11 @@ def draw(row: Any) -> Any:
     return tf.random.uniform((), seed=1)
 
 
+def branches(row: Any) -> Any:
+    index = tf.cast(row % 2, tf.int32)
+    return tf.switch_case(index, [lambda: 1.0, lambda: tf.random.uniform(())])
+
+
 # A dataset, whether to draw again, and how the reason begins why another run reads other data.
 DATASETS: Any = [
     (ROWS.map(lambda row: row + 1).batch(3), False, ""),
@@ -29,7 +34,16 @@ DATASETS: Any = [
     (ROWS.concatenate(SHUFFLED), True, ""),
     (ROWS.shuffle(9), False, "ShuffleDatasetV3 has no seed"),
     (ROWS.map(lambda row: tf.random.uniform(())), False, "a function of the data calls RandomUni"),
+    (ROWS.filter(lambda row: tf.random.uniform(()) < 0.5), False, "a function of the data calls R"),
+    (ROWS.map(branches), False, "a function of the data calls RandomUniform"),
+    (ROWS.flat_map(lambda row: ROWS.shuffle(9)), False, "ShuffleDatasetV3 has no seed"),
+    (ROWS.flat_map(lambda row: ROWS.shuffle(9, seed=1)), False, ""),
     (ROWS.map(draw, num_parallel_calls=2), False, "a map with num_parallel_calls calls RandomUni"),
+    (
+        ROWS.flat_map(lambda row: ROWS.map(draw, num_parallel_calls=2)),
+        False,
+        "a map with num_parallel_calls calls RandomUni",
+    ),
     (
         ROWS.map(lambda row: row, num_parallel_calls=2, deterministic=False),
         False,

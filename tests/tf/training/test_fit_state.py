@@ -19,6 +19,8 @@ PLAIN: list[Any] = [
     (1, [2.5, {"a": {1, 2}, 3: frozenset()}]),
     np.zeros([0, 4]),
     [np.ones(3)],
+    np.arange(3, dtype=">f4"),  # bytes in another order than this machine's
+    np.arange(3, dtype=">i8")[1],
 ]
 
 
@@ -29,7 +31,10 @@ def test_a_plain_value_comes_back(value: Any) -> None:
     assert type(again) is type(value)
 
 
-@pytest.mark.parametrize("value", [b"a", open, [Counter("a")], np.array(["a"])])
+MASKED: Any = np.ma.masked_array([1.0, 2.0], [False, True])
+
+
+@pytest.mark.parametrize("value", [b"a", open, [Counter("a")], np.array(["a"]), MASKED])
 def test_no_other_value_has_a_text(value: Any) -> None:
     with pytest.raises(TypeError):
         pack(value)

@@ -34,3 +34,24 @@ def test_each_batch_is_a_step_once(tmp_path: Path, is_endless: bool, steps_befor
         train(steps_before)
     train(EPOCHS * STEPS)
     assert seen == list(range(EPOCHS * STEPS))
+
+
+def test_batches_of_an_epoch_that_the_program_leaves_are_read(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def train(most: int) -> None:
+        termination = sr.termination_config(None, signals=())
+        loop = sr.ResumableLoop(str(tmp_path), termination=termination, save_every=1)
+        data = iter(range(EPOCHS * STEPS))
+        for _ in loop.epochs(EPOCHS):
+            for batch in loop.batches(data):
+                if len(seen) == most:
+                    raise BrokenOffError
+                seen.append(batch)
+                if len(seen) % STEPS == 0:
+                    break
+
+    with pytest.raises(BrokenOffError):
+        train(STEPS + 2)
+    train(EPOCHS * STEPS)
+    assert seen == list(range(EPOCHS * STEPS))

@@ -76,3 +76,26 @@ def test_the_second_training_of_a_program_saves_on_the_signals_of_its_own_config
 ) -> None:
     done = captured([sys.executable, "-c", TWO_TRAININGS, str(tmp_path)], REQUEUE_STATUS)
     assert "of epoch 1 because of SIGUSR1: exit status 75" in done.stderr
+
+
+TRAINED_FIRST = """\
+import os, signal, sys, time
+import tensorflow as tf
+import slurm_resolver as sr
+
+first, _ = [
+    sr.ResumableLoop(f"{sys.argv[1]}/{number}", x=tf.Variable(0.0)) for number in range(2)
+]
+for _ in first.epochs(1):
+    for step in first.batches(range(60)):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        elif step > 2:
+            time.sleep(0.5)
+"""
+
+
+def test_the_training_that_runs_saves_though_another_was_made_after_it(tmp_path: Path) -> None:
+    done = captured([sys.executable, "-c", TRAINED_FIRST, str(tmp_path)], REQUEUE_STATUS)
+    assert "training saved at step 0" not in done.stderr
+    assert [path.parent.name for path in tmp_path.rglob("*.index")] == ["0"]
