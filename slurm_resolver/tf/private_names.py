@@ -205,6 +205,12 @@ SET_TRACEBACK = OptionalName("tensorflow.python.client.pywrap_tf_session:TF_SetO
 OPERATION_IN_C = OptionalName("tensorflow:Operation()._c_op")
 USER_FRAMES = OptionalName("tensorflow.python.util._tf_stack:StackTrace.get_user_frames")
 
+# Without it, TensorFlow looks for the graph in each step.
+CALL_FLAT = OptionalName(
+    "tensorflow.python.eager.polymorphic_function.concrete_function:"
+    "ConcreteFunction._call_flat(self, tensor_inputs, captured_inputs)"
+)
+
 # A metric's variables are the same in all workers.
 ADD_VARIABLE = Name(
     "keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)"

@@ -20,10 +20,10 @@ from slurm_resolver.coordination import TAKE_PART
 from slurm_resolver.errors import FitError, JobsError, KerasError
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.calls import SCOPE
+from slurm_resolver.tf.keras.compiled import compiled
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import Structure, without_optionals
-from slurm_resolver.tf.keras.step_function import compiled
 from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_any_rows
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.strategy_start import starting_together

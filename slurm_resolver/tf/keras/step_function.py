@@ -21,12 +21,12 @@ import itertools
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.types.experimental import PolymorphicFunction
 
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
+from slurm_resolver.tf.keras.compiled import CompiledStep
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
@@ -53,16 +53,9 @@ from slurm_resolver.tf.keras.traced_step import (
 )
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
-from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import noting, reporter
 
 _COMPARED = 64  # steps of `train_on_batch` between two comparisons of the weights
-
-
-def compiled(function: Method) -> PolymorphicFunction:
-    """Compiles a function into a graph."""
-    function = tf.autograph.experimental.do_not_convert(function)
-    return tf.function(function, reduce_retracing=True)
 
 
 class StepFunction:
@@ -86,7 +79,7 @@ class StepFunction:
         self._verification = Verification(model, kind, steps) if steps else None
         # Those of the first batch that can be divided, by the number of its tensors.
         self._multiples: dict[int, Multiples] = {}
-        self._graphs: dict[Multiples | None, PolymorphicFunction] = {}  # by the multiples
+        self._graphs: dict[Multiples | None, CompiledStep] = {}  # by the multiples
 
     def __call__(self, data: list[Structure] | Iterator[Structure]) -> Structure:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -183,9 +176,9 @@ class StepFunction:
             self._give_up(str(error))
             return self._graph(())(batch)
 
-    def _graph(self, multiples: Multiples | None) -> PolymorphicFunction:
+    def _graph(self, multiples: Multiples | None) -> CompiledStep:
         if multiples not in self._graphs:
-            self._graphs[multiples] = compiled(functools.partial(self._write_step, multiples))
+            self._graphs[multiples] = CompiledStep(functools.partial(self._write_step, multiples))
         return self._graphs[multiples]
 
     def _write(self, batch: Share, multiples: Multiples | None) -> bool:
@@ -200,7 +193,7 @@ class StepFunction:
             return False
         spec = tf.nest.map_structure(type_of_any_rows, batch)
         try:
-            graph.get_concrete_function(spec._replace(digest=batch.digest))
+            graph.write(spec._replace(digest=batch.digest))
         except NotWrittenError as error:
             self._give_up(str(error))
             return self._write(batch, ())

@@ -1,0 +1,57 @@
+"""Graphs of steps: which of them a batch has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from slurm_resolver.tf.keras.compiled import CompiledStep, compiled
+from slurm_resolver.tf.keras.sharing import type_of
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS = tf.zeros([4, 2])
+LABELS = tf.zeros([4], tf.int32)
+# Each of them needs a graph of its own, though several consist of the same tensors.
+BATCHES = [
+    (ROWS, LABELS),
+    {"x": ROWS, "y": LABELS},
+    ({"x": ROWS}, LABELS),
+    (ROWS, (LABELS,)),
+    (LABELS, ROWS),
+    (ROWS, LABELS, None),
+    (ROWS, None, LABELS),
+    (ROWS[:3], LABELS[:3]),
+    (tf.cast(ROWS, tf.float64), LABELS),
+    (tf.RaggedTensor.from_row_splits(ROWS, [0, 4]), LABELS),
+    (tf.RaggedTensor.from_row_splits(ROWS, [0, 1, 4]), LABELS),
+    (tf.sparse.from_dense(ROWS + 1), LABELS),
+]
+
+
+def described(batch: Any) -> tf.Tensor:
+    """Returns what a graph is made for."""
+    return tf.constant(repr(tf.nest.map_structure(type_of, batch)))
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_batch_has_the_graph_that_tensorflow_finds(writes: bool) -> None:
+    """It is that of its structure and types, or of any number of rows."""
+    step = CompiledStep(described)
+    function = compiled(described)
+    if writes:
+        spec = tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)
+        step.write(spec)
+        function.get_concrete_function(spec)
+    for batch in [*BATCHES, *BATCHES, *BATCHES[::-1]]:
+        assert step(batch) == function(batch)
+
+
+def test_graph_is_looked_for_once(mocker: Any) -> None:
+    step = CompiledStep(lambda batch: batch[0] + 1)
+    looks_for = mocker.spy(step._function, "get_concrete_function")
+    for number in range(3):
+        assert step((tf.fill([2], number), LABELS))[0] == number + 1
+    assert looks_for.call_count == 1
