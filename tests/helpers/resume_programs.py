@@ -489,7 +489,7 @@ def compare(name: str, steps: list[int]) -> Strings:
             try:
                 with contextlib.suppress(BrokenOffError):
                     fit(name, Interrupt(step, break_off), backup)
-                gc.collect()  # ends the threads that read data for the interrupted training
+                _end_readers()
                 warned = [line for line in lines.lines if "resume exactly" in line]
                 resumed = fit(name, sr.BackupAndResume(folder, TERMINATION, save_every=1))
             except Exception:
@@ -500,6 +500,15 @@ def compare(name: str, steps: list[int]) -> Strings:
         same = repr(resumed) == repr(whole)  # a tensor is no number
         outcomes.append("told" if warned else "equal" if same else "different")
     return outcomes
+
+
+def _end_readers() -> None:
+    """Ends the threads that read data for the interrupted training, and draw for a while."""
+    gc.collect()
+    drawn = ""
+    while drawn != repr(np.random.get_state()):
+        drawn = repr(np.random.get_state())
+        time.sleep(0.2)
 
 
 TERMINATION: Any = None
