@@ -113,9 +113,13 @@ class TracedStep:
                 self._refused[kind] = f"it fails if the number of rows is not a constant: {error}"
         try:
             return self._look_up(spec, multiples, self._refused[kind])
-        except Exception as error:
-            # The first one is the program's own: it may have left a model half built.
-            raise first or error from None
+        except (FitError, *OF_PEERS):
+            raise
+        except Exception:
+            if first is None:
+                raise
+        # It may have left a model half built, which hides it in the second attempt.
+        raise first
 
     def give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
