@@ -143,11 +143,13 @@ def _config(thing: Any, method: str) -> Parts:
     shows = warnings.showwarning
     # After `warnings.catch_warnings()`, Python would show each warning of the program once more.
     warnings.showwarning = lambda *_, **__: None
-    # The program's own code may raise anything.
-    with contextlib.suppress(Exception):
+    try:
         config = dict(getattr(thing, method)())
         if hasattr(thing, "get_vocabulary"):  # which `adapt` has made, or a file has
             config["vocabulary"] = [str(word) for word in thing.get_vocabulary()]
         config["dtype"] = thing.dtype_policy.name  # instead of a configuration with this name
-    warnings.showwarning = shows
+    except Exception:
+        pass  # the program's own code may raise anything
+    finally:
+        warnings.showwarning = shows
     return config
