@@ -383,7 +383,7 @@ def _check_state(graph: tf.Graph) -> None:
         draws = "seed" in node.attr and global_seed == NO_SEED
         if not draws or node.attr["seed"].i or node.attr["seed2"].i:
             raise UndividedError(
-                f"a map depends on earlier elements, or has a seed ({node.op}), which is optional"
+                f"a map depends on earlier elements, or has a seed ({node.op}); maps need no seed"
             )
 
 

@@ -32,9 +32,10 @@ _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 BYTES_PER_BUCKET = 25 * 2**20
-# Of a map that reads no element ahead, which the next reader of a generator would not get.
-# TensorFlow 2.16 always reads ahead.
-AT_ONCE = dict.fromkeys({"synchronous"} & {*inspect.signature(Dataset.map).parameters}, True)
+# For a map that reads no element ahead: the next reader of a generator would not get it.
+# TensorFlow 2.16 has no such argument.
+_HAS_SYNCHRONOUS = "synchronous" in inspect.signature(Dataset.map).parameters
+AT_ONCE = {"synchronous": True} if _HAS_SYNCHRONOUS else {}
 _OPTIONAL = (tf.experimental.Optional, tf.OptionalSpec)
 
 
