@@ -6,7 +6,6 @@ import functools
 import re
 import socket
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.errors import AddressError
+from slurm_resolver.errors import AddressError, shorten_value
 from slurm_resolver.slurm.hostlist import compress_hostlist, short_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
@@ -53,41 +52,33 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
     """
     node_address = options.node_address
     if node_address == "slurm":
-        node_address = None  # a simulated step's node is this machine
+        node_address = ""  # a simulated step's node is this machine
         if not step.simulated:
             # All tasks spread their questions over up to ten seconds.
             delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
             node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
-    if node_address is not None:
-        return _hosts_from(node_address, nodes)
-    if options.layout == "environment" or not step.is_live or num_tasks == 1:
+    elif node_address is None:
+        node_address = ""
+        if options.layout != "environment" and step.is_live and num_tasks > 1:
+            # A node may resolve its own name only.
+            asked = next((node for node in nodes if node != step.node_name), nodes[0])
+            try:
+                socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
+            except socket.gaierror as error:
+                if len(nodes) > 1:
+                    raise AddressError(
+                        f"the name of node {asked} does not resolve here ({error}). To use Slurm's "
+                        f"addresses, set {_SLURMS}; or give a function or suffix for the name of "
+                        "another interface."
+                    ) from error
+                return {asked: "127.0.0.1"}
+    if node_address == "":
         return dict(zip(nodes, nodes))
-    return _names_that_resolve(step, nodes)
-
-
-def _names_that_resolve(step: SlurmStep, nodes: Nodes) -> Hosts:
-    # A node may resolve its own name only.
-    asked = next((node for node in nodes if node != step.node_name), nodes[0])
-    try:
-        socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        if len(nodes) == 1:
-            return {asked: "127.0.0.1"}
-        raise AddressError(
-            f"the name of node {asked} does not resolve here ({error}). To use Slurm's addresses, "
-            f"set {_SLURMS}; or give a function or suffix for the name of another interface."
-        ) from error
-    return dict(zip(nodes, nodes))
-
-
-def _hosts_from(node_address: NodeAddress, nodes: Nodes) -> Hosts:
     hosts = {node: _host_for(node, node_address) for node in nodes}
-    host, count = Counter(hosts.values()).most_common(1)[0]
-    if count > 1:
-        same = [node for node in nodes if hosts[node] == host]
+    if len(set(hosts.values())) < len(hosts):
         raise AddressError(
-            f"node_address gives the nodes {short_hostlist(same)} the same host, {host}; expected "
-            "a different host for every node."
+            f"node_address gives the nodes {short_hostlist(nodes)} the hosts "
+            f"{shorten_value(', '.join(hosts.values()))}; expected a different host for every node."
         )
     return hosts
 
@@ -133,7 +124,7 @@ def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> 
 def find_service(
     step: SlurmStep, options: ClusterOptions, hosts: Hosts, port: int
 ) -> ServiceAddress:
-    """Returns the address of the step's coordination service, without whether it runs in this task.
+    """Returns the address of the step's coordination service.
 
     It runs in the task with local rank 0 on the step's first node. Slurm's variables decide which
     task that is, as tasks that disagree on the layout have to find each other too.
@@ -142,7 +133,6 @@ def find_service(
         EnvironmentValueError: if SLURM_PROCID is missing.
     """
     first_node = step.require(SlurmStep.nodes)[0]
-    counts = step.require(SlurmStep.tasks_per_node)
     remedy = ""
     if not step.simulated:
         # The addresses may be Slurm's already.
@@ -152,9 +142,9 @@ def find_service(
         port=port,
         node=first_node,
         identity=identity_of(step),
-        num_tasks=sum(counts),
+        num_tasks=sum(step.require(SlurmStep.tasks_per_node)),
         rank=step.require(SlurmStep.rank),
-        hosts_service=False,
+        hosts_service=(step.node_name, step.local_rank) == (first_node, 0),
         grace=step.network_grace or Timeouts.grace,
         starts_program=options.starts_program,
         remedy=remedy,

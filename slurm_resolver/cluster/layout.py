@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -21,20 +20,25 @@ from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
 from slurm_resolver.slurm.whole_number import whole_number
-from slurm_resolver.wording import counted
 
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
     "allocate the components with `salloc … : …` or `sbatch`"
+)
+# What may have made a task's place differ from the layout, and what to do.
+_ADVICE = (
+    f"{RESTART_HINT} Or {_HET_IN_PLAIN}. Or a component got its own --distribution from srun, which "
+    "no variable shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …). Or "
+    "correct tasks_per_node."
 )
 
 
 ByRank = Sequence[int]  # a number for each rank
 Counts = Sequence[int]  # the number of tasks on each node
 Ranks = Sequence[int]
-# Where a layout comes from, as `slurm-resolver show` prints it: the variables, an exchange of the
-# tasks, or the argument of the resolver.
-LayoutSource = Literal["environment", "rendezvous", "tasks_per_node"]
+# Where a layout comes from, as `slurm-resolver show` prints it: the variables and arguments, or an
+# exchange of the tasks.
+LayoutSource = Literal["environment", "rendezvous"]
 
 
 class Layout(NamedTuple):
@@ -90,7 +94,15 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         )
     names, tasks_on = nodes_and_counts(step)
     count_of = dict(zip(names, tasks_on))
-    components = disjoint_components(step)
+    components = step.components_in_step
+    hosts = [host for component in components for host in component.nodes]
+    if components and sorted(hosts) != sorted(names):
+        raise LayoutError(
+            f"the components of job step {step.name} (SLURM_JOB_NODELIST_HET_GROUP_…) have the "
+            f"nodes {short_hostlist(hosts)}, but SLURM_STEP_NODELIST has {short_hostlist(names)}; "
+            "expected each node in one component, as no variable shows how many tasks each has on "
+            "a node. Give each component its own nodes (for example with --exclusive)."
+        )
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
     whole = Component(
         group=0,
@@ -103,8 +115,14 @@ def layout_from_environment(step: SlurmStep) -> Layout:
     unambiguous = True
     for component in components or [whole]:
         counts = [count_of[host] for host in component.nodes]
-        # ranks and node ids count on through all components
-        node_of += _distribute(step, counts, component, len(nodes))
+        plane_size = _find_plane_size(step, counts, component)
+        # Each node in turn gets as many ranks as a plane has, until it has all of its ranks. Ranks
+        # and node ids count on through all components.
+        left = list(enumerate(counts, len(nodes)))
+        while left:
+            for node, count in left:
+                node_of += [node] * min(count, plane_size)
+            left = [(node, count - plane_size) for node, count in left if count > plane_size]
         nodes += component.nodes
         # block and cyclic are the same only where all nodes but the last have one task
         if components and not component.distribution and max(counts[:-1], default=1) > 1:
@@ -149,47 +167,36 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
             f"step {step.name}. {RESTART_HINT}"
         )
     node = layout.node_of[rank]
-    for name, value, computed in (
-        ("SLURMD_NODENAME", step.node_name, layout.nodes[node]),
-        ("SLURM_NODEID", step.node_id, node),
-        ("SLURM_LOCALID", step.local_rank, layout.local_rank_of[rank]),
-        ("SLURM_GTIDS", step.node_ranks, ",".join(map(str, layout.ranks_on(node)))),
-    ):
-        if value not in (None, computed):
-            raise UnknownLayoutError(
-                f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
-                f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} gives it "
-                f"{computed!s:.100}: where the ranks run cannot be known. {_advise_on(layout)}"
-            )
-
-
-def _advise_on(layout: Layout) -> str:
-    """Returns what may have made the layout differ from Slurm's, and what to do."""
-    if layout.components:
-        return (
-            "A component may have got its own --distribution from srun, which no variable shows: "
-            "give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
+    own = (step.node_name, step.node_id, step.local_rank, step.node_ranks)
+    computed = (
+        layout.nodes[node],
+        node,
+        layout.local_rank_of[rank],
+        ",".join(map(str, layout.ranks_on(node))),
+    )
+    if any(value not in (None, expected) for value, expected in zip(own, computed)):
+        raise UnknownLayoutError(
+            f"rank {rank} of job step {step.name} has {own!s:.200} in SLURMD_NODENAME, "
+            f"SLURM_NODEID, SLURM_LOCALID and SLURM_GTIDS, but {layout.distribution} distribution "
+            f"over {short_hostlist(layout.nodes)} ({layout.source}) gives it {computed!s:.200}: "
+            f"where the ranks run cannot be known. {_ADVICE}"
         )
-    if layout.source == "environment":
-        return f"{RESTART_HINT} Or {_HET_IN_PLAIN}."
-    return f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
 
 
 def set_tasks_per_node(step: SlurmStep, tasks_per_node: TasksPerNode) -> SlurmStep:
     """Returns the step with these numbers of tasks in place of what Slurm says."""
+    nodes = step.require(SlurmStep.nodes)
     counts = tasks_per_node
     if not isinstance(counts, Mapping):
-        hosts = step.require(SlurmStep.nodes)
-        counts = dict.fromkeys(hosts, counts)
-    if not counts or None in map(whole_number, counts.values()):
+        counts = dict.fromkeys(nodes, counts)
+    if None in map(whole_number, counts.values()):
         raise LayoutError(
             f"the number of tasks on each node is {dict(counts)!r}; expected a whole number for "
             "each, from tasks_per_node."
         )
-    nodes = tuple(counts)
     # Ranks follow Slurm's order of the nodes, whatever order a dict has.
-    if set(nodes) == set(step.nodes or ()):
-        nodes = step.require(SlurmStep.nodes)
+    if set(counts) != set(nodes):
+        nodes = tuple(counts)
     return step.replace(
         nodes=nodes,
         num_nodes=len(nodes),
@@ -209,89 +216,46 @@ def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
     total = sum(counts)
     if (
         len(counts) == len(nodes) == len(set(nodes))
-        and min(counts) > 0
+        and min(counts, default=0) > 0
         and total <= MAX_HOSTS
         and step.num_tasks in (None, total)
         and step.num_nodes in (None, len(nodes))
     ):
         return nodes, counts
     raise LayoutError(
-        "SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE, or the argument tasks_per_node, have "
-        f"{counted(len(nodes), 'node')} ({short_hostlist(nodes)}), "
-        f"{counted(len(counts), 'count')} and {counted(total, 'task')}, with "
+        f"SLURM_STEP_NODELIST has {len(nodes)} nodes ({short_hostlist(nodes)}), "
+        f"SLURM_STEP_TASKS_PER_NODE or tasks_per_node has {len(counts)} counts and {total} tasks, "
         f"SLURM_STEP_NUM_NODES={step.num_nodes} and SLURM_STEP_NUM_TASKS={step.num_tasks}; "
         "expected each node once, one count for each node, 1 or more, the same numbers in all "
         f"variables, and at most {MAX_HOSTS:,} tasks. {RESTART_HINT} Or correct tasks_per_node."
     )
 
 
-def disjoint_components(step: SlurmStep) -> list[Component]:
-    """Returns the components of a heterogeneous step; [] for any other step.
-
-    Raises:
-        LayoutError: for a node that belongs to several components, or to none.
-    """
-    components = step.components_in_step
-    components_with = Counter(host for component in components for host in component.nodes)
-    wrong = [host for host in step.nodes or () if components_with[host] != 1]
-    if components and wrong:
-        raise LayoutError(
-            f"the layout of job step {step.name} cannot be known: {short_hostlist(wrong)} of its "
-            "nodes belongs to no component of the heterogeneous job "
-            "(SLURM_JOB_NODELIST_HET_GROUP_…), or to several, and no variable shows how many tasks "
-            "each has there. Give each component its own nodes (for example with --exclusive)."
-        )
-    return components
-
-
-def _distribute(step: SlurmStep, counts: Counts, component: Component, first: int) -> ByRank:
-    """Returns by rank the index of its node, in a component or a whole step.
-
-    `counts` are the tasks on its nodes, of which the first one has the index `first`.
-    """
-    plane_size = _find_plane_size(step, counts, component)
-    # Each node in turn gets as many ranks as a plane has, until it has all of its ranks.
-    node_of = []
-    left = list(enumerate(counts, first))
-    while left:
-        for node, count in left:
-            node_of += [node] * min(count, plane_size)
-        left = [(node, count - plane_size) for node, count in left if count > plane_size]
-    return node_of
-
-
 def _find_plane_size(step: SlurmStep, counts: Counts, component: Component) -> int:
-    """Returns how many ranks each node gets in its turn."""
-    if len(counts) == 1:
-        return counts[0]
+    """Returns how many ranks each node gets in its turn, in a component or a whole step."""
     distribution = component.distribution or "block"
-    _refuse_unknown_order(step, distribution)
-    if distribution == "block":
-        return max(counts)
-    if distribution == "cyclic":
-        return 1
-    if not component.plane_size:
-        raise LayoutError(
-            "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
-            f"the planes of job step {step.name}. Start with `srun --distribution=plane=N`."
+    unknown = ""
+    if len(counts) == 1:
+        distribution = "block"
+    elif distribution == "arbitrary":
+        unknown = (
+            "SLURM_DISTRIBUTION=arbitrary, and Slurm does not pass the list of hosts to the tasks. "
+            "Start with another distribution, such as `srun --distribution=plane=N`"
         )
-    return component.plane_size
-
-
-def _refuse_unknown_order(step: SlurmStep, distribution: str) -> None:
-    """Raises UnknownLayoutError where no variable shows the order of several nodes."""
-    if distribution == "arbitrary":
-        raise UnknownLayoutError(
-            f"the layout of job step {step.name} cannot be known: SLURM_DISTRIBUTION=arbitrary, "
-            "and Slurm does not pass the list of hosts to the tasks. Start with another "
-            "distribution, such as `srun --distribution=plane=N`."
-        )
-    if distribution == "block" and step.sluid:
+    elif distribution == "block" and step.sluid:
         # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
         # partition may have another topology, or topology/flat the option alpha_step_rank.
-        raise UnknownLayoutError(
-            f"the layout of job step {step.name} cannot be known: this is Slurm 26.05 or later "
-            "(SLURM_JOB_SLUID is set), where topology may order the nodes for block distribution "
-            "in a way that no variable shows. Start with `srun -m plane=N`, which is block in a "
-            "known order of the nodes if N tasks run on each, or with `srun -m cyclic`."
+        unknown = (
+            "this is Slurm 26.05 or later (SLURM_JOB_SLUID is set), where topology may order the "
+            "nodes for block distribution in a way that no variable shows. Start with `srun -m "
+            "plane=N`, which is block in a known order of the nodes if N tasks run on each, or "
+            "with `srun -m cyclic`"
         )
+    elif distribution == "plane" and not component.plane_size:
+        unknown = (
+            "SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
+            "the planes. Start with `srun --distribution=plane=N`"
+        )
+    if unknown:
+        raise UnknownLayoutError(f"the layout of job step {step.name} cannot be known: {unknown}.")
+    return {"block": max(counts), "cyclic": 1}.get(distribution) or component.plane_size or 1

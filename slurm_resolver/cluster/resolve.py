@@ -28,7 +28,7 @@ from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.cluster.roles import assign_roles
 from slurm_resolver.cluster.task_gpus import choose_gpus
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.errors import LayoutError, UnknownLayoutError
+from slurm_resolver.errors import UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Environ
@@ -95,15 +95,14 @@ def resolve(
 
 def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does."""
-    options.check_choices()
+    options.check()
     reason = why_alone(step, options)
     if reason:
         warn_once(reason)
         return Cluster(step=step)
-    if step.is_live:
-        advice = advise_on_lonely_step(step)
-        if advice:
-            warn_once(advice)
+    advice = advise_on_lonely_step(step)
+    if advice and step.is_live:
+        warn_once(advice)
     if options.tasks_per_node is not None:
         step = set_tasks_per_node(step, options.tasks_per_node)
     nodes, counts = nodes_and_counts(step)
@@ -114,14 +113,13 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     service = find_service(step, options, hosts, ports.service_port)
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
-    place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
-        service=service._replace(hosts_service=place == (service.node, 0)),
+        service=service,
         addresses=make_addresses(layout, roles, hosts, ports),
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,
@@ -135,8 +133,6 @@ def _find_layout(step: SlurmStep, options: ClusterOptions, service: ServiceAddre
         may_meet = options.layout == "auto" and step.is_live
         try:
             layout = layout_from_environment(step)
-            if options.tasks_per_node is not None:
-                layout = layout._replace(source="tasks_per_node")
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout
@@ -146,9 +142,6 @@ def _find_layout(step: SlurmStep, options: ClusterOptions, service: ServiceAddre
             reason = f"{error} "
     from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
-    try:
-        layout = exchange_layout(step, service, options.until)
-    except LayoutError as error:
-        raise LayoutError(f"{reason}{error}") from error
+    layout = exchange_layout(step, service, options.until, reason)
     verify_layout(layout, step)
     return layout

@@ -111,7 +111,7 @@ def test_node_address(node_address: Any, host: str) -> None:
         ({"n9": "a"}, "node_address gives None for node n10"),
         (lambda node: None, "node_address gives None for node n9"),
         (lambda node: "a b", "'a b'"),
-        (lambda node: "same", r"gives the nodes n\[9-10\] the same host, same;"),
+        (lambda node: "same", r"gives the nodes n\[9-10\] the hosts same, same;"),
     ],
 )
 def test_node_addresses_that_reach_nobody(node_address: Any, message: str) -> None:
