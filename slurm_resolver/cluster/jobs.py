@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.whole_number import whole_number
-from slurm_resolver.wording import counted
 
 JobCounts = Mapping[str, int]  # the number of tasks of each job
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
+# With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
+_NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
 
 
 def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
@@ -29,45 +30,22 @@ def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
     """
     if jobs is None:
         return {"worker": num_tasks}
-    counts = _give_rest(jobs, _read_counts(jobs), num_tasks)
-    for name in ("chief", "evaluator"):
-        if counts.get(name, 0) > 1:
-            raise JobsError(
-                f"jobs={jobs!r}: {counts[name]} tasks of job {name}; TensorFlow accepts at most "
-                "one. Make the others workers."
-            )
-    return {name: count for name, count in counts.items() if count}
-
-
-def _read_counts(jobs: JobCounts) -> JobCounts:
-    """Returns the counts, of which one may be -1."""
-    expected = (
-        f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}: names of "
-        "letters, digits and underscores that begin with a letter, and whole numbers, 0 or more, "
-        "of which one may be -1, for the rest of the step"
-    )
-    if not isinstance(jobs, Mapping):
-        raise JobsError(f"{expected}.")
-    counts: dict[str, int] = {}
-    for name, count in jobs.items():
-        number = whole_number(count, least=-1)
-        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
-        is_name = isinstance(name, str) and re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name)
-        if not is_name or number is None or (number == -1 and -1 in counts.values()):
-            raise JobsError(f"{expected}; not {name!r} with {count!r} tasks.")
-        counts[name] = number
-    return counts
-
-
-def _give_rest(jobs: JobCounts, counts: JobCounts, num_tasks: int) -> JobCounts:
-    """Returns the counts, with -1 replaced by the number of tasks that the others leave."""
+    counts = dict(jobs) if isinstance(jobs, Mapping) else {}
     rest = [name for name, count in counts.items() if count == -1]
-    total = sum(counts.values()) + len(rest)  # without the -1
-    if total > num_tasks or (not rest and total != num_tasks):
-        needed = counted(total, "task") + (" or more" if rest else "")
-        raise JobsError(
-            f"jobs={jobs!r} need {needed}, but the job step (SLURM_STEP_NUM_TASKS) has "
-            f"{num_tasks}. Change jobs or the number of tasks, or let one job take the rest with "
-            "-1."
-        )
-    return {**counts, **dict.fromkeys(rest, num_tasks - total)}
+    counts.update(dict.fromkeys(rest, 0))
+    if None not in map(whole_number, counts.values()) and len(rest) <= 1:
+        left = num_tasks - sum(counts.values())
+        counts.update(dict.fromkeys(rest, left))
+        if (
+            (left >= 0 if rest else left == 0)
+            and all(_NAME.fullmatch(str(name)) for name in counts)
+            and max(counts.get("chief", 0), counts.get("evaluator", 0)) <= 1
+        ):
+            return {name: count for name, count in counts.items() if count}
+    raise JobsError(
+        f"jobs={jobs!r} do not fit the {num_tasks} tasks of the job step (SLURM_STEP_NUM_TASKS). "
+        "Expected counts by job name, such as {'ps': 1, 'worker': -1}, that sum to these tasks: "
+        "names of letters, digits and underscores that begin with a letter; whole numbers, 0 or "
+        "more, of which one may be -1, for the rest; at most one chief and one evaluator. Change "
+        "jobs or the number of tasks."
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Callable, Literal, NamedTuple, Union, get_args
 
-from slurm_resolver.cluster.jobs import JobCounts
-from slurm_resolver.errors import JobsError, LayoutError
+from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
+from slurm_resolver.errors import JobsError
 
 Placement = Literal["spread", "rank"]
 WorkerOrder = Literal["ring", "rank"]
@@ -48,13 +48,17 @@ class ClusterOptions(NamedTuple):
         """Whether the caller says how many GPUs there are, and ensures that processes see them."""
         return self.gpus_per_node is not None or self.gpus_per_task is not None
 
-    def check_choices(self) -> None:
-        """Raises JobsError or LayoutError for a value that is not one of an option's choices."""
-        for name, choices, error in (
-            ("placement", PLACEMENTS, JobsError),
-            ("worker_order", WORKER_ORDERS, JobsError),
-            ("layout", LAYOUTS, LayoutError),
+    def check(self) -> None:
+        """Raises JobsError for a value that is not one of an option's choices."""
+        jobs = (*JOB_NAMES, *(self.jobs or ()))  # they are known even if they have no tasks
+        for name, values, choices in (
+            ("placement", [self.placement], PLACEMENTS),
+            ("worker_order", [self.worker_order], WORKER_ORDERS),
+            ("layout", [self.layout], LAYOUTS),
+            ("gpu_jobs", self.gpu_jobs or (), jobs),
+            ("het_groups", self.het_groups or (), jobs),
         ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise error(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}.")
+            if not set(values) <= set(choices):
+                raise JobsError(
+                    f"{name}={getattr(self, name)!r}: expected one of {', '.join(choices)}."
+                )

@@ -57,52 +57,39 @@ def choose_ports(
     Raises:
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
-    if port_base is not None:
-        return _ports_from(port_base, max_tasks_per_node)
+    count = max_tasks_per_node
     is_heterogeneous = step.is_component or step.components_in_step
     reserved = () if is_heterogeneous else tuple(dict.fromkeys(step.reserved_ports or ()))
-    if len(reserved) >= max_tasks_per_node:
-        ports = reserved[:max_tasks_per_node]
+    if port_base is None and len(reserved) >= count:
         # By default Slurm reserves one port more than there are tasks on a node.
-        spare = reserved[len(ports) :] or (derive_service_port(step),)
-        return Ports(ports, "SLURM_STEP_RESV_PORTS", spare[0])
-    if reserved:
+        spare = (*reserved[count:], derive_service_port(step))
+        return Ports(reserved[:count], "SLURM_STEP_RESV_PORTS", spare[0])
+    if port_base is None and reserved:
         warn_once(
             f"SLURM_STEP_RESV_PORTS has fewer ports ({len(reserved)}) than a node has tasks (up to "
-            f"{max_tasks_per_node}), and is not used. Start with srun "
-            f"--resv-ports={max_tasks_per_node} to have enough"
+            f"{count}), and is not used. Start with srun --resv-ports={count} to have enough"
         )
-    if step.job_id is None:
-        # as in TensorFlow's own resolver
-        return _ports_from(8888, max_tasks_per_node, source="default")
-    return _derived_ports(step, max_tasks_per_node)
-
-
-def _derived_ports(step: SlurmStep, count: int) -> Ports:
-    """Returns a block of ports for a step.
-
-    Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
-    Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get blocks that
-    are the golden section of the range apart.
-    """
-    # Most steps have the smallest blocks. Two such blocks are the same or do not overlap.
-    block = max(8, 1 << (count - 1).bit_length())
-    blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
-    first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
-    return Ports(range(first, first + count), service_port=derive_service_port(step))
-
-
-def _ports_from(port_base: int, count: int, source: PortSource = "port_base") -> Ports:
-    """Returns `port_base` and the ports after it, and one beside them for the service."""
+    if port_base is None and step.job_id is not None:
+        # Jobs that run on a node at the same time mostly have consecutive ids, and get neighbouring
+        # blocks of ports. Most steps have the smallest blocks. Two such blocks are the same or do
+        # not overlap.
+        block = max(8, 1 << (count - 1).bit_length())
+        blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
+        first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
+        return Ports(range(first, first + count), service_port=derive_service_port(step))
     last_base = LAST_PORT + 1 - count
-    first = whole_number(port_base, 1, last_base)
-    if first is None:
+    base = 8888 if port_base is None else port_base  # 8888 as in TensorFlow's own resolver
+    if whole_number(base, 1, last_base) is None:
         raise AddressError(
-            f"port_base={port_base!r}: expected a port, a whole number from 1 to {last_base}, as "
-            f"up to {count} tasks on a node need a port each."
+            f"port_base={base!r}: expected a port, a whole number from 1 to {last_base}, as up to "
+            f"{count} tasks on a node need a port each."
         )
-    after = first + count
-    return Ports(range(first, after), source, after if after <= LAST_PORT else first - 1)
+    after = base + count
+    return Ports(
+        by_local_rank=range(base, after),
+        source="default" if port_base is None else "port_base",
+        service_port=after if after <= LAST_PORT else base - 1,
+    )
 
 
 def derive_service_port(step: SlurmStep) -> int:
@@ -111,7 +98,10 @@ def derive_service_port(step: SlurmStep) -> int:
 
 
 def _number_of_step(step: SlurmStep, count: int) -> int:
-    """Returns a number below `count`, different for jobs, and steps of a job, in succession."""
+    """Returns a number below `count`, different for jobs, and steps of a job, in succession.
+
+    Consecutive steps of a job are the golden section of the range apart.
+    """
     job = read_whole_number(step.job_id or "") or 0
     number = read_whole_number(step.step_id or "") or 0
     return (job + number * round(count * 0.618)) % count

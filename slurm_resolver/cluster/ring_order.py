@@ -36,23 +36,15 @@ def order_by_ring(workers: Ranks, node_of: ByRank, chief: Ranks = ()) -> Ranks:
     ring = itertools.chain(chief, map(workers.__getitem__, _in_text_order(len(workers))))
     if _leaves_each_node_once(map(node_of.__getitem__, ring)):
         return workers
-    places = _number_by_lowest_ranks(node_of)
+    # Only a topology has given the nodes another order than that of their lowest ranks.
+    nodes = dict.fromkeys([node_of[(chief or workers)[0]], *node_of])
+    place_of = dict(zip(nodes, itertools.count()))
+    places = list(map(place_of.__getitem__, node_of))
     by_node = sorted(workers, key=places.__getitem__)  # stable: the ranks of a node ascend
-    first = places[(chief or workers)[0]]
-    start = next((place for place, rank in enumerate(by_node) if places[rank] >= first), 0)
     by_index = by_node[:]
-    for index, rank in zip(_in_text_order(len(workers)), by_node[start:] + by_node[:start]):
+    for index, rank in zip(_in_text_order(len(workers)), by_node):
         by_index[index] = rank
     return by_index
-
-
-def _number_by_lowest_ranks(node_of: ByRank) -> ByRank:
-    """Returns by rank a number of its node: 0 for that of rank 0, 1 for the next one, ….
-
-    Only a topology has ordered the nodes otherwise.
-    """
-    place_of = dict(zip(dict.fromkeys(node_of), itertools.count()))
-    return list(map(place_of.__getitem__, node_of))
 
 
 def _leaves_each_node_once(nodes: Iterator[int]) -> bool:
@@ -61,14 +53,14 @@ def _leaves_each_node_once(nodes: Iterator[int]) -> bool:
     It looks no further than to the first node that the ring comes back to: in a large step the ring
     soon does, or every node has one task.
     """
-    previous = first = next(nodes)
+    visits = (node for node, _ in itertools.groupby(nodes))
+    first = next(visits)
     visited = {first}
-    for node in nodes:
-        if node in visited and node != previous:
+    for node in visits:
+        if node in visited:
             # The ring is closed: its end may be on the first node again.
-            return node == first and all(other == first for other in nodes)
+            return node == first and next(visits, None) is None
         visited.add(node)
-        previous = node
     return True
 
 

@@ -101,17 +101,17 @@ def test_placement(
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [
-        ({"my-mesh": 4}, "names of letters, .* begin with a letter.*; not 'my-mesh' with 4 tasks"),
+        ({"my-mesh": 4}, "'my-mesh': 4} .*: names of letters, .* begin with a letter"),
         (
             {"worker": 3},
-            "need 3 tasks, but the job step .SLURM_STEP_NUM_TASKS. has 4[.] Change jobs",
+            "'worker': 3} do not fit the 4 tasks of the job step .SLURM_STEP_NUM_TASKS.",
         ),
-        ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
-        ({"ps": -1, "worker": -1}, "of which one may be -1, .*; not 'worker' with -1 tasks"),
-        ({"ps": 1.0, "worker": 3}, "not 'ps' with 1.0 tasks"),
-        ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
-        ({}, "need 0 tasks, .* rest with -1[.]$"),
-        (["worker"], "expected counts by job name"),
+        ({"ps": 5, "worker": -1}, "do not fit the 4 tasks"),
+        ({"ps": -1, "worker": -1}, "of which one may be -1"),
+        ({"ps": 1.0, "worker": 3}, "'ps': 1.0.* whole numbers"),
+        ({"chief": 2, "worker": 2}, "at most one chief"),
+        ({}, "jobs={} do not fit .* Change jobs or the number of tasks[.]$"),
+        (["worker"], "Expected counts by job name"),
     ],
 )
 def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
@@ -122,13 +122,19 @@ def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"placement": "even"}, "placement='even': expected 'spread' or 'rank'"),
-        ({"layout": "yes"}, "layout='yes': expected 'auto' or"),
-        ({"het_groups": {"ps": 0}}, "components none, as it is not heterogeneous"),
+        ({"placement": "even"}, "placement='even': expected one of spread, rank"),
+        ({"layout": "yes"}, "layout='yes': expected one of auto, "),
+        ({"het_groups": {"worker": 0}}, r"needs 4 tasks of component 0, .* this step are \[\]"),
+        (
+            {"jobs": {"mesh": 4}, "het_groups": {"mush": 0}},
+            "het_groups=.'mush': 0.: expected one of chief, .* evaluator, mesh[.]",
+        ),
+        ({"gpu_jobs": ["wrkr"]}, "gpu_jobs=.'wrkr'.: expected one of chief, .* evaluator[.]"),
+        ({"gpu_jobs": "worker"}, "gpu_jobs='worker': expected one of chief"),
     ],
 )
 def test_keywords_that_make_no_sense(keywords: Fields, message: str) -> None:
-    with pytest.raises((JobsError, sr.LayoutError), match=message):
+    with pytest.raises(JobsError, match=message):
         sr.resolve(environ=TASK, **keywords)
 
 
@@ -174,13 +180,12 @@ def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
 @pytest.mark.parametrize(
     ("jobs", "het_groups", "message"),
     [
-        ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0 for 'ps', but it has 2"),
+        ({"ps": 3, "worker": 2}, {"ps": 0}, "'ps' needs 3 tasks of component 0, which has 2"),
         (
             {"ps": 1, "worker": 4},
             {"ps": 1},
-            "need 1 tasks of component 1 for 'ps', but it has 0; .* components 0, 2",
+            r"'ps' needs 1 tasks of component 1, which has 0 free ones; .* \[0, 2\]",
         ),
-        ({"mesh": 5}, {"mush": 0}, "for 'mush', .* the jobs chief, .* evaluator, mesh"),
     ],
 )
 def test_het_groups_that_do_not_fit(jobs: Counts, het_groups: Counts, message: str) -> None:
