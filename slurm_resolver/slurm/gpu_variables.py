@@ -12,18 +12,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.errors import GpuError
-from slurm_resolver.slurm.foreign_variables import ForeignVariables
+from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Exports
 
 Devices = tuple[str, ...]
 
-CUDA = ForeignVariables.cuda_devices.name
-_ROCR = ForeignVariables.rocr_devices.name
-_HIP = ForeignVariables.hip_devices.name
-_ORDINAL = ForeignVariables.ordinal_devices.name
+CUDA = SlurmStep.cuda_devices.name
+_ROCR = SlurmStep.rocr_devices.name
+_ORDINAL = SlurmStep.ordinal_devices.name
 # The variables that Slurm sets, all to the same value.
 SET_BY_SLURM = (CUDA, _ROCR, _ORDINAL)
-GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
+# The first of these that is set shows the process its devices.
+_VARIABLES = (
+    SlurmStep.cuda_devices,
+    SlurmStep.rocr_devices,
+    SlurmStep.hip_devices,
+    SlurmStep.ordinal_devices,
+)
+GPU_VARIABLES = tuple(variable.name for variable in _VARIABLES)
 _AMD_DRIVER = Path("/dev/kfd")
 
 # An index, or a UUID, which may be shortened.
@@ -46,6 +52,8 @@ class VisibleDevices(NamedTuple):
     @property
     def text(self) -> str:
         """The variable with its value, for messages."""
+        if not self.shown:
+            return f"{self.name} is not set"
         return f"{self.name}={','.join(self.devices or ())}"
 
     def settings_for(self, devices: Devices) -> Exports:
@@ -67,53 +75,42 @@ def numbered(devices: Devices) -> Devices:
     return tuple(map(str, range(len(devices))))
 
 
-def read_visible_devices(variables: ForeignVariables) -> VisibleDevices:
+def read_visible_devices(step: SlurmStep) -> VisibleDevices:
     """Returns the devices that the variables show to this task.
 
     Raises:
         GpuError: for a value that is not a list of devices, or that names one twice; and for AMD's
             GPUs, if a variable shows others than those of ROCR_VISIBLE_DEVICES.
     """
-    # The first of these that is set shows the process its devices.
-    texts = {
-        CUDA: variables.cuda_devices,
-        _ROCR: variables.rocr_devices,
-        _HIP: variables.hip_devices,
-        _ORDINAL: variables.ordinal_devices,
-    }
-    shown = {name: _parse(name, text) for name, text in texts.items() if text is not None}
+    shown = {}
+    for variable in _VARIABLES:
+        text = getattr(step, variable.field)
+        if text is not None:
+            shown[variable.name] = _parse(variable.name, text)
+    has_amd = _AMD_DRIVER.exists()
     # Slurm sets these two only beside CUDA's: something has unset that one.
-    if not shown or (shown.keys() == {_ROCR, _ORDINAL} and not _AMD_DRIVER.exists()):
+    if not shown or (shown.keys() == {_ROCR, _ORDINAL} and not has_amd):
         return VisibleDevices()
-    if _ROCR not in shown or (CUDA in shown and not _AMD_DRIVER.exists()):
-        first = next(iter(shown))
-        return VisibleDevices(name=first, devices=shown[first], shown=shown)
-    return _read_for_rocm(shown)
-
-
-def _read_for_rocm(shown: Mapping[str, Devices]) -> VisibleDevices:
+    name = next(iter(shown))
+    if _ROCR not in shown or (name == CUDA and not has_amd):
+        return VisibleDevices(name, shown[name], shown)
     devices = shown[_ROCR]
-    numbers = numbered(devices)
     for name, others in shown.items():
-        if others not in (devices, numbers, ()):
+        if others not in (devices, numbered(devices), ()):
             raise GpuError(
                 f"{_ROCR}={','.join(devices)}, but {name}={','.join(others)}; expected the same "
-                "devices in both, as Slurm sets them, or their numbers for ROCm, "
-                f"{','.join(numbers)}. Unset {name}."
+                f"devices in both, as Slurm sets them, or their numbers for ROCm. Unset {name}."
             )
-    if () in shown.values():
-        devices = ()
-    return VisibleDevices(name=_ROCR, devices=devices, shown=shown)
+    return VisibleDevices(_ROCR, () if () in shown.values() else devices, shown)
 
 
 def _parse(name: str, text: str) -> Devices:
     """Reads a list of devices, which ends at the first entry that hides devices (-1)."""
-    devices = []
-    for device in text.split(",") if text.strip() else ():
-        device = device.strip()
+    devices: list[str] = []
+    for device in map(str.strip, text.split(",") if text.strip() else ()):
+        if re.fullmatch("-[0-9]+|NoDevFiles", device):
+            break
         if not _DEVICE.fullmatch(device) or device in devices:
-            if re.fullmatch("-[0-9]+|NoDevFiles", device):
-                break
             raise GpuError(
                 f"{name}={text!r}: {device!r} is not a device, or named twice; expected devices "
                 "such as 0,1 or GPU-… or MIG-…, separated by commas. Unset the variable, and let "
