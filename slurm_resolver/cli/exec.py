@@ -22,7 +22,7 @@ from slurm_resolver.cli.shared_options import (
     values_of,
 )
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.frameworks import CONTRACTS, placeholders
+from slurm_resolver.cluster.frameworks import CONTRACTS
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.cluster.task_gpus import apply_gpus
@@ -148,6 +148,6 @@ def _environment(args: Namespace, cluster: Cluster) -> Exports:
 
 def fill_in(words: Command, cluster: Cluster) -> Command:
     """Returns the words with the placeholders filled in; other braces stay."""
-    values = placeholders(cluster)
+    values = cluster.placeholders()
     values.update({f"{{{name}}}": f"{{{name}}}" for name in values})
     return [_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word) for word in words]

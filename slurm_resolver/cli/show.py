@@ -8,7 +8,6 @@ from argparse import Namespace
 
 from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, options_of
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.cluster_text import describe_cluster, describe_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
@@ -49,7 +48,7 @@ def main(args: Namespace) -> int:
         return 0
     gpus = _gather_gpus(cluster, until)
     if cluster.task.rank == 0:
-        print(describe_cluster(cluster, gpus=gpus))
+        print(cluster.text(gpus=gpus))
     return 0
 
 
@@ -61,7 +60,7 @@ def _gather_gpus(cluster: Cluster, until: float) -> list[str]:
     try:
         by_rank = client.gather(
             "slurm-resolver show",
-            describe_gpus(cluster),
+            cluster.gpus_text,
             until - time.monotonic(),
         )
     except RendezvousError as error:  # the cluster is known all the same

@@ -14,7 +14,6 @@ it. Nothing else here connects to another task. Nothing changes this process but
 
 Read `resolve` first. It calls `alone` (does this process train alone?), `layout` (where every rank
 runs) or `layout_exchange` (the tasks exchange it), `jobs`, `roles` and `ring_order` (which job
-each rank has), `ports` and `addresses`, and `task_gpus`. The result is a `resolved_step`, which
-`cluster` shows to people (`cluster_text`) and to programs, as the variables that they read
-(`frameworks`).
+each rank has), `ports` and `addresses`, and `task_gpus`. The result is a `cluster`, which shows
+itself to people and to programs, as the variables that they read (`frameworks`).
 """

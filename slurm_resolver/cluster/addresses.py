@@ -122,7 +122,11 @@ def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> 
 
 
 def find_service(
-    step: SlurmStep, options: ClusterOptions, hosts: Hosts, port: int
+    step: SlurmStep,
+    options: ClusterOptions,
+    hosts: Hosts,
+    port: int,
+    num_tasks: int,
 ) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
@@ -142,7 +146,7 @@ def find_service(
         port=port,
         node=first_node,
         identity=identity_of(step),
-        num_tasks=sum(step.require(SlurmStep.tasks_per_node)),
+        num_tasks=num_tasks,
         rank=step.require(SlurmStep.rank),
         hosts_service=(step.node_name, step.local_rank) == (first_node, 0),
         grace=step.network_grace or Timeouts.grace,

@@ -27,8 +27,8 @@ _HET_IN_PLAIN = (
 )
 # What may have made a task's place differ from the layout, and what to do.
 _ADVICE = (
-    f"{RESTART_HINT} Or {_HET_IN_PLAIN}. Or a component got its own --distribution from srun, which "
-    "no variable shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …). Or "
+    f"{RESTART_HINT} Or {_HET_IN_PLAIN}. Or a component got its own --distribution from srun, "
+    "which no variable shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …). Or "
     "correct tasks_per_node."
 )
 

@@ -110,7 +110,7 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     jobs = job_counts(options.jobs, num_tasks)
     ports = choose_ports(step, max(counts), options.port_base)
     hosts = find_hosts(step, nodes, num_tasks, options)
-    service = find_service(step, options, hosts, ports.service_port)
+    service = find_service(step, options, hosts, ports.service_port, num_tasks)
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
     return Cluster(

@@ -12,7 +12,6 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.cluster_text import describe_own_task
 from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import (
     ClusterOptions,
@@ -144,12 +143,12 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self.task_id = task.index if task else None
         self.rpc_layer = rpc_layer
         if task:
-            tell_once(describe_own_task(self._cluster))
+            tell_once(self._cluster.own_task_text())
         join(self._cluster)
 
     def __repr__(self) -> str:
         """Returns one line: this task's rank, job, node, port and GPUs."""
-        return f"<{type(self).__name__}: {describe_own_task(self._cluster)}>"
+        return f"<{type(self).__name__}: {self._cluster.own_task_text()}>"
 
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: one line for each task, for up to 100 tasks."""

@@ -91,7 +91,7 @@ def test_the_program_replaces_the_process() -> None:
     [
         ([], "no command"),
         (["--", "no-such-program"], "'no-such-program' is not a program"),
-        (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
+        (["--jobs", "ps=9", "--", "true"], "'ps': 9} do not fit the 4 tasks"),
     ],
 )
 def test_errors(

@@ -11,7 +11,6 @@ from local_run import refused
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.cluster.cluster_text import describe_cluster
 
 TASK = {**task_variables.TASK, "SLURM_DISTRIBUTION": "cyclic"}
 JOBS = ["--jobs", "ps=1,worker=-1"]
@@ -35,10 +34,7 @@ def test_every_task_prints_json(capsys: Captured) -> None:
 @pytest.mark.usefixtures("task")
 def test_text() -> None:
     assert (
-        describe_cluster(
-            slurm_resolver.resolve({"ps": 1, "worker": -1}),
-            gpus=["none", "4", "4", "5"],
-        )
+        slurm_resolver.resolve({"ps": 1, "worker": -1}).text(gpus=["none", "4", "4", "5"])
         == """\
 job step 42.0: 4 tasks on 2 nodes, cyclic distribution (from environment), ports from \
 SLURM_STEP_RESV_PORTS
