@@ -131,7 +131,8 @@ def find_service(
     """Returns the address of the step's coordination service.
 
     It runs in the task with local rank 0 on the step's first node. Slurm's variables decide which
-    task that is, as tasks that disagree on the layout have to find each other too.
+    task that is, as tasks that disagree on the layout have to find each other too. Whether it is
+    this one is known without the layout only if SLURMD_NODENAME is set.
 
     Raises:
         EnvironmentValueError: if SLURM_PROCID is missing.

@@ -113,13 +113,14 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     service = find_service(step, options, hosts, ports.service_port, num_tasks)
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
+    place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])
     return Cluster(
         step=step,
         layout=layout,
         roles=roles,
         ports=ports,
         hosts=hosts,
-        service=service,
+        service=service._replace(hosts_service=place == (service.node, 0)),
         addresses=make_addresses(layout, roles, hosts, ports),
         gpu_decision=choose_gpus(step, layout, roles, options),
         options=options,

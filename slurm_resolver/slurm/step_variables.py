@@ -1,8 +1,8 @@
 """The variables of one task, read and checked once.
 
 `SlurmStep` lists every variable of Slurm that describes a task; no other module reads these. Their
-meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1). It also has those of
-this package (`settings`), and of launchers, GPUs and TensorFlow (`foreign_variables`).
+meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1). It also lists those of
+this package, and of launchers, GPUs and TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from typing import Any, NamedTuple
 
 from slurm_resolver.errors import EnvironmentValueError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
-from slurm_resolver.slurm.foreign_variables import ForeignVariables
-from slurm_resolver.slurm.hostlist import expand_tasks_per_node
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.variable_types import (
     Environ,
     Nodes,
     Value,
     Variable,
-    count_variable,
+    devices_variable,
     number_variable,
+    parse_counts,
     parse_distribution,
     parse_gpu_binding,
     parse_hosts,
     parse_ports,
-    rank_variable,
+    parse_switch,
     text_variable,
 )
 from slurm_resolver.timeouts import Timeouts
@@ -59,11 +57,12 @@ class Component(NamedTuple):
     plane_size: int | None
 
 
-class SlurmStep(Settings, ForeignVariables):
+class SlurmStep:
     """The variables of one task: a field for each variable, None if it is not set.
 
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
-    heterogeneous job. A step is not changed; `replace` returns a changed copy.
+    heterogeneous job. A step is not changed; `replace` returns a changed copy. Times are in
+    seconds.
 
     Three fields are not variables: `ancestors` is what started this process; `is_component` is
     whether this is a component of a heterogeneous step, which no variable shows; `remains` are the
@@ -71,9 +70,9 @@ class SlurmStep(Settings, ForeignVariables):
     """
 
     # the task
-    rank = rank_variable("SLURM_PROCID")
-    local_rank = rank_variable("SLURM_LOCALID")
-    node_id = rank_variable("SLURM_NODEID")
+    rank = number_variable("SLURM_PROCID")
+    local_rank = number_variable("SLURM_LOCALID")
+    node_id = number_variable("SLURM_NODEID")
     node_name = text_variable("SLURMD_NODENAME")
     node_ranks = text_variable("SLURM_GTIDS")
     task_pid = text_variable("SLURM_TASK_PID")
@@ -81,23 +80,14 @@ class SlurmStep(Settings, ForeignVariables):
     cluster_name = text_variable("SLURM_CLUSTER_NAME")
     job_id = text_variable("SLURM_JOB_ID")
     step_id = text_variable("SLURM_STEP_ID")
-    num_tasks = count_variable("SLURM_STEP_NUM_TASKS")
-    num_nodes = count_variable("SLURM_STEP_NUM_NODES")
-    nodes = Variable(
-        "SLURM_STEP_NODELIST",
-        parse_hosts,
-        "a host list such as n[1-4]",
-        empty_is_unset=False,
-    )
-    tasks_per_node = Variable(
-        "SLURM_STEP_TASKS_PER_NODE",
-        lambda text: tuple(expand_tasks_per_node(text)),
-        "counts such as 2(x3),1",
-    )
+    num_tasks = number_variable("SLURM_STEP_NUM_TASKS", 1)
+    num_nodes = number_variable("SLURM_STEP_NUM_NODES", 1)
+    nodes = Variable("SLURM_STEP_NODELIST", parse_hosts, "a host list such as n[1-4]")
+    tasks_per_node = Variable("SLURM_STEP_TASKS_PER_NODE", parse_counts, "counts such as 2(x3),1")
     distribution = Variable(
         "SLURM_DISTRIBUTION", parse_distribution, "block, cyclic, plane or arbitrary"
     )
-    plane_size = count_variable("SLURM_DIST_PLANESIZE")
+    plane_size = number_variable("SLURM_DIST_PLANESIZE", 1)
     reserved_ports = Variable("SLURM_STEP_RESV_PORTS", parse_ports, "ports such as 23001-23008")
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
     het_size = number_variable("SLURM_HET_SIZE", 0, 128)
@@ -106,29 +96,67 @@ class SlurmStep(Settings, ForeignVariables):
     sluid = text_variable("SLURM_JOB_SLUID")
     # the allocation; set without srun as well
     job_nodelist = text_variable("SLURM_JOB_NODELIST")
-    job_num_tasks = text_variable("SLURM_NTASKS")
-    job_tasks_per_node = text_variable("SLURM_NTASKS_PER_NODE")
-    job_num_nodes = text_variable("SLURM_JOB_NUM_NODES")
-    cpus_per_task = count_variable("SLURM_CPUS_PER_TASK")
-    cpus_on_node = count_variable("SLURM_CPUS_ON_NODE")
+    job_num_tasks = number_variable("SLURM_NTASKS")
+    job_tasks_per_node = number_variable("SLURM_NTASKS_PER_NODE")
+    job_num_nodes = number_variable("SLURM_JOB_NUM_NODES")
+    cpus_per_task = number_variable("SLURM_CPUS_PER_TASK", 1)
+    cpus_on_node = number_variable("SLURM_CPUS_ON_NODE", 1)
     # the job's end (Slurm 22.05 does not set it), and its next start
-    job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1)  # since 1970
-    restart_count = number_variable("SLURM_RESTART_COUNT", 0, 2**31 - 1)
+    job_end_time = number_variable("SLURM_JOB_END_TIME")  # since 1970
+    restart_count = number_variable("SLURM_RESTART_COUNT")
     array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
     array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
     # GPUs
     gpu_binding = Variable(
         "SLURMD_TRES_BIND", parse_gpu_binding, "how srun binds tasks to GPUs, such as gpu:closest"
     )
-    gpus_on_node = number_variable("SLURM_GPUS_ON_NODE", 0, 4096)
+    gpus_on_node = number_variable("SLURM_GPUS_ON_NODE")
     job_gpus = text_variable("SLURM_JOB_GPUS")
     step_gpus = text_variable("SLURM_STEP_GPUS")
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
+
+    # Of this package, set by the user: "off" trains alone
+    resolver_switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
+    network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
+    start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
+    stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
+    # whether a training says at its end where the time went
+    usage_report = Variable("SLURM_RESOLVER_REPORT", parse_switch, "on or off")
+    # how many steps are compared with one process
+    verified_steps = number_variable("SLURM_RESOLVER_VERIFY")
+    # set by `slurm-resolver run`, whose jobs are unknown to Slurm
+    simulated_job = text_variable("SLURM_RESOLVER_JOB")
+    # set by a task that had to ask the others, for its child processes
+    exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT")
+    # set by a resolver that has set the GPU variables of its task
+    gpus_applied = text_variable("SLURM_RESOLVER_GPUS")
+    # set by `supervise` for a step that it has started again
+    step_restart = number_variable("SLURM_RESOLVER_STEP_RESTART")
+
+    # Of launchers; only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of
+    # MPICH
+    openmpi_local_rank = text_variable("OMPI_COMM_WORLD_LOCAL_RANK")
+    mpich_local_rank = text_variable("MPI_LOCALRANKID")
+    # NVIDIA's and AMD's; Slurm sets them as well
+    cuda_devices = devices_variable("CUDA_VISIBLE_DEVICES")
+    rocr_devices = devices_variable("ROCR_VISIBLE_DEVICES")
+    hip_devices = devices_variable("HIP_VISIBLE_DEVICES")
+    ordinal_devices = devices_variable("GPU_DEVICE_ORDINAL")
+    # TensorFlow's: whether it takes the memory of a GPU only as it needs it
+    allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH")
 
     components: tuple[Component, ...] = ()
     ancestors = Ancestors()
     is_component = False
     remains: tuple[str, ...] = ()
+
+    def __init__(self, **values: Any) -> None:
+        """Takes the values by field name; None means that a field is not set."""
+        vars(self).update({name: value for name, value in values.items() if value is not None})
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one has the same values."""
+        return isinstance(other, SlurmStep) and vars(self) == vars(other)
 
     @classmethod
     def read(cls, environ: Environ | None = None) -> SlurmStep:
@@ -140,11 +168,10 @@ class SlurmStep(Settings, ForeignVariables):
         """
         if environ is None:
             environ = os.environ
-        values = {}
-        for name in environ:  # most variables are not set, and os.environ is slow to say so
-            variable = VARIABLES.get(name)
-            if variable:
-                values[variable.field] = variable.parse(environ[name])
+        values = {
+            VARIABLES[name].field: VARIABLES[name].parse(environ[name])
+            for name in VARIABLES.keys() & environ
+        }
         step = cls(**values)
         if step.het_job_id not in (None, step.job_id):
             step = step.replace(het_size=None)  # inherited from the job that submitted this one
@@ -153,9 +180,9 @@ class SlurmStep(Settings, ForeignVariables):
                 components=tuple(_component(environ, group) for group in range(step.het_size))
             )
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
-        if environ is not os.environ or (step.where == "step" and not step.is_live):
-            return step
-        return step._add_ancestors(environ)
+        if environ is os.environ and (step.where != "step" or step.is_live):
+            step = step._add_ancestors(environ)
+        return step
 
     def _add_ancestors(self, environ: Environ) -> SlurmStep:
         """Returns a copy with what started this process, which is the task itself."""
@@ -269,16 +296,14 @@ class SlurmStep(Settings, ForeignVariables):
     @property
     def is_for_one_task(self) -> bool:
         """Whether the allocation is for one task; Slurm's default is one task on each node."""
-        tasks = self.job_num_tasks or self.job_tasks_per_node or "1"
-        nodes = self.job_num_nodes or "1"
-        return tasks == "1" and nodes == "1" and (self.het_size or 1) == 1
+        tasks = self.job_num_tasks or self.job_tasks_per_node or 1
+        return tasks * (self.job_num_nodes or 1) * (self.het_size or 1) == 1
 
 
 # All variables by name.
 VARIABLES = {
     variable.name: variable
-    for owner in SlurmStep.__mro__
-    for variable in vars(owner).values()
+    for variable in vars(SlurmStep).values()
     if isinstance(variable, Variable)
 }
 

@@ -1,14 +1,14 @@
-"""Variables of a process: what each of them may contain, and the values of those of one owner."""
+"""What the variables of a process may contain."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Generic, TypeVar, overload
+from typing import Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import UnreadableValueError, shorten_value
-from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_ranges
+from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number
 
 Environ = Mapping[str, str]
@@ -25,7 +25,7 @@ _GPU_BINDING = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|sin
 
 @dataclass(eq=False)
 class Variable(Generic[Value]):
-    """A variable, and the field of `Variables` that holds its value.
+    """A variable, and the field of `SlurmStep` that holds its value.
 
     ``SlurmStep.rank`` is the variable. ``step.rank`` is its value in one step; None if it is not
     set.
@@ -77,47 +77,18 @@ class Variable(Generic[Value]):
         )
 
 
-class Variables:
-    """The values of one owner's variables: a field for each, None if it is not set."""
-
-    def __init__(self, **values: Any) -> None:
-        """Takes the values by field name; None means that a field is not set."""
-        vars(self).update({name: value for name, value in values.items() if value is not None})
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the other one has the same values."""
-        return isinstance(other, type(self)) and vars(self) == vars(other)
-
-
 def text_variable(name: str) -> Variable[str]:
     """Returns a variable that holds any text; an empty value counts as unset."""
     return Variable(name, str, "a text")
 
 
-def number_variable(
-    name: str,
-    minimum: int,
-    maximum: int,
-    empty_is_unset: bool = True,
-) -> Variable[int]:
+def number_variable(name: str, minimum: int = 0, maximum: int = 2**63 - 1) -> Variable[int]:
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
-
     return Variable(
         name,
         lambda text: read_whole_number(text, minimum, maximum),
         f"a whole number from {minimum} to {maximum}",
-        empty_is_unset=empty_is_unset,
     )
-
-
-def rank_variable(name: str) -> Variable[int]:
-    """Returns a variable that holds the number of a task or node, from 0 on."""
-    return number_variable(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
-
-
-def count_variable(name: str) -> Variable[int]:
-    """Returns a variable that holds a number of tasks or nodes, at least one."""
-    return number_variable(name, 1, MAX_HOSTS)
 
 
 def devices_variable(name: str) -> Variable[str]:
@@ -131,9 +102,14 @@ def parse_hosts(text: str) -> Nodes | None:
     return tuple(expand_hostlist(text)) or None
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Reads the number of tasks on each node: ``2(x3),1``."""
+    return tuple(expand_tasks_per_node(text))
+
+
 def parse_ports(text: str) -> tuple[int, ...] | None:
     """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
-    ports = tuple(port for ranges, _ in parse_ranges(text, text, text) for port in ranges)
+    ports = tuple(map(int, expand_hostlist(f"[{text}]")))
     return ports if min(ports) >= 1 and max(ports) <= LAST_PORT else None
 
 

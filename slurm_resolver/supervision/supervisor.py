@@ -11,7 +11,6 @@ from typing import NamedTuple
 from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.scontrol import UNKNOWN_JOB, Fields, own_job, show_nodes
-from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.supervision.batch_host import Watch
 from slurm_resolver.supervision.policy import (
@@ -178,7 +177,7 @@ class Supervisor:
         restarts = len(self._failures)
         now = f"now on {compress_hostlist(nodes)}{self._without(nodes)}"
         if restarts:
-            os.environ[Settings.step_restart.name] = str(restarts)
+            os.environ[SlurmStep.step_restart.name] = str(restarts)
             say(
                 f"restart {restarts} of {self._options.restarts}; {now}; "
                 f"first failure: {self._failures[-1].text}"

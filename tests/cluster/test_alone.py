@@ -74,8 +74,18 @@ IN_STEP = Ancestors(
             None,
         ),
         ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n TASKS"),
-        ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but its Slurm"),
-        ({"remains": ("SLURM_A",)}, None, NotInStepError, "this process has only SLURM_A, and"),
+        (
+            {"ancestors": IN_STEP},
+            None,
+            NotInStepError,
+            "7.0 (None: /proc hides it), but it has only",
+        ),
+        (
+            {"remains": ("SLURM_A",)},
+            None,
+            NotInStepError,
+            "has only SLURM_A of its",
+        ),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         (
             {**TASK, "ancestors": Ancestors("prted")},
@@ -87,9 +97,14 @@ IN_STEP = Ancestors(
             {**TASK, "ancestors": IN_STEP._replace(step_id="3")},
             None,
             EnvironmentValueError,
-            "SLURM_STEP_ID=0, but Slurm started this process in step 7.3",
+            "SLURM_STEP_ID=0 and SLURMD_NODENAME=n9, but Slurm started this process in step 7.3",
         ),
-        ({**TASK, "node_name": "n10"}, None, EnvironmentValueError, "SLURMD_NODENAME=n10, but"),
+        (
+            {**TASK, "node_name": "n10"},
+            None,
+            EnvironmentValueError,
+            "NODENAME=n10, but Slurm",
+        ),
     ],
 )
 def test_alone_or_a_task_or_neither(
