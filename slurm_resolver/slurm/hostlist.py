@@ -23,10 +23,6 @@ _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,18}})")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x(?!0+\))([0-9]{1,18})\))?")  # not 2(x0)
 
-# The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
-Ranges = list[tuple[range, int]]
-_Name = tuple[list[str], list[Ranges]]  # the texts around the brackets of a name, and the brackets
-
 
 def expand_hostlist(hostlist: str) -> list[str]:
     """Returns the host names that a Slurm host list stands for, in its order, duplicates kept.
@@ -44,7 +40,26 @@ def expand_hostlist(hostlist: str) -> list[str]:
             anything but digits in a range, more than 65,536 hosts in a range or 2**24 in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    return [host for name in _parse(hostlist) for host in _expand_name(*name)]
+    count_hostlist(hostlist)
+    hosts = []
+    for text in _NAME.findall(hostlist):
+        before, *rest = _BRACKETS.split(text)
+        names = [before]
+        while rest:
+            ranges, after, *rest = rest
+            ends = [
+                str(number).zfill(width) + after
+                for numbers, width in _parse_ranges(ranges, hostlist)
+                for number in numbers
+            ]
+            # Slurm's order: the last bracket is the innermost loop; of the brackets before it the
+            # rightmost is the outermost loop.
+            if rest:
+                names = [name + end for end in ends for name in names]
+            else:
+                names = [name + end for name in names for end in ends]
+        hosts += names
+    return hosts
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -56,7 +71,19 @@ def count_hostlist(hostlist: str) -> int:
     Raises:
         HostlistError: as `expand_hostlist`.
     """
-    return _count_hosts(_parse(hostlist))
+    left = _NAME.sub("", hostlist).strip(SEPARATORS)
+    if left:
+        raise HostlistError("a bracket that is not closed, or not opened", hostlist, left[0])
+    count = 0
+    for name in _NAME.findall(hostlist):
+        counts = (
+            sum(len(numbers) for numbers, _ in _parse_ranges(ranges, hostlist))
+            for ranges in _BRACKETS.findall(name)
+        )
+        count += math.prod(counts)
+    if count > MAX_HOSTS:
+        raise HostlistError(f"more than {MAX_HOSTS:,} hosts, the limit", hostlist, hostlist)
+    return count
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
@@ -83,58 +110,21 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     return counts
 
 
-def _parse(hostlist: str) -> list[_Name]:
-    names = []
-    for text in _NAME.findall(hostlist):
-        parts = _BRACKETS.split(text)  # every second part was in brackets
-        brackets = [parse_ranges(part, hostlist, f"[{part}]") for part in parts[1::2]]
-        names.append((parts[::2], brackets))
-    left = _NAME.sub("", hostlist).strip(SEPARATORS)
-    if left:
-        raise HostlistError("a bracket that is not closed, or not opened", hostlist, left[0])
-    if _count_hosts(names) > MAX_HOSTS:
-        raise HostlistError(
-            f"stands for more than {MAX_HOSTS:,} hosts, the limit", hostlist, hostlist
-        )
-    return names
-
-
-def parse_ranges(text: str, expression: str, part: str) -> Ranges:
-    """Reads what stands in a bracket: ``1,3-5``. `expression` and `part` are for messages."""
+def _parse_ranges(text: str, hostlist: str) -> list[tuple[range, int]]:
+    """Reads what stands in a bracket: ``1,3-5``. `hostlist` is for messages."""
     ranges = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
         if not match or not 1 <= len(numbers) <= MAX_HOSTS_PER_RANGE:
             raise HostlistError(
-                f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}; a range begins "
-                f"with its lower number, and has at most {MAX_HOSTS_PER_RANGE:,} hosts",
-                expression,
-                part,
+                "expected numbers or ranges such as [1,3-5]; a range begins with its lower number, "
+                f"and has at most {MAX_HOSTS_PER_RANGE:,} hosts",
+                hostlist,
+                f"[{text}]",
             )
         ranges.append((numbers, len(match[1])))
     return ranges
-
-
-def _count_hosts(names: Iterable[_Name]) -> int:
-    return sum(
-        math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
-        for _, brackets in names
-    )
-
-
-def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> list[str]:
-    names = texts[:1]
-    for position, ranges in enumerate(brackets, 1):
-        after = texts[position]
-        ends = [str(number).zfill(width) + after for numbers, width in ranges for number in numbers]
-        # Slurm's order: the last bracket is the innermost loop; of the brackets before it the
-        # rightmost is the outermost loop.
-        if position == len(brackets):
-            names = [name + end for name in names for end in ends]
-        else:
-            names = [name + end for end in ends for name in names]
-    return names
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
@@ -150,45 +140,33 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
         HostlistError: (a ValueError) for a name that is empty, or contains a comma, white space or
             a bracket.
     """
+    runs: list[list[str]] = []  # a text, and the first and last number that follow it
+    for host in hosts:
+        match = _HOST.fullmatch(host)
+        if not match or not host:
+            reason = "not a host name; expected text without commas, white space and brackets"
+            raise HostlistError(reason, host, host)
+        text, digits = match.groups()
+        before, first, last = runs[-1] if runs else ("", "", "")
+        if (
+            (digits and last and text == before)
+            and digits == str(int(last) + 1).zfill(len(first))
+            and int(digits) < int(first) + MAX_HOSTS_PER_RANGE
+        ):
+            runs[-1][2] = digits
+        else:
+            runs.append([text, digits, digits])
     parts = []
-    by_prefix = itertools.groupby(map(_split_number, hosts), lambda name: (name[0], name[1] != ""))
-    for (prefix, has_number), names in by_prefix:
+    by_text = itertools.groupby(runs, lambda run: (run[0], run[1] != ""))
+    for (text, has_number), group in by_text:
         if has_number:
-            numbers = ",".join(_fold(digits for _, digits in names))
-            parts.append(prefix + (numbers if numbers.isdigit() else f"[{numbers}]"))
+            numbers = ",".join("-".join(dict.fromkeys(run[1:])) for run in group)
+            parts.append(text + (numbers if numbers.isdigit() else f"[{numbers}]"))
         else:
-            parts += [prefix for _ in names]
+            parts += [text for _ in group]
     return ",".join(parts)
-
-
-def _fold(numbers: Iterable[str]) -> list[str]:
-    """Returns the numbers and ranges that stand for these, in their order.
-
-    >>> _fold(["09", "10", "3", "4", "5"])
-    ['09-10', '3-5']
-    """
-    ranges = []
-    last: list[str] = []  # the newest range
-    for digits in numbers:
-        follows = last and digits == str(int(last[-1]) + 1).zfill(len(last[0]))
-        if follows and len(last) < MAX_HOSTS_PER_RANGE:
-            last.append(digits)
-        else:
-            last = [digits]
-            ranges.append(last)
-    return ["-".join(dict.fromkeys((run[0], run[-1]))) for run in ranges]
 
 
 def short_hostlist(hosts: Sequence[str]) -> str:
     """Returns the hosts as messages show them: folded, and only the two ends of a long list."""
     return shorten_value(compress_hostlist(hosts))
-
-
-def _split_number(name: str) -> tuple[str, str]:
-    """Returns the name without the number at its end, and the digits of this number."""
-    match = _HOST.fullmatch(name)
-    if not match or not name:
-        raise HostlistError(
-            "not a host name; expected text without commas, white space and brackets", name, name
-        )
-    return match[1], match[2]
