@@ -72,24 +72,23 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
             counts that do not fit.
     """
     rank = step.require(SlurmStep.rank)
-    # in a large step these are few
-    without = set(ranks_of(roles, roles.keys() - jobs_with_gpus(roles, options)))
+    without = ranks_of(roles, jobs_without_gpus(roles, options))  # in a large step these are few
     on_node = layout.ranks_on(layout.node_of[rank])
     users = [local_rank for local_rank, other in enumerate(on_node) if other not in without]
     return gpus_on_node(step, layout.local_rank_of[rank], users, options)
 
 
-def jobs_with_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
-    """Returns which of the cluster's jobs use GPUs.
+def jobs_without_gpus(roles: Collection[str], options: ClusterOptions) -> set[str]:
+    """Returns which of the cluster's jobs use no GPU.
 
-    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not. If
-    the caller gave numbers of GPUs, all jobs use GPUs as in TensorFlow's own resolver.
+    By default they are a ParameterServerStrategy's parameter servers and coordinator (the chief).
+    If the caller gave numbers of GPUs, all jobs use GPUs as in TensorFlow's own resolver.
     """
     if options.gpu_jobs is not None:
-        return set(options.gpu_jobs)
+        return {*roles} - {*options.gpu_jobs}
     if "ps" in roles and not options.gives_gpu_counts:
-        return set(roles) - {"ps", "chief"}
-    return set(roles)
+        return {"ps", "chief"}
+    return set()
 
 
 def gpus_on_node(
@@ -171,37 +170,38 @@ def _choose(
         )
     # Slurm changes the batch script's variables only on nodes with GPUs, and a component of a
     # heterogeneous job may run on nodes without.
-    of_batch_script = step.het_size is not None and step.job_gpus and visible.shown
-    if of_batch_script and granted is None and not step.step_gpus:
+    is_inherited = granted is None and not step.step_gpus and step.het_size is not None
+    if is_inherited and step.job_gpus and visible.shown:
         return TaskGpus((), f"{visible.name} is the batch script's, and there are none here")
     if options.gives_gpu_counts:
         return _by_given_counts(step, visible, share, options)
-    if visible.shown and _is_bound(step, shown):
+    binding = step.gpu_binding
+    if binding in (None, "", "closest"):
+        is_bound = len(shown) < (granted or 0)
+    else:
+        is_bound = binding != "none"
+    if not shown:
+        gpus = TaskGpus(visible.devices, visible.text)
+    elif is_bound and visible.shown:
         # With these, no variable shows which tasks see the same GPUs.
-        may_share = share.tasks > 1 and step.gpu_binding in ("closest", "single")
+        may_share = share.tasks > 1 and binding in ("closest", "single")
         gpus = TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=may_share)
-    elif shown:
+    else:
         if len(shown) % share.tasks:
             warn_once(
                 f"{share.tasks} tasks share the node's {counted(len(shown), 'GPU')}; start one for "
                 "each GPU: TensorFlow's strategies need the same number of GPUs in each worker, "
                 "and tasks that share a GPU share its memory"
             )
-        source = f"{visible.name if visible.shown else 'the driver'} split by SLURM_LOCALID"
-        gpus = TaskGpus(shown[share.of(len(shown))], source, shared=share.tasks > len(shown))
-    else:
-        gpus = TaskGpus(visible.devices, visible.text)
+        gpus = TaskGpus(
+            shown[share.of(len(shown))],
+            f"{visible.name if visible.shown else 'the driver'} split by SLURM_LOCALID",
+            shared=share.tasks > len(shown),
+        )
     conflict = _find_conflict(step, visible, gpus, share)
     if conflict:
         warn_once(conflict)
     return gpus._replace(conflict=conflict)
-
-
-def _is_bound(step: SlurmStep, shown: Devices) -> bool:
-    """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
-    if step.gpu_binding in (None, "", "closest"):
-        return 0 < len(shown) < (step.gpus_on_node or 0)
-    return bool(shown) and step.gpu_binding != "none"
 
 
 def _by_given_counts(
@@ -220,6 +220,7 @@ def _by_given_counts(
     if per_task is None:
         per_task = per_node // share.tasks
     is_bound = 0 < len(shown) < per_node
+    first = share.position * per_task
     if (
         not 0 <= per_task * share.tasks <= per_node
         or (granted is not None and per_node > granted)
@@ -231,12 +232,10 @@ def _by_given_counts(
             "this node use GPUs. Ask Slurm for more (srun --gpus-per-node), start fewer tasks on "
             "each node, or leave both out to use what Slurm granted."
         )
-    if is_bound:
-        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm")
-    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
-    names = shown or tuple(map(str, range(per_node)))
-    first = share.position * per_task
-    return TaskGpus(names[first : first + per_task], "gpus_per_node and gpus_per_task")
+    if not is_bound:
+        # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
+        shown = (shown or tuple(map(str, range(per_node))))[first : first + per_task]
+    return TaskGpus(shown, "gpus_per_node and gpus_per_task")
 
 
 def _find_conflict(step: SlurmStep, visible: VisibleDevices, gpus: TaskGpus, share: _Share) -> str:

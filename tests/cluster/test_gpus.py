@@ -22,7 +22,7 @@ from slurm_resolver.cluster.task_gpus import (
     TaskGpus,
     apply_gpus,
     gpus_on_node,
-    jobs_with_gpus,
+    jobs_without_gpus,
 )
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step_variables import SlurmStep
@@ -390,25 +390,16 @@ def test_the_driver_is_asked_through_its_library(
 
 
 @pytest.mark.parametrize(
-    ("jobs", "gpu_jobs", "users"),
+    ("jobs", "gpu_jobs", "without"),
     [
-        (["chief", "worker"], None, {"chief", "worker"}),
-        (["chief", "worker", "ps"], None, {"worker"}),
-        (
-            ["worker", "ps", "evaluator"],
-            None,
-            {"worker", "evaluator"},
-        ),
-        (["worker"], [], set()),
-        (
-            ["worker"],
-            ["evaluator", "worker"],
-            {"evaluator", "worker"},
-        ),  # evaluator has no task
+        (["chief", "worker"], None, set()),
+        (["chief", "worker", "ps"], None, {"ps", "chief"}),
+        (["worker"], [], {"worker"}),
+        (["worker", "ps"], ["evaluator", "worker"], {"ps"}),  # evaluator has no task
     ],
 )
-def test_which_jobs_use_gpus(jobs: Strings, gpu_jobs: Any, users: Any) -> None:
-    assert jobs_with_gpus(jobs, ClusterOptions(gpu_jobs=gpu_jobs)) == users
+def test_which_jobs_use_no_gpu(jobs: Strings, gpu_jobs: Any, without: Any) -> None:
+    assert jobs_without_gpus(jobs, ClusterOptions(gpu_jobs=gpu_jobs)) == without
 
 
 WITH_GPUS = [
