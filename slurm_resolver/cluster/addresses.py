@@ -23,10 +23,12 @@ from slurm_resolver.timeouts import Timeouts
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 JobAddresses = dict[str, list[str]]  # the addresses of each job by index
 
-# What to do about an address that does not answer.
-_FIREWALL = "; if a firewall between the nodes blocks the port, open it"
 _SLURMS = "--node-address slurm, or node_address='slurm' in the program"
-_NODE_ADDRESS = f"; if Slurm has another address (scontrol show node), set {_SLURMS}"
+# What to do about an address that does not answer.
+_REMEDY = (
+    "; if a firewall between the nodes blocks the port, open it; if Slurm has another address "
+    f"(scontrol show node), set {_SLURMS}"
+)
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,6 @@ def find_service(
         EnvironmentValueError: if SLURM_PROCID is missing.
     """
     first_node = step.require(SlurmStep.nodes)[0]
-    remedy = ""
-    if not step.simulated:
-        # The addresses may be Slurm's already.
-        remedy = _FIREWALL + (_NODE_ADDRESS if options.node_address != "slurm" else "")
     return ServiceAddress(
         host=hosts[first_node],
         port=port,
@@ -152,7 +150,7 @@ def find_service(
         hosts_service=(step.node_name, step.local_rank) == (first_node, 0),
         grace=step.network_grace or Timeouts.grace,
         starts_program=options.starts_program,
-        remedy=remedy,
+        remedy="" if step.simulated else _REMEDY,
     )
 
 

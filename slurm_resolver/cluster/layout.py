@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from slurm_resolver.cluster.options import TasksPerNode
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
@@ -36,9 +36,6 @@ _ADVICE = (
 ByRank = Sequence[int]  # a number for each rank
 Counts = Sequence[int]  # the number of tasks on each node
 Ranks = Sequence[int]
-# Where a layout comes from, as `slurm-resolver show` prints it: the variables and arguments, or an
-# exchange of the tasks.
-LayoutSource = Literal["environment", "rendezvous"]
 
 
 class Layout(NamedTuple):
@@ -50,8 +47,9 @@ class Layout(NamedTuple):
         local_rank_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
         distribution: Slurm's distribution; in a heterogeneous step the components' distributions,
             separated by " : ".
-        source: where the layout comes from.
-        components: the ranks of each component; empty unless the step is heterogeneous.
+        source: where the layout comes from, as `slurm-resolver show` prints it: the "environment",
+            which includes arguments, or a "rendezvous" of the tasks.
+        components: those of a heterogeneous step, if they have their own nodes.
         unambiguous: False if the variables fit another layout as well, which only some tasks can
             notice: a component's distribution may have been given to srun alone.
     """
@@ -60,8 +58,8 @@ class Layout(NamedTuple):
     node_of: ByRank = ()
     local_rank_of: ByRank = ()
     distribution: str = "block"
-    source: LayoutSource = "environment"
-    components: Mapping[int, Ranks] = {}
+    source: str = "environment"
+    components: Sequence[Component] = ()
     unambiguous: bool = True
 
     @property
@@ -145,11 +143,7 @@ def make_layout(
         node_of=node_of,
         local_rank_of=list(map(next, map(numbers_on.__getitem__, node_of))),
         distribution=distribution or step.distribution or "block",
-        components={
-            component.group: [rank for rank, node in enumerate(node_of) if nodes[node] in hosts]
-            for component in components
-            for hosts in [set(component.nodes)]
-        },
+        components=components,
     )
 
 

@@ -7,7 +7,7 @@ that every task can compute all ports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from slurm_resolver.errors import AddressError
 from slurm_resolver.log import warn_once
@@ -20,26 +20,18 @@ _FIRST_DERIVED = 12_288
 _LAST_DERIVED = 32_767
 _NUM_SERVICE_PORTS = 2048
 
-# Where ports come from, as `slurm-resolver show` prints it.
-PortSource = Literal[
-    "port_base",
-    "SLURM_STEP_RESV_PORTS",
-    "SLURM_JOB_ID and SLURM_STEP_ID",
-    "default",
-]
-
 
 class Ports(NamedTuple):
     """The ports of a step.
 
     Attributes:
         by_local_rank: on every node, the port of the task with this local rank.
-        source: where the ports come from.
+        source: where the ports come from, as `slurm-resolver show` prints it.
         service_port: the port of the step's coordination service.
     """
 
     by_local_rank: Sequence[int] = ()
-    source: PortSource = "SLURM_JOB_ID and SLURM_STEP_ID"
+    source: str = "SLURM_JOB_ID and SLURM_STEP_ID"
     service_port: int = 0
 
 

@@ -75,8 +75,6 @@ def resolve(
     step = SlurmStep.read(environ)
     if environ is not None and environ is not os.environ:
         step = step.replace(task_pid=None)  # this process is not the task
-        if layout == "auto":
-            layout = "environment"
     return resolve_step(
         step,
         ClusterOptions(

@@ -38,14 +38,15 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
         chief = roles.get("chief", ())
         candidates = free
         if job in groups:
-            component = set(layout.components.get(groups[job], ()))
-            candidates = [rank for rank in free if rank in component]
+            nodes_of = {component.group: {*component.nodes} for component in layout.components}
+            nodes = nodes_of.get(groups[job], ())
+            candidates = [rank for rank in free if layout.nodes[layout.node_of[rank]] in nodes]
             if count > len(candidates):
                 raise JobsError(
                     f"het_groups={groups!r}: {job!r} needs {count} tasks of component "
                     f"{groups[job]!r}, which has {len(candidates)} free ones; the components of "
-                    f"this step are {[*layout.components]}. Give the jobs fewer tasks there, or "
-                    "start more tasks in this component."
+                    f"this step are {[*nodes_of]}. Give the jobs fewer tasks there, or start more "
+                    "tasks in this component."
                 )
         if spreads and job == "ps":
             # In every round each node gives its lowest free rank.

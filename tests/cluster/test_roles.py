@@ -15,6 +15,7 @@ from task_variables import TASK
 import slurm_resolver as sr
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.errors import JobsError
+from slurm_resolver.slurm.step_variables import Component
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,10 @@ def heterogeneous() -> Layout:
         [0, 0, 1, 1, 2],
         [0, 1, 0, 1, 0],
         "block : block",
-        components={0: range(2), 2: range(2, 5)},
+        components=[
+            Component(0, ("z1",), None, None),
+            Component(2, ("a1", "a2"), None, None),
+        ],
     )
 
 
