@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_resolver.cluster.layout import Layout
-from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import AddressError, shorten_value
-from slurm_resolver.slurm.hostlist import compress_hostlist, short_hostlist
+from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
 from slurm_resolver.timeouts import Timeouts
@@ -53,48 +53,39 @@ def find_hosts(step: SlurmStep, nodes: Nodes, num_tasks: int, options: ClusterOp
             same one, or the names do not resolve and no `node_address` is given.
     """
     node_address = options.node_address
-    if node_address == "slurm":
-        node_address = ""  # a simulated step's node is this machine
-        if not step.simulated:
-            # All tasks spread their questions over up to ten seconds.
-            delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
-            node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
-    elif node_address is None:
-        node_address = ""
-        if options.layout != "environment" and step.is_live and num_tasks > 1:
-            # A node may resolve its own name only.
-            asked = next((node for node in nodes if node != step.node_name), nodes[0])
-            try:
-                socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
-            except socket.gaierror as error:
-                if len(nodes) > 1:
-                    raise AddressError(
-                        f"the name of node {asked} does not resolve here ({error}). To use Slurm's "
-                        f"addresses, set {_SLURMS}; or give a function or suffix for the name of "
-                        "another interface."
-                    ) from error
+    if node_address == "slurm" and not step.simulated:  # whose node is this machine
+        # All tasks spread their questions over up to ten seconds.
+        delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
+        node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
+    if node_address is None and step.is_live and num_tasks > 1 and options.layout != "environment":
+        # A node may resolve its own name only.
+        asked = next((node for node in nodes if node != step.node_name), nodes[0])
+        try:
+            socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if len(nodes) == 1:
                 return {asked: "127.0.0.1"}
-    if node_address == "":
+            raise AddressError(
+                f"the name of node {asked} does not resolve here ({error}). To use Slurm's "
+                f"addresses, set {_SLURMS}; or give a function or suffix for the name of another "
+                "interface."
+            ) from error
+    if node_address is None or node_address == "slurm":
         return dict(zip(nodes, nodes))
-    hosts = {node: _host_for(node, node_address) for node in nodes}
-    if len(set(hosts.values())) < len(hosts):
-        raise AddressError(
-            f"node_address gives the nodes {short_hostlist(nodes)} the hosts "
-            f"{shorten_value(', '.join(hosts.values()))}; expected a different host for every node."
-        )
-    return hosts
-
-
-def _host_for(node: str, node_address: NodeAddress) -> str:
     if isinstance(node_address, str):
-        return node + node_address
-    host = node_address(node) if callable(node_address) else node_address.get(node)
-    if not isinstance(host, str) or not re.fullmatch(r"[^\s,/]+", host):
+        hosts: dict[str, str | None] = {node: node + node_address for node in nodes}
+    elif callable(node_address):
+        hosts = {node: node_address(node) for node in nodes}
+    else:
+        hosts = {node: node_address.get(node) for node in nodes}
+    usable = {host for host in hosts.values() if re.fullmatch(r"[^\s,/]+", str(host or ""))}
+    if len(usable) < len(nodes):
         raise AddressError(
-            f"node_address gives {host!r} for node {node}; expected the host to connect to."
+            f"node_address gives {shorten_value(str(hosts))}; expected for each node the host to "
+            "connect to, and a different one for every node."
         )
     # Brackets tell the colons of an IPv6 address from the one before the port.
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return {node: re.sub(r"^[^\[].*:.*", r"[\g<0>]", str(host)) for node, host in hosts.items()}
 
 
 @functools.cache

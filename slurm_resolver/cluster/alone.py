@@ -22,66 +22,60 @@ def why_alone(step: SlurmStep, options: ClusterOptions) -> str | None:
     """
     if options.local or step.resolver_switch == "off":
         return "local=True or SLURM_RESOLVER=off: this process trains alone, without a cluster"
-    reason = _why_without_rank(step, options)
-    if reason:
-        raise NotInStepError(f"{reason}. {_OFF_HINT}")
-    if step.where == "allocation":
-        return (
-            f"no variable shows that job {step.job_id} has more than one task, and srun did not "
-            "start this process: it trains alone"
-        )
-    if step.where == "none":
-        alone = "outside Slurm: this process trains alone, without a cluster"
-        if step.ancestors.hidden:
-            alone += (
-                ". But no variable of a step is set, and /proc hides what started it: if srun did, "
-                "keep the variables SLURM_… and SLURMD_NODENAME"
-            )
-        return alone
-    if step.is_live and not step.simulated:
-        _check_variables(step)
-    return None
-
-
-def _why_without_rank(step: SlurmStep, options: ClusterOptions) -> str:
-    """Returns why this process may be one of several, without a rank, and a remedy; or ""."""
     origin = step.ancestors
+    problem = ""
     if step.launcher:
-        return (
+        problem = (
             f"this process was started by {step.launcher}, not by srun, so its rank in the step is "
             "unknown. Start the program with srun, without mpirun"
         )
-    if step.where == "step":
-        return ""
-    if origin.is_in_step or step.remains:
-        return (
+    elif step.where == "step":
+        _check_variables(step)
+        return None
+    elif origin.is_in_step or step.remains:
+        problem = (
             f"Slurm started this process as a task of step {origin.job_id}.{origin.step_id} (None: "
             f"/proc hides it), but it has only {shorten(step.remains) or 'none'} of its variables: "
             "it cannot tell whether other tasks exist. Keep the variables SLURM_… and "
             "SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
             "apptainer --cleanenv), or make it pass them on"
         )
-    if step.where == "none" and options.jobs is not None:
-        return (
+    elif step.where == "none" and options.jobs is not None:
+        problem = (
             f"jobs={options.jobs!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "
             "SLURM_JOB_ID is set). Start the program with srun; or on this machine alone with "
             "`slurm-resolver run -n TASKS -- python your_script.py`"
         )
-    if step.where == "none" or (options.jobs is None and step.is_for_one_task):
-        return ""
-    tasks = f" -n {step.job_num_tasks}" if step.job_num_tasks else ""
-    return (
-        f"this process runs inside the allocation of job {step.job_id}, but srun did not start it, "
-        "and so it has no rank. In the batch script or in salloc's shell, start the program as a "
-        f"step: srun{tasks} python your_script.py. If the job has ended, its variables are left "
-        "over in a shell that it started, such as in tmux: open another one, or unset them: unset "
-        '"${!SLURM@}" (in bash)'
-    )
+    elif step.where == "allocation" and (options.jobs is not None or not step.is_for_one_task):
+        tasks = f" -n {step.job_num_tasks}" if step.job_num_tasks else ""
+        problem = (
+            f"this process runs inside the allocation of job {step.job_id}, but srun did not start "
+            "it, and so it has no rank. In the batch script or in salloc's shell, start the "
+            f"program as a step: srun{tasks} python your_script.py. If the job has ended, its "
+            "variables are left over in a shell that it started, such as in tmux: open another "
+            'one, or unset them: unset "${!SLURM@}" (in bash)'
+        )
+    if problem:
+        raise NotInStepError(f"{problem}. {_OFF_HINT}")
+    if step.where == "allocation":
+        return (
+            f"no variable shows that job {step.job_id} has more than one task, and srun did not "
+            "start this process: it trains alone"
+        )
+    alone = "outside Slurm: this process trains alone, without a cluster"
+    if origin.hidden:
+        alone += (
+            ". But no variable of a step is set, and /proc hides what started it: if srun did, "
+            "keep the variables SLURM_… and SLURMD_NODENAME"
+        )
+    return alone
 
 
 def _check_variables(step: SlurmStep) -> None:
     """Raises EnvironmentValueError where the variables are those of another task."""
     origin = step.ancestors
+    if not step.is_live or step.simulated:
+        return
     is_own = step.het_size or (  # each component of a heterogeneous job has a job id of its own
         origin.job_id in (None, step.job_id) and origin.step_id in (None, step.step_id)
     )

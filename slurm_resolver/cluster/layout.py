@@ -19,7 +19,6 @@ from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step_variables import RESTART_HINT, Component, SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
-from slurm_resolver.slurm.whole_number import whole_number
 
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
@@ -183,11 +182,6 @@ def set_tasks_per_node(step: SlurmStep, tasks_per_node: TasksPerNode) -> SlurmSt
     counts = tasks_per_node
     if not isinstance(counts, Mapping):
         counts = dict.fromkeys(nodes, counts)
-    if None in map(whole_number, counts.values()):
-        raise LayoutError(
-            f"the number of tasks on each node is {dict(counts)!r}; expected a whole number for "
-            "each, from tasks_per_node."
-        )
     # Ranks follow Slurm's order of the nodes, whatever order a dict has.
     if set(counts) != set(nodes):
         nodes = tuple(counts)

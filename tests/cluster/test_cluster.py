@@ -108,10 +108,10 @@ def test_node_address(node_address: Any, host: str) -> None:
 @pytest.mark.parametrize(
     ("node_address", "message"),
     [
-        ({"n9": "a"}, "node_address gives None for node n10"),
-        (lambda node: None, "node_address gives None for node n9"),
+        ({"n9": "a"}, "node_address gives .*'n10': None"),
+        (lambda node: None, "node_address gives .*'n9': None"),
         (lambda node: "a b", "'a b'"),
-        (lambda node: "same", r"gives the nodes n\[9-10\] the hosts same, same;"),
+        (lambda node: "same", "'n9': 'same', 'n10': 'same'}; expected"),
     ],
 )
 def test_node_addresses_that_reach_nobody(node_address: Any, message: str) -> None:

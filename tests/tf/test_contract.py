@@ -221,10 +221,9 @@ def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
 @pytest.mark.parametrize(
     ("tasks_per_node", "message"),
     [
-        (0, "tasks_per_node, have . node.* and 0 tasks, .* 1 or more"),
-        (2, "tasks_per_node, have 3 nodes .* and 6 tasks, .*NUM_TASKS=3"),
-        ({"t02n13": 3.0}, "on each node is {'t02n13': 3.0}; expected"),
-        ({}, "on each node is {}; expected a whole number"),
+        (0, "tasks_per_node has . counts and 0 tasks, .* 1 or more"),
+        (2, "has 3 nodes .* tasks_per_node has 3 counts and 6 tasks, .*NUM_TASKS=3"),
+        ({}, "tasks_per_node has 0 counts"),
     ],
 )
 def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, message: str) -> None:
