@@ -118,7 +118,7 @@ class Cluster:
         The evaluator is not among them, as TensorFlow keeps it outside the cluster.
         """
         return {
-            job: list(addresses)
+            job: addresses
             for job, addresses in sorted(self.addresses.items())
             if job != "evaluator"
         }

@@ -50,27 +50,30 @@ def choose_ports(
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
     count = max_tasks_per_node
-    is_heterogeneous = step.is_component or step.components_in_step
-    reserved = () if is_heterogeneous else tuple(dict.fromkeys(step.reserved_ports or ()))
-    if port_base is None and len(reserved) >= count:
-        # By default Slurm reserves one port more than there are tasks on a node.
-        spare = (*reserved[count:], derive_service_port(step))
-        return Ports(reserved[:count], "SLURM_STEP_RESV_PORTS", spare[0])
-    if port_base is None and reserved:
-        warn_once(
-            f"SLURM_STEP_RESV_PORTS has fewer ports ({len(reserved)}) than a node has tasks (up to "
-            f"{count}), and is not used. Start with srun --resv-ports={count} to have enough"
-        )
-    if port_base is None and step.job_id is not None:
-        # Jobs that run on a node at the same time mostly have consecutive ids, and get neighbouring
-        # blocks of ports. Most steps have the smallest blocks. Two such blocks are the same or do
-        # not overlap.
-        block = max(8, 1 << (count - 1).bit_length())
-        blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
-        first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
-        return Ports(range(first, first + count), service_port=derive_service_port(step))
+    base = port_base
+    if base is None:
+        is_heterogeneous = step.is_component or step.components_in_step
+        reserved = () if is_heterogeneous else step.reserved_ports or ()
+        if len(reserved) >= count:
+            # By default Slurm reserves one port more than there are tasks on a node.
+            spare = (*reserved[count:], derive_service_port(step))
+            return Ports(reserved[:count], "SLURM_STEP_RESV_PORTS", spare[0])
+        if reserved:
+            warn_once(
+                f"SLURM_STEP_RESV_PORTS has fewer ports ({len(reserved)}) than a node has tasks "
+                f"(up to {count}), and is not used. Start with srun --resv-ports={count} to have "
+                "enough"
+            )
+        if step.job_id is not None:
+            # Jobs that run on a node at the same time mostly have consecutive ids, and get
+            # neighbouring blocks of ports. Most steps have the smallest blocks. Two such blocks are
+            # the same or do not overlap.
+            block = max(8, 1 << (count - 1).bit_length())
+            blocks = max(1, (_LAST_DERIVED - _FIRST_DERIVED + 1) // block)
+            first = _FIRST_DERIVED + _number_of_step(step, blocks) * block
+            return Ports(range(first, first + count), service_port=derive_service_port(step))
+        base = 8888  # as in TensorFlow's own resolver
     last_base = LAST_PORT + 1 - count
-    base = 8888 if port_base is None else port_base  # 8888 as in TensorFlow's own resolver
     if whole_number(base, 1, last_base) is None:
         raise AddressError(
             f"port_base={base!r}: expected a port, a whole number from 1 to {last_base}, as up to "

@@ -219,12 +219,15 @@ def _by_given_counts(
     per_task = options.gpus_per_task
     if per_task is None:
         per_task = per_node // share.tasks
-    is_bound = 0 < len(shown) < per_node
-    first = share.position * per_task
+    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
+    devices = shown or tuple(map(str, range(per_node)))
+    if len(devices) >= per_node:  # else Slurm has bound them to the task
+        first = share.position * per_task
+        devices = devices[first : first + per_task]
     if (
         not 0 <= per_task * share.tasks <= per_node
         or (granted is not None and per_node > granted)
-        or (is_bound and len(shown) != per_task)
+        or len(devices) != per_task
     ):
         raise GpuError(
             f"gpus_per_node={options.gpus_per_node} and gpus_per_task={options.gpus_per_task} do "
@@ -232,10 +235,7 @@ def _by_given_counts(
             "this node use GPUs. Ask Slurm for more (srun --gpus-per-node), start fewer tasks on "
             "each node, or leave both out to use what Slurm granted."
         )
-    if not is_bound:
-        # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
-        shown = (shown or tuple(map(str, range(per_node))))[first : first + per_task]
-    return TaskGpus(shown, "gpus_per_node and gpus_per_task")
+    return TaskGpus(devices, "gpus_per_node and gpus_per_task")
 
 
 def _find_conflict(step: SlurmStep, visible: VisibleDevices, gpus: TaskGpus, share: _Share) -> str:

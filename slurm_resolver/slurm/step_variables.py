@@ -95,7 +95,6 @@ class SlurmStep:
     # set from Slurm 26.05 on
     sluid = text_variable("SLURM_JOB_SLUID")
     # the allocation; set without srun as well
-    job_nodelist = text_variable("SLURM_JOB_NODELIST")
     job_num_tasks = number_variable("SLURM_NTASKS")
     job_tasks_per_node = number_variable("SLURM_NTASKS_PER_NODE")
     job_num_nodes = number_variable("SLURM_JOB_NUM_NODES")
@@ -253,7 +252,7 @@ class SlurmStep:
             return "allocation"
         if self.nodes or self.num_tasks:
             return "step"
-        if self.job_id or self.job_nodelist:
+        if self.job_id:
             return "allocation"
         return "none" if self.rank is None else "step"
 

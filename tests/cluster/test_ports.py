@@ -53,7 +53,7 @@ def test_the_meeting_has_a_port_of_its_own() -> None:
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    few = (23001, 23001, 23002)
+    few = (23001, 23002)
     assert choose_ports(step(reserved_ports=few), 3).source == "SLURM_JOB_ID and SLURM_STEP_ID"
     assert "RESV_PORTS has fewer ports (2) than a node has tasks (up to 3)" in caplog.text
     assert "--resv-ports=3" in caplog.text
