@@ -1,4 +1,4 @@
-"""The addresses of the tasks, and that of the step's coordination service."""
+"""The addresses of the tasks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.cluster.roles import Roles
-from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.errors import AddressError, shorten_value
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Nodes
-from slurm_resolver.timeouts import Timeouts
 
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 JobAddresses = dict[str, list[str]]  # the addresses of each job by index
 
 _SLURMS = "--node-address slurm, or node_address='slurm' in the program"
 # What to do about an address that does not answer.
-_REMEDY = (
+REMEDY = (
     "; if a firewall between the nodes blocks the port, open it; if Slurm has another address "
     f"(scontrol show node), set {_SLURMS}"
 )
@@ -112,37 +110,6 @@ def make_addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> 
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()
     }
-
-
-def find_service(
-    step: SlurmStep,
-    options: ClusterOptions,
-    hosts: Hosts,
-    port: int,
-    num_tasks: int,
-) -> ServiceAddress:
-    """Returns the address of the step's coordination service.
-
-    It runs in the task with local rank 0 on the step's first node. Slurm's variables decide which
-    task that is, as tasks that disagree on the layout have to find each other too. Whether it is
-    this one is known without the layout only if SLURMD_NODENAME is set.
-
-    Raises:
-        EnvironmentValueError: if SLURM_PROCID is missing.
-    """
-    first_node = step.require(SlurmStep.nodes)[0]
-    return ServiceAddress(
-        host=hosts[first_node],
-        port=port,
-        node=first_node,
-        identity=identity_of(step),
-        num_tasks=num_tasks,
-        rank=step.require(SlurmStep.rank),
-        hosts_service=(step.node_name, step.local_rank) == (first_node, 0),
-        grace=step.network_grace or Timeouts.grace,
-        starts_program=options.starts_program,
-        remedy="" if step.simulated else _REMEDY,
-    )
 
 
 def identity_of(step: SlurmStep) -> str:

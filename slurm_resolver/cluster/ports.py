@@ -56,7 +56,7 @@ def choose_ports(
         reserved = () if is_heterogeneous else step.reserved_ports or ()
         if len(reserved) >= count:
             # By default Slurm reserves one port more than there are tasks on a node.
-            spare = (*reserved[count:], derive_service_port(step))
+            spare = reserved[count:] or (derive_service_port(step),)
             return Ports(reserved[:count], "SLURM_STEP_RESV_PORTS", spare[0])
         if reserved:
             warn_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from slurm_resolver.cluster.addresses import find_hosts, find_service, make_addresses
+from slurm_resolver.cluster.addresses import REMEDY, find_hosts, identity_of, make_addresses
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import JobCounts, job_counts
@@ -32,6 +32,7 @@ from slurm_resolver.errors import UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Environ
+from slurm_resolver.timeouts import Timeouts
 
 
 def resolve(
@@ -108,7 +109,20 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     jobs = job_counts(options.jobs, num_tasks)
     ports = choose_ports(step, max(counts), options.port_base)
     hosts = find_hosts(step, nodes, num_tasks, options)
-    service = find_service(step, options, hosts, ports.service_port, num_tasks)
+    # Slurm's variables decide which task has the service, as tasks that disagree on the layout have
+    # to find each other too. Whether it is this one is known for sure with the layout.
+    service = ServiceAddress(
+        host=hosts[nodes[0]],
+        port=ports.service_port,
+        node=nodes[0],
+        identity=identity_of(step),
+        num_tasks=num_tasks,
+        rank=step.require(SlurmStep.rank),
+        hosts_service=(step.node_name, step.local_rank) == (nodes[0], 0),
+        grace=step.network_grace or Timeouts.grace,
+        starts_program=options.starts_program,
+        remedy="" if step.simulated else REMEDY,
+    )
     layout = _find_layout(step, options, service)
     roles = assign_roles(layout, jobs, options)
     place = (layout.nodes[layout.node_of[service.rank]], layout.local_rank_of[service.rank])

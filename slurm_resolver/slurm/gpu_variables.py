@@ -87,13 +87,15 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
         text = getattr(step, variable.field)
         if text is not None:
             shown[variable.name] = _parse(variable.name, text)
-    has_amd = _AMD_DRIVER.exists()
-    # Slurm sets these two only beside CUDA's: something has unset that one.
-    if not shown or (shown.keys() == {_ROCR, _ORDINAL} and not has_amd):
-        return VisibleDevices()
-    name = next(iter(shown))
-    if _ROCR not in shown or (name == CUDA and not has_amd):
-        return VisibleDevices(name, shown[name], shown)
+    name = next(iter(shown), CUDA)
+    if _ROCR not in shown:
+        return VisibleDevices(name, shown.get(name), shown)
+    if not _AMD_DRIVER.exists():
+        if shown.keys() == {_ROCR, _ORDINAL}:
+            # Slurm sets these two only beside CUDA's: something has unset that one.
+            return VisibleDevices()
+        if name == CUDA:
+            return VisibleDevices(name, shown[name], shown)
     devices = shown[_ROCR]
     for name, others in shown.items():
         if others not in (devices, numbered(devices), ()):
@@ -108,9 +110,9 @@ def _parse(name: str, text: str) -> Devices:
     """Reads a list of devices, which ends at the first entry that hides devices (-1)."""
     devices: list[str] = []
     for device in map(str.strip, text.split(",") if text.strip() else ()):
-        if re.fullmatch("-[0-9]+|NoDevFiles", device):
-            break
         if not _DEVICE.fullmatch(device) or device in devices:
+            if re.fullmatch("-[0-9]+|NoDevFiles", device):
+                break
             raise GpuError(
                 f"{name}={text!r}: {device!r} is not a device, or named twice; expected devices "
                 "such as 0,1 or GPU-… or MIG-…, separated by commas. Unset the variable, and let "

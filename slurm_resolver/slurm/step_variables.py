@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from slurm_resolver.errors import EnvironmentValueError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
+from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.slurm.variable_types import (
     Environ,
     Nodes,
@@ -20,12 +21,9 @@ from slurm_resolver.slurm.variable_types import (
     Variable,
     devices_variable,
     number_variable,
-    parse_counts,
     parse_distribution,
     parse_gpu_binding,
-    parse_hosts,
     parse_ports,
-    parse_switch,
     text_variable,
 )
 from slurm_resolver.timeouts import Timeouts
@@ -45,6 +43,7 @@ _SET_BY_SLURM = re.compile(
     r"SLURMD_|SLURM_(JOB(?!_NAME$)|STEP|ARRAY_|SUBMIT_|SRUN_COMM|LAUNCH_NODE|TOPOLOGY_|TASK_PID"
     r"|TASKS_|NTASKS|NPROCS|NNODES|NODEID|NODELIST|LOCALID|GTIDS|CPUS_|GPUS_|PRIO_|UMASK)"
 )
+_SWITCH = {"on": "on", "off": "off"}
 _IN_EVERY_JOB = {"SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"}
 
 
@@ -82,8 +81,10 @@ class SlurmStep:
     step_id = text_variable("SLURM_STEP_ID")
     num_tasks = number_variable("SLURM_STEP_NUM_TASKS", 1)
     num_nodes = number_variable("SLURM_STEP_NUM_NODES", 1)
-    nodes = Variable("SLURM_STEP_NODELIST", parse_hosts, "a host list such as n[1-4]")
-    tasks_per_node = Variable("SLURM_STEP_TASKS_PER_NODE", parse_counts, "counts such as 2(x3),1")
+    nodes = Variable("SLURM_STEP_NODELIST", expand_hostlist, "a host list such as n[1-4]")
+    tasks_per_node = Variable(
+        "SLURM_STEP_TASKS_PER_NODE", expand_tasks_per_node, "counts such as 2(x3),1"
+    )
     distribution = Variable(
         "SLURM_DISTRIBUTION", parse_distribution, "block, cyclic, plane or arbitrary"
     )
@@ -115,12 +116,12 @@ class SlurmStep:
     shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
 
     # Of this package, set by the user: "off" trains alone
-    resolver_switch = Variable("SLURM_RESOLVER", parse_switch, "on or off")
+    resolver_switch = Variable("SLURM_RESOLVER", _SWITCH.get, "on or off")
     network_grace = number_variable("SLURM_RESOLVER_NETWORK_GRACE", 1, 86_400)
     start_timeout = number_variable("SLURM_RESOLVER_START_TIMEOUT", 1, 604_800)
     stall_seconds = number_variable("SLURM_RESOLVER_STALL_SECONDS", 0, 604_800)
     # whether a training says at its end where the time went
-    usage_report = Variable("SLURM_RESOLVER_REPORT", parse_switch, "on or off")
+    usage_report = Variable("SLURM_RESOLVER_REPORT", _SWITCH.get, "on or off")
     # how many steps are compared with one process
     verified_steps = number_variable("SLURM_RESOLVER_VERIFY")
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
@@ -168,8 +169,9 @@ class SlurmStep:
         if environ is None:
             environ = os.environ
         values = {
-            VARIABLES[name].field: VARIABLES[name].parse(environ[name])
-            for name in VARIABLES.keys() & environ
+            variable.field: variable.parse(environ[name])
+            for name in environ  # most variables are not set, and os.environ is slow to say so
+            if (variable := VARIABLES.get(name))
         }
         step = cls(**values)
         if step.het_job_id not in (None, step.job_id):
@@ -179,25 +181,21 @@ class SlurmStep:
                 components=tuple(_component(environ, group) for group in range(step.het_size))
             )
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
-        if environ is os.environ and (step.where != "step" or step.is_live):
-            step = step._add_ancestors(environ)
-        return step
-
-    def _add_ancestors(self, environ: Environ) -> SlurmStep:
-        """Returns a copy with what started this process, which is the task itself."""
-        several = (self.num_nodes or 1) > 1 and not self.het_size
-        origin = find_ancestors(self.task_pid)
+        if environ is not os.environ or (step.where == "step" and not step.is_live):
+            return step
+        # This process is the task itself.
+        origin = find_ancestors(step.task_pid)
+        several = (step.num_nodes or 1) > 1 and not step.het_size
         remains = set(filter(_SET_BY_SLURM.match, environ)) if origin.hidden else set()
-        step = self.replace(
+        is_script = origin.step_id in ("batch", "interactive") and origin.job_id == step.job_id
+        if is_script and step.where == "step":
+            # The batch file of a job that was submitted from inside a step inherits its variables.
+            step = step.replace(step_id=origin.step_id, num_tasks=None)
+        return step.replace(
             ancestors=origin,
-            is_component=several and is_component(self.node_name, self.name),
+            is_component=several and is_component(step.node_name, step.name),
             remains=() if remains >= _IN_EVERY_JOB else tuple(sorted(remains)),
         )
-        is_script = origin.step_id in ("batch", "interactive")
-        if is_script and self.where == "step" and origin.job_id == self.job_id:
-            # The batch file of a job that was submitted from inside a step inherits its variables.
-            return step.replace(step_id=origin.step_id, num_tasks=None)
-        return step
 
     def replace(self, **values: Any) -> SlurmStep:
         """Returns a copy with other values in these fields; None unsets a field."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import UnreadableValueError, shorten_value
-from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
+from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.whole_number import LAST_PORT, read_whole_number
 
 Environ = Mapping[str, str]
 Exports = dict[str, str]  # the variables to set for a program, by name
-Nodes = tuple[str, ...]  # the names of a step's nodes
+Nodes = Sequence[str]  # the names of a step's nodes
 Value = TypeVar("Value")
 
 _REMEDY = (
@@ -96,17 +96,6 @@ def devices_variable(name: str) -> Variable[str]:
     return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
 
-def parse_hosts(text: str) -> Nodes | None:
-    """Reads a host list of one or more nodes: ``n[1-4]``."""
-    text.encode()  # raises ValueError for bytes that are no text: TensorFlow takes no such name
-    return tuple(expand_hostlist(text)) or None
-
-
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Reads the number of tasks on each node: ``2(x3),1``."""
-    return tuple(expand_tasks_per_node(text))
-
-
 def parse_ports(text: str) -> tuple[int, ...] | None:
     """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
     ports = tuple(map(int, expand_hostlist(f"[{text}]")))
@@ -128,8 +117,3 @@ def parse_gpu_binding(text: str) -> str:
     """
     found = _GPU_BINDING.search(text)
     return found[1] if found else ""
-
-
-def parse_switch(text: str) -> str | None:
-    """Reads ``on`` or ``off``."""
-    return text.lower() if text.lower() in ("on", "off") else None
