@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from slurm_resolver.cluster.addresses import Task as Task
     from slurm_resolver.cluster.cluster import Cluster as Cluster
-    from slurm_resolver.cluster.legacy import tf_config_from_slurm as tf_config_from_slurm
     from slurm_resolver.cluster.resolve import resolve as resolve
+    from slurm_resolver.cluster.resolve import tf_config_from_slurm as tf_config_from_slurm
     from slurm_resolver.errors import *  # noqa: F403
     from slurm_resolver.slurm.hostlist import compress_hostlist as compress_hostlist
     from slurm_resolver.slurm.hostlist import count_hostlist as count_hostlist
@@ -50,7 +50,7 @@ _MODULE_OF = {
     "install": "tf.replace",
     "resolve": "cluster.resolve",
     "termination_config": "tf.training.termination",
-    "tf_config_from_slurm": "cluster.legacy",
+    "tf_config_from_slurm": "cluster.resolve",
 }
 __all__ = list(_MODULE_OF)
 

@@ -85,20 +85,19 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         LayoutError: if they contradict each other.
         EnvironmentValueError: if a necessary variable is missing.
     """
-    if step.is_component:  # in every task, whether or not its own place would fit the layout
-        raise UnknownLayoutError(
-            f"where the ranks of job step {step.name} run cannot be known: {_HET_IN_PLAIN}."
-        )
     names, tasks_on = nodes_and_counts(step)
     count_of = dict(zip(names, tasks_on))
     components = step.components_in_step
     hosts = [host for component in components for host in component.nodes]
+    if step.is_component:  # in every task, whether or not its own place would fit the layout
+        raise _unknown(step, _HET_IN_PLAIN)
     if components and sorted(hosts) != sorted(names):
-        raise LayoutError(
-            f"the components of job step {step.name} (SLURM_JOB_NODELIST_HET_GROUP_…) have the "
-            f"nodes {short_hostlist(hosts)}, but SLURM_STEP_NODELIST has {short_hostlist(names)}; "
-            "expected each node in one component, as no variable shows how many tasks each has on "
-            "a node. Give each component its own nodes (for example with --exclusive)."
+        raise _unknown(
+            step,
+            f"SLURM_JOB_NODELIST_HET_GROUP_… have the nodes {short_hostlist(hosts)}, and "
+            f"SLURM_STEP_NODELIST has {short_hostlist(names)}, but no variable shows how many "
+            "tasks each component has on a node of several. Give each component its own nodes (for "
+            "example with --exclusive)",
         )
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
     whole = Component(
@@ -125,6 +124,10 @@ def layout_from_environment(step: SlurmStep) -> Layout:
         if components and not component.distribution and max(counts[:-1], default=1) > 1:
             unambiguous = False
     return make_layout(step, nodes, node_of, components)._replace(unambiguous=unambiguous)
+
+
+def _unknown(step: SlurmStep, reason: str) -> UnknownLayoutError:
+    return UnknownLayoutError(f"the layout of job step {step.name} cannot be known: {reason}.")
 
 
 def make_layout(
@@ -245,5 +248,5 @@ def _find_plane_size(step: SlurmStep, counts: Counts, component: Component) -> i
             "the planes. Start with `srun --distribution=plane=N`"
         )
     if unknown:
-        raise UnknownLayoutError(f"the layout of job step {step.name} cannot be known: {unknown}.")
+        raise _unknown(step, unknown)
     return {"block": max(counts), "cyclic": 1}.get(distribution) or component.plane_size or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Callable, Literal, NamedTuple, Union, get_args
 
-from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
 from slurm_resolver.errors import JobsError
 
 Placement = Literal["spread", "rank"]
@@ -15,6 +14,9 @@ PLACEMENTS = get_args(Placement)
 WORKER_ORDERS = get_args(WorkerOrder)
 LAYOUTS = get_args(LayoutChoice)
 
+JobCounts = Mapping[str, int]  # the number of tasks of each job; -1 is the rest
+# TensorFlow's strategies know these only. Its servers take any other name as well.
+JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 HetGroups = Mapping[str, int]  # from a job's name to the component to take its tasks from
 TasksPerNode = Union[int, Mapping[str, int]]  # on every node, or by node name
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]

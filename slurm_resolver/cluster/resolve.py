@@ -1,14 +1,19 @@
-"""`resolve`: computes the cluster from the variables of one task."""
+"""`resolve` and `tf_config_from_slurm`: the cluster, from the variables of one task."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection
 
-from slurm_resolver.cluster.addresses import REMEDY, find_hosts, identity_of, make_addresses
+from slurm_resolver.cluster.addresses import (
+    REMEDY,
+    JobAddresses,
+    find_hosts,
+    identity_of,
+    make_addresses,
+)
 from slurm_resolver.cluster.alone import advise_on_lonely_step, why_alone
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
@@ -19,16 +24,17 @@ from slurm_resolver.cluster.layout import (
 from slurm_resolver.cluster.options import (
     ClusterOptions,
     HetGroups,
+    JobCounts,
     LayoutChoice,
     NodeAddress,
     Placement,
     WorkerOrder,
 )
 from slurm_resolver.cluster.ports import choose_ports
-from slurm_resolver.cluster.roles import assign_roles
+from slurm_resolver.cluster.roles import assign_roles, job_counts
 from slurm_resolver.cluster.task_gpus import choose_gpus
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.errors import UnknownLayoutError
+from slurm_resolver.errors import NotInStepError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.slurm.variable_types import Environ
@@ -90,6 +96,34 @@ def resolve(
             local=local,
         ),
     )
+
+
+def tf_config_from_slurm(
+    ps_number: int, port_number: int = 2222, *, environ: Environ | None = None
+) -> tuple[JobAddresses, str, int]:
+    """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
+
+    Many training scripts still contain a function of this name, of 2017.
+
+    A node's second task is a parameter server only if there are more parameter servers than nodes.
+    The cluster is a dict from job name to addresses ``node:port``.
+
+    Args:
+        ps_number: the number of parameter servers, on the first nodes; the rest are workers.
+        port_number: the first port on each node; the task with local rank i uses `port_number` + i.
+        environ: the variables to read, by default `os.environ`.
+
+    Raises:
+        JobsError: if the step does not have `ps_number` tasks.
+        SlurmResolverError: as in `slurm_resolver.resolve`.
+    """
+    cluster = resolve({"ps": ps_number, "worker": -1}, port_base=port_number, environ=environ)
+    if not cluster.task:
+        raise NotInStepError(
+            "SLURM_RESOLVER=off: this process has no cluster. Unset the variable, and start the "
+            "program with srun."
+        )
+    return cluster.jobs(), cluster.task.job, cluster.task.index
 
 
 def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:

@@ -28,15 +28,14 @@ class Ancestors(NamedTuple):
 
     Attributes:
         launcher: the launcher's process that started this one, such as ``orted``.
-        under_slurmstepd: whether Slurm started this process or one of its ancestors.
         complete: whether all processes up to the one that Slurm started are known, so that no
             launcher is hidden.
-        job_id, step_id: of that slurmstepd, such as ``42`` and ``0``; None if unknown.
+        job_id, step_id: of the slurmstepd that started this process or one of its ancestors, such
+            as ``42`` and ``0``; None if unknown.
         hidden: whether /proc hides one of the processes, and no cgroup shows a step.
     """
 
     launcher: str | None = None
-    under_slurmstepd: bool = False
     complete: bool = False
     job_id: str | None = None
     step_id: str | None = None
@@ -45,7 +44,7 @@ class Ancestors(NamedTuple):
     @property
     def is_in_step(self) -> bool:
         """Whether srun started this process: batch scripts and shells of salloc are no steps."""
-        return self.under_slurmstepd and self.step_id not in ("batch", "extern", "interactive")
+        return self.step_id not in (None, "batch", "extern", "interactive")
 
 
 def find_ancestors(task_pid: str | None) -> Ancestors:
@@ -74,7 +73,6 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
         step = _CGROUP.search(read_proc("/proc/self/cgroup"))
     return Ancestors(
         launcher=launcher,
-        under_slurmstepd=is_known or step is not None,
         complete=is_known or complete,
         job_id=step and step[1],
         step_id=step and step[2],
@@ -94,9 +92,8 @@ def is_component(node: str | None, step: str) -> bool:
 
 
 def _name_and_parent(pid: int) -> tuple[str, int]:
-    # The name may hold spaces and brackets. After its last bracket come the state and the parent.
-    head, bracket, tail = read_proc(f"/proc/{pid}/stat").rpartition(")")
-    return (head.partition("(")[2], int(tail.split()[1])) if bracket else ("", 0)
+    fields = dict(re.findall(r"^(Name|PPid):\t(.*)$", read_proc(f"/proc/{pid}/status"), re.M))
+    return fields.get("Name", ""), int(fields.get("PPid", 0))
 
 
 def read_proc(path: str) -> str:

@@ -16,11 +16,11 @@ from slurm_resolver.errors import HostlistError, shorten_value
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
 SEPARATORS = " \t\n,"
+_NOT_IN_NAMES = {*SEPARATORS, *"[]"}
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(rf"(?:[^\[\]{SEPARATORS}]+|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,18}})")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x(?!0+\))([0-9]{1,18})\))?")  # not 2(x0)
 
 
@@ -142,11 +142,11 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     """
     runs: list[list[str]] = []  # a text, and the first and last number that follow it
     for host in hosts:
-        match = _HOST.fullmatch(host)
-        if not match or not host:
+        if not host or not _NOT_IN_NAMES.isdisjoint(host):
             reason = "not a host name; expected text without commas, white space and brackets"
             raise HostlistError(reason, host, host)
-        text, digits = match.groups()
+        text = host.rstrip("0123456789")
+        digits = host[len(text) :]
         before, first, last = runs[-1] if runs else ("", "", "")
         if (
             (digits and last and text == before)

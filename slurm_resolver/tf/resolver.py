@@ -12,10 +12,10 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import JobCounts
 from slurm_resolver.cluster.options import (
     ClusterOptions,
     HetGroups,
+    JobCounts,
     LayoutChoice,
     NodeAddress,
     Placement,

@@ -36,7 +36,6 @@ BATCH: Fields = {
     "task_pid": "100",
 }
 IN_STEP = Ancestors(
-    under_slurmstepd=True,
     complete=True,
     job_id="7",
     step_id="0",

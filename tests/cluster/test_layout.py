@@ -75,9 +75,9 @@ HET = {
     [
         (
             {"SLURM_JOB_NODELIST_HET_GROUP_1": "a[1-2],z1"},
-            r"the nodes z1,a\[1-2\],z1, but SLURM_STEP_NODELIST has a\[1-2\],z1; expected each",
+            r"the nodes z1,a\[1-2\],z1, and SLURM_STEP_NODELIST has a\[1-2\],z1, but no var",
         ),
-        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}, "the nodes z1,a1, but"),
+        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}, "the nodes z1,a1, and"),
     ],
 )
 def test_components_that_leave_the_layout_open(changes: Texts, message: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.roles import Roles, assign_roles
+from slurm_resolver.cluster.roles import Roles, assign_roles, job_counts
 from slurm_resolver.slurm.step_variables import SlurmStep
 
 

@@ -19,7 +19,6 @@ from slurm_resolver.slurm.step_variables import SlurmStep
         ("slurmstepd: [42.0+1] ", ("42", "0"), True),
         ("slurmstepd: [42+1.3]", ("42+1", "3"), True),
         ("slurmstepd: [42.batch]  ", ("42", "batch"), False),
-        ("/usr/sbin/slurmstepd", (None, None), True),
         # /proc hides slurmstepd
         ("5:devices:/slurm_n9/uid_0/job_42/step_0/task_1", ("42", "0"), True),
         ("0::/system.slice/slurmstepd.scope/job_42/step_batch/user", ("42", "batch"), False),
@@ -33,10 +32,10 @@ def test_the_title_of_slurmstepd_or_a_cgroup_tells_the_step(
     is_in_step: bool,
 ) -> None:
     files = dict.fromkeys(["/proc/1/cmdline", "/proc/self/cgroup"], title)
-    files[f"/proc/{os.getpid()}/stat"] = "5 (python) S 1 5 5"
+    files[f"/proc/{os.getpid()}/status"] = "Name:\tpython\nUmask:\t0022\nPPid:\t1\n"
     is_seen = ":/" not in title
     if is_seen:
-        files["/proc/1/stat"] = "1 (slurmstepd) S 0 1 1"
+        files["/proc/1/status"] = "Name:\tslurmstepd\nPPid:\t0\n"
     monkeypatch.setattr(ancestors, "read_proc", lambda path: files.get(path, ""))
     found = find_ancestors(None)
     assert (found.job_id, found.step_id) == expected
