@@ -35,16 +35,15 @@ def job_counts(jobs: JobCounts | None, num_tasks: int) -> JobCounts:
         return {"worker": num_tasks}
     counts = dict(jobs) if isinstance(jobs, Mapping) else {}
     rest = [name for name, count in counts.items() if count == -1]
-    counts.update(dict.fromkeys(rest, 0))
-    if None not in map(whole_number, counts.values()) and len(rest) <= 1:
-        left = num_tasks - sum(counts.values())
-        counts.update(dict.fromkeys(rest, left))
-        if (
-            (left >= 0 if rest else left == 0)
-            and all(_NAME.fullmatch(str(name)) for name in counts)
-            and max(counts.get("chief", 0), counts.get("evaluator", 0)) <= 1
-        ):
-            return {name: count for name, count in counts.items() if count}
+    if rest:  # a second -1 is not a whole number
+        counts[rest[0]] = num_tasks - sum(counts.values()) - 1
+    if (
+        sum(counts.values()) == num_tasks
+        and None not in map(whole_number, counts.values())
+        and all(_NAME.fullmatch(str(name)) for name in counts)
+        and max(counts.get("chief", 0), counts.get("evaluator", 0)) <= 1
+    ):
+        return {name: count for name, count in counts.items() if count}
     raise JobsError(
         f"jobs={jobs!r} do not fit the {num_tasks} tasks of the job step (SLURM_STEP_NUM_TASKS). "
         "Expected counts by job name, such as {'ps': 1, 'worker': -1}, that sum to these tasks: "

@@ -58,12 +58,10 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
     pid = this_pid = os.getpid()
     for _ in range(64):  # a chain that changes meanwhile may not end
         name, parent = _name_and_parent(pid)
-        if name == "slurmstepd":
-            break
-        if pid != this_pid and not (complete or launcher) and _LAUNCHERS.fullmatch(name):
+        if not complete and not launcher and _LAUNCHERS.fullmatch(name):
             launcher = name
         complete |= str(pid) == task_pid
-        if parent < 1:
+        if name == "slurmstepd" or parent < 1:
             break
         pid = parent
     is_known = name == "slurmstepd"
