@@ -134,9 +134,6 @@ def count_driver_gpus() -> int | None:
         return None
     try:
         pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
+        return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError:
         return None

@@ -264,9 +264,7 @@ class SlurmStep:
         origin = self.ancestors
         if origin.launcher or origin.complete or self.simulated:
             return origin.launcher  # an mpirun's variables are inherited from elsewhere
-        if self.openmpi_local_rank:
-            return "Open MPI's mpirun"
-        return "the mpirun of MPICH (Hydra)" if self.mpich_local_rank else None
+        return "mpirun" if self.openmpi_local_rank or self.mpich_local_rank else None
 
     @property
     def is_live(self) -> bool:
