@@ -153,15 +153,9 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
     """Compares the layout with the variables that say where this task runs.
 
     Raises:
-        LayoutError: if SLURM_PROCID is not a rank of the layout.
-        UnknownLayoutError: if another variable of this task contradicts the layout.
+        UnknownLayoutError: if a variable of this task contradicts the layout.
     """
     rank = step.require(SlurmStep.rank)
-    if rank >= layout.num_tasks:
-        raise LayoutError(
-            f"SLURM_PROCID={rank}; expected a rank from 0 to {layout.num_tasks - 1}, those of job "
-            f"step {step.name}. {RESTART_HINT}"
-        )
     node = layout.node_of[rank]
     own = (step.node_name, step.node_id, step.local_rank, step.node_ranks)
     computed = (
@@ -210,15 +204,17 @@ def nodes_and_counts(step: SlurmStep) -> tuple[Nodes, Counts]:
         and min(counts, default=0) > 0
         and total <= MAX_HOSTS
         and step.num_tasks in (None, total)
+        and (step.rank or 0) < total
         and step.num_nodes in (None, len(nodes))
     ):
         return nodes, counts
     raise LayoutError(
         f"SLURM_STEP_NODELIST has {len(nodes)} nodes ({short_hostlist(nodes)}), "
         f"SLURM_STEP_TASKS_PER_NODE or tasks_per_node has {len(counts)} counts and {total} tasks, "
-        f"SLURM_STEP_NUM_NODES={step.num_nodes} and SLURM_STEP_NUM_TASKS={step.num_tasks}; "
-        "expected each node once, one count for each node, 1 or more, the same numbers in all "
-        f"variables, and at most {MAX_HOSTS:,} tasks. {RESTART_HINT} Or correct tasks_per_node."
+        f"SLURM_STEP_NUM_NODES={step.num_nodes}, SLURM_STEP_NUM_TASKS={step.num_tasks} and "
+        f"SLURM_PROCID={step.rank}; expected each node once, one count for each node, 1 or more, "
+        f"the same numbers in all variables, at most {MAX_HOSTS:,} tasks, and a rank below their "
+        f"number. {RESTART_HINT} Or correct tasks_per_node."
     )
 
 

@@ -108,7 +108,7 @@ TASK = {
             {"SLURM_STEP_NODELIST": "n9,n9"},
             ["SLURM_STEP_NODELIST", "2 nodes (n[9,9])", "each node once"],
         ),
-        ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "from 0 to 3"]),
+        ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "a rank below their number"]),
         ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME", "'n9'", "'n10'"]),
         ({"SLURM_LOCALID": "1"}, ["SLURM_LOCALID", "None, 1, None", "1, 0, "]),
         ({"SLURM_GTIDS": "1,2"}, ["SLURM_GTIDS", "'1,2'", "'2,3'"]),
