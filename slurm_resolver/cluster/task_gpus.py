@@ -47,23 +47,6 @@ class TaskGpus(NamedTuple):
     conflict: str = ""
 
 
-class _Share(NamedTuple):
-    """The task's place among the `tasks` of its node that use GPUs."""
-
-    position: int
-    tasks: int
-
-    def of(self, number: int) -> slice:
-        """Returns which of the node's devices are the task's, if all are divided.
-
-        Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets
-        one.
-        """
-        # rounded up
-        last = -(-(self.position + 1) * number // self.tasks)
-        return slice(min(-(-self.position * number // self.tasks), last - 1), last)
-
-
 def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions) -> TaskGpus:
     """Returns the GPUs of this task.
 
@@ -110,7 +93,7 @@ def gpus_on_node(
     elif not is_user:
         gpus = TaskGpus((), "this job uses no GPU (gpu_jobs)")
     else:
-        gpus = _choose(step, visible, _Share(users.index(local_rank), len(users)), options)
+        gpus = _choose(step, visible, users.index(local_rank), len(users), options)
     if gpus.devices is None:
         return gpus
     # CUDA shows a process either whole GPUs or one slice ("CUDA Device Enumeration" in NVIDIA's
@@ -156,10 +139,14 @@ def _ask_driver(step: SlurmStep) -> Devices | None:
 def _choose(
     step: SlurmStep,
     visible: VisibleDevices,
-    share: _Share,
+    position: int,
+    tasks: int,
     options: ClusterOptions,
 ) -> TaskGpus:
-    """Returns the GPUs of a task that uses some, without what follows from them."""
+    """Returns the GPUs of the task with this position among those of its node that use some.
+
+    Only `gpus_on_node` adds what follows from them.
+    """
     shown = visible.devices or ()
     granted = step.gpus_on_node
     if granted is not None and len(shown) > granted:
@@ -174,7 +161,7 @@ def _choose(
     if is_inherited and step.job_gpus and visible.shown:
         return TaskGpus((), f"{visible.name} is the batch script's, and there are none here")
     if options.gives_gpu_counts:
-        return _by_given_counts(step, visible, share, options)
+        return _by_given_counts(step, visible, position, tasks, options)
     binding = step.gpu_binding
     if binding in (None, "", "closest"):
         is_bound = len(shown) < (granted or 0)
@@ -184,21 +171,21 @@ def _choose(
         gpus = TaskGpus(visible.devices, visible.text)
     elif is_bound and visible.shown:
         # With these, no variable shows which tasks see the same GPUs.
-        may_share = share.tasks > 1 and binding in ("closest", "single")
+        may_share = tasks > 1 and binding in ("closest", "single")
         gpus = TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", shared=may_share)
     else:
-        if len(shown) % share.tasks:
+        if len(shown) % tasks:
             warn_once(
-                f"{share.tasks} tasks share the node's {counted(len(shown), 'GPU')}; start one for "
+                f"{tasks} tasks share the node's {counted(len(shown), 'GPU')}; start one for "
                 "each GPU: TensorFlow's strategies need the same number of GPUs in each worker, "
                 "and tasks that share a GPU share its memory"
             )
         gpus = TaskGpus(
-            shown[share.of(len(shown))],
+            shown[_share(len(shown), position, tasks)],
             f"{visible.name if visible.shown else 'the driver'} split by SLURM_LOCALID",
-            shared=share.tasks > len(shown),
+            shared=tasks > len(shown),
         )
-    conflict = _find_conflict(step, visible, gpus, share)
+    conflict = _find_conflict(step, visible, gpus, position, tasks)
     if conflict:
         warn_once(conflict)
     return gpus._replace(conflict=conflict)
@@ -207,7 +194,8 @@ def _choose(
 def _by_given_counts(
     step: SlurmStep,
     visible: VisibleDevices,
-    share: _Share,
+    position: int,
+    tasks: int,
     options: ClusterOptions,
 ) -> TaskGpus:
     """Returns the task's GPUs if the caller gave the number on each node, of each task, or both."""
@@ -218,27 +206,42 @@ def _by_given_counts(
         per_node = max(len(shown), granted or 0)
     per_task = options.gpus_per_task
     if per_task is None:
-        per_task = per_node // share.tasks
+        per_task = per_node // tasks
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     devices = shown or tuple(map(str, range(per_node)))
     if len(devices) >= per_node:  # else Slurm has bound them to the task
-        first = share.position * per_task
+        first = position * per_task
         devices = devices[first : first + per_task]
     if (
-        not 0 <= per_task * share.tasks <= per_node
+        not 0 <= per_task * tasks <= per_node
         or (granted is not None and per_node > granted)
         or len(devices) != per_task
     ):
         raise GpuError(
             f"gpus_per_node={options.gpus_per_node} and gpus_per_task={options.gpus_per_task} do "
-            f"not fit: SLURM_GPUS_ON_NODE={granted}, {visible.text}, and {share.tasks} tasks of "
+            f"not fit: SLURM_GPUS_ON_NODE={granted}, {visible.text}, and {tasks} tasks of "
             "this node use GPUs. Ask Slurm for more (srun --gpus-per-node), start fewer tasks on "
             "each node, or leave both out to use what Slurm granted."
         )
     return TaskGpus(devices, "gpus_per_node and gpus_per_task")
 
 
-def _find_conflict(step: SlurmStep, visible: VisibleDevices, gpus: TaskGpus, share: _Share) -> str:
+def _share(number: int, position: int, tasks: int) -> slice:
+    """Returns which of a number of devices are the task's, if all are divided.
+
+    Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets one.
+    """
+    last = -(-(position + 1) * number // tasks)  # rounded up
+    return slice(min(-(-position * number // tasks), last - 1), last)
+
+
+def _find_conflict(
+    step: SlurmStep,
+    visible: VisibleDevices,
+    gpus: TaskGpus,
+    position: int,
+    tasks: int,
+) -> str:
     """Returns how the variables contradict what Slurm shows this task; "" if they do not.
 
     SLURM_STEP_GPUS has what Slurm shows (live, 22.05 to 26.05). Where the site confines tasks to
@@ -251,7 +254,7 @@ def _find_conflict(step: SlurmStep, visible: VisibleDevices, gpus: TaskGpus, sha
         fits = True  # UUIDs cannot be compared with numbers
     else:
         slurms = tuple(step.step_gpus.split(","))
-        part = share.of(len(slurms))  # which a script may have chosen
+        part = _share(len(slurms), position, tasks)  # which a script may have chosen
         fits = any(shown in (names, names[part]) for names in (slurms, numbered(slurms)))
     if fits:
         return ""
