@@ -181,7 +181,7 @@ def set_tasks_per_node(step: SlurmStep, tasks_per_node: TasksPerNode) -> SlurmSt
         counts = dict.fromkeys(nodes, counts)
     # Ranks follow Slurm's order of the nodes, whatever order a dict has.
     if set(counts) != set(nodes):
-        nodes = tuple(counts)
+        nodes = list(counts)
     return step.replace(
         nodes=nodes,
         num_nodes=len(nodes),
