@@ -40,7 +40,7 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
         begin = _BEGIN.search(text) if has_ended else None
-        if begin and not (begin["leads"] and reader.still_runs(text)):
+        if begin and not (begin["leads"] and reader.rank_0_runs):
             reader = FailureReader(file)
             has_ended = False
         reader.read(text, number)
