@@ -45,7 +45,6 @@ _RAISED = re.compile(
     r"its process (?:has )?ended|[\w.]+: |\w+(?:Error|Exception|Interrupt|Exit)\.?$"
     r"|(?:Exited with exit code|exit status) (?!13[79])"
 )
-_LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -101,18 +100,13 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
                 task = ends.pop() if len(ends) == 1 else ""
             at = f"{reader.file}:{first.line_number}"
             lines.append(printable(f"{task} failed first: {first.line} ({at})"))
-    label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
-    return lines + _describe_findings(findings, label)
+    return lines + _describe_findings(findings)
 
 
-def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
+def _describe_findings(findings: Sequence[Finding]) -> list[str]:
     """Returns where each kind of message is, with its tasks, and its cause and remedy.
 
-    Each text is there once.
-
-    Args:
-        findings: those of a kind need not follow each other.
-        label: what remedies say about a log without the tasks' ranks.
+    Each text is there once. The findings of a kind need not follow each other.
     """
     lines = []
     for known in dict.fromkeys(finding.known for finding in findings):
@@ -125,7 +119,7 @@ def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
             f"{first.file}:{first.line_number}: {known.id} (x{count}){at}",
             _wrapped(first.line),
             _wrapped(f"Cause: {known.cause}"),
-            _wrapped(f"Remedy: {known.remedy.replace('{label}', label)}"),
+            _wrapped(f"Remedy: {known.remedy}"),
         ]
     return [*dict.fromkeys(lines)]
 

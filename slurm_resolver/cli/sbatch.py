@@ -28,11 +28,6 @@ examples:
   slurm-resolver sbatch -N 4 --tasks-per-node 4 --ps 2 --time 1-00 --requeue -- python train.py
   slurm-resolver sbatch -N 8 --restarts 5 --spare-nodes 1 --min-nodes 6 -- python train.py"""
 
-SLURMS_OPTIONS = (
-    ". Give Slurm's other options to sbatch, as in sbatch --partition=gpu job.sbatch, or add them "
-    "to the file as #SBATCH lines"
-)
-
 
 def add_arguments(add: OptionAdder) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""

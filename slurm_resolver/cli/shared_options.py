@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from argparse import REMAINDER, ArgumentTypeError, Namespace, _ActionsContainer
 from contextlib import suppress
@@ -31,21 +30,19 @@ def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
 def numbers_by_name(text: str) -> dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
-    pairs = [
-        re.fullmatch(r"([^\s=]+)\s*=\s*(-?[0-9]{1,9})", part.strip()) for part in text.split(",")
-    ]
-    numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
-    if len(numbers) < len(pairs):
-        raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
-    return numbers
+    pairs = [part.split("=") for part in text.split(",")]
+    with suppress(ValueError):
+        numbers = {name.strip(): int(number) for name, number in pairs}
+        if len(numbers) == len(pairs):
+            return numbers
+    raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
 
 
 def seconds(text: str) -> float:
     """Reads a number of seconds."""
     with suppress(ValueError):
-        number = float(text)
-        if 0 <= number < math.inf:
-            return number
+        if 0 <= float(text) < math.inf:
+            return float(text)
     raise ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")
 
 

@@ -70,7 +70,7 @@ _ENDS_ALL = re.compile(
     r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
-SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
+SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|143)\b")
 
 Failures = dict[str, Failure]  # of tasks, by rank
 
@@ -85,13 +85,11 @@ class FailureReader(MessageReader):
         ended_on: the nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
         usage: the lines with which trainings say where their time went.
-        is_labelled: whether ranks stand before lines, as srun --label writes them.
         all_end: whether srun, or somebody else, ends all tasks.
     """
 
     node: Failure | None = None
     reported: Failure | None = None
-    is_labelled = False
     all_end = False
     _refusal: Failure | None = None  # the last line, if it is an error of srun
 
@@ -120,7 +118,6 @@ class FailureReader(MessageReader):
             self._read_ends(start, number)
             return
         rank, text = _LABELLED.findall(text)[0]
-        self.is_labelled |= rank != ""
         # A progress bar may end without a line's end, however often it was drawn.
         text = text.rpartition("\r")[2][:_LONGEST]
         self.usage.extend(map(printable, LINE.findall(text)))
@@ -210,8 +207,7 @@ class FailureReader(MessageReader):
         ]
         failures += [self.node] if self.node else []
         first = min(failures, key=attrgetter("follows", "line_number"), default=None)
-        saved = first and SAVED.match(first.line)
-        if saved and (self.continues or not saved["terminated"]):
+        if first and SAVED.match(first.line):
             return None
         return self._with_clue(first)
 

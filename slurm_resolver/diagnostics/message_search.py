@@ -87,11 +87,6 @@ class MessageReader:
                 if known.settled:
                     self._waiting.add(known.id)
 
-    @property
-    def continues(self) -> bool:
-        """Whether the job is to start again, although nothing has failed."""
-        return any(id in ("saved", "preempted", "requeued", "node-failed") for id, _ in self.found)
-
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""
         messages = {finding.known for finding in self.found.values()}
