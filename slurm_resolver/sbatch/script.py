@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, BatchSettings, check_settings
+from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, BatchSettings, derive_values
 from slurm_resolver.signals import REQUEUE_STATUS
 from slurm_resolver.version import __version__
 
@@ -23,25 +23,10 @@ def batch_file(settings: BatchSettings) -> str:
     """
     if settings.requeue and settings.signal is None:
         settings = settings._replace(signal=DEFAULT_SIGNAL)
-    check_settings(settings)
-    # Parameter servers do not requeue the job.
-    by_script = settings.requeue and settings.ps is not None
-    by_tasks = settings.requeue and not by_script
     values = {
         **settings._asdict(),
-        "all_nodes": settings.all_nodes,
-        "least_nodes": settings.least_nodes,
-        "least_time": settings.least_time,
-        "signal_seconds": settings.signal_seconds,
+        **derive_values(settings),
         "signal_name": (settings.signal or "").partition("@")[0],
-        "check_restarts": settings.check_restarts,
-        "several_nodes": settings.nodes > 1,
-        "several_tasks": settings.nodes * settings.tasks_per_node > 1,
-        "by_script": by_script,
-        "by_tasks": by_tasks,
-        "ends_all": not by_tasks,
-        "receiver": "this script" if by_script else "every task",
-        "to_script": "B:" if by_script else "",
         "version": __version__,
         "status": REQUEUE_STATUS,
         "run": " ".join(map(shlex.quote, settings.command)),
@@ -63,8 +48,9 @@ _FILE = r"""#!/bin/bash
 »
 «signal:
 #SBATCH --open-mode=append
-# Sent to ‹receiver› ‹signal_seconds› s before the time limit, or earlier.
-#SBATCH --signal=‹to_script›‹signal›
+# Sent to «by_script:this script»«to_tasks:every task»
+ ‹signal_seconds› s before the time limit, or earlier.
+#SBATCH --signal=«by_script:B:»‹signal›
 »
 «restarts:
 # A node that fails does not end the job: supervise, below, continues without it if ‹least_nodes›

@@ -48,41 +48,27 @@ class BatchSettings(NamedTuple):
     signal: str | None = None
     check: bool = True
 
-    @property
-    def least_nodes(self) -> int:
-        """With how many nodes the training can run."""
-        return self.min_nodes or self.nodes
 
-    @property
-    def all_nodes(self) -> int:
-        """The nodes of the job, with those to spare."""
-        return self.nodes + self.spare_nodes
+def derive_values(settings: BatchSettings) -> dict[str, object]:
+    """Returns what follows from the settings, for the text of the file.
 
-    @property
-    def check_restarts(self) -> int:
-        """How often the check is restarted: once for each node that is not needed."""
-        return min(self.all_nodes - self.least_nodes, _MOST_CHECK_RESTARTS)
-
-    @property
-    def signal_seconds(self) -> int:
-        """How long before the time limit the signal is wanted."""
-        return parse_signal(self.signal or DEFAULT_SIGNAL)[1]
-
-    @property
-    def least_time(self) -> int:
-        """The seconds that a start needs, such that the signal does not interrupt it."""
-        return self.signal_seconds + _SIGNAL_EARLY_SECONDS
-
-
-def check_settings(settings: BatchSettings) -> None:
-    """Raises LaunchError for a value that is not valid."""
+    Raises:
+        LaunchError: for a value that is not valid.
+    """
     number, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
+    # What a start needs, such that the signal does not interrupt it.
+    least_time = seconds + _SIGNAL_EARLY_SECONDS
     limit = parse_time(settings.time)
     each = settings.tasks_per_node
     gpus = read_whole_number((settings.gpus_per_node or "0").rpartition(":")[2])
     first = settings.command[0]
-    nodes = settings.least_nodes
+    # With how many nodes the training can run.
+    nodes = settings.min_nodes or settings.nodes
+    all_nodes = settings.nodes + settings.spare_nodes
     least_tasks = settings.ps and settings.ps + 2
+    # Parameter servers do not requeue the job.
+    by_script = settings.requeue and settings.ps is not None
+    by_tasks = settings.requeue and not by_script
     problems = {
         f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
         f"{', '.join(_CAUGHT)}, and a second or more, such as {DEFAULT_SIGNAL}.": (
@@ -96,9 +82,7 @@ def check_settings(settings: BatchSettings) -> None:
         ),
         f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
         f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
-        f"time of more than {settings.least_time} s.": (
-            settings.signal and limit and limit <= settings.least_time
-        ),
+        f"time of more than {least_time} s.": (settings.signal and limit and limit <= least_time),
         f"the command {settings.command!r}: srun reads a first word that is empty or begins with "
         "'-' as its own, and ':' as the start of another component; sbatch accepts neither "
         "carriage returns nor bytes that are not UTF-8. Put the command into a script.": (
@@ -118,3 +102,17 @@ def check_settings(settings: BatchSettings) -> None:
     for problem, is_there in problems.items():
         if is_there:
             raise LaunchError(problem)
+    return {
+        "all_nodes": all_nodes,
+        "least_nodes": nodes,
+        # Once for each node that is not needed.
+        "check_restarts": min(all_nodes - nodes, _MOST_CHECK_RESTARTS),
+        "several_nodes": settings.nodes > 1,
+        "several_tasks": settings.nodes * each > 1,
+        "signal_seconds": seconds,
+        "least_time": least_time,
+        "by_script": by_script,
+        "to_tasks": not by_script,
+        "by_tasks": by_tasks,
+        "ends_all": not by_tasks,
+    }
