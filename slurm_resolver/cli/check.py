@@ -20,12 +20,7 @@ from slurm_resolver.cli.shared_options import (
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.diagnostics.log_lines import checked
-from slurm_resolver.errors import (
-    JobsError,
-    NotInStepError,
-    SlurmResolverError,
-    find_rendezvous_error,
-)
+from slurm_resolver.errors import NotInStepError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.preflight.result import FAILED, Result
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.timeouts import Timeouts
@@ -63,11 +58,6 @@ def add_arguments(add: OptionAdder) -> None:
 def main(args: Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
     step = SlurmStep.read()
-    if args.collective and "ps" in (args.jobs or {}):
-        raise JobsError(
-            "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
-            "not start in a cluster with parameter servers. Remove ps."
-        )
     results, is_printing = _check(step, args)
     counts = Counter(result.status for result in results)
     if is_printing:

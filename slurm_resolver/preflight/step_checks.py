@@ -7,9 +7,8 @@ each task has the notes of all tasks, and computes the same results.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.alone import advise_on_lonely_step
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import named
@@ -42,6 +41,8 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     tasks = cluster.tasks
     own = tasks[service.rank]
     uses_gpus = bool(cluster.gpus)
+    # With parameter servers, no task uses NCCL; nor does the evaluator.
+    reduces = uses_gpus and own.job != "evaluator" and "ps" not in cluster.roles
     client = connect(service, cluster.name_of)
     with listening(own) as port_taken:
         cpus = client.gather("the checks", sorted(os.sched_getaffinity(0)), timeout)
@@ -55,7 +56,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         # What this task sends to the others; a problem is '' if there is none.
         note = {
             "facts": agreement_facts(cluster),
-            "gpus": task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None,
+            "gpus": task_devices(cluster, len(cluster.gpus or ())) if reduces else None,
             # One task of each node is enough.
             "imports": None if own.local_rank else seconds_to_read(),
             "presence": advise_on_lonely_step(cluster.step),
@@ -80,7 +81,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     gpus = merged("gpus used", "")
     if not gpus.is_bad:
         devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-        gpus = check_gpus(devices, tasks)
+        gpus = check_gpus(devices)
     disagreement = find_disagreement(notes, cluster)
     return [
         merged("presence", f"{counted(len(tasks), 'task')} present"),
@@ -118,19 +119,12 @@ def _check_secret() -> Result:
     return Result("secret", OK, f"the tasks recognize each other by {means}")
 
 
-def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
-    """Returns the result for the tasks that use GPUs, by rank.
-
-    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
-    """
+def check_gpus(devices: Mapping[int, TaskDevices]) -> Result:
+    """Returns the result for the tasks that reduce gradients of GPUs together, by rank."""
     if not devices:
-        return Result("gpus", SKIPPED, "no task has any, according to its variables")
-    use = f"{counted(len(devices), 'task')} with GPUs"
-    training = {
-        f"rank {rank}": task for rank, task in devices.items() if tasks[rank].job != "evaluator"
-    }
-    if len(training) < 2 or any(task.job == "ps" for task in tasks):
-        return Result("gpus", OK, use)
-    _, sentence, remedy = find_transport(training)
+        return Result("gpus", SKIPPED, "none is used for a training of equal workers")
+    _, sentence, remedy = find_transport(
+        {f"rank {rank}": of_task for rank, of_task in devices.items()}
+    )
     problems = [f"{sentence}: {remedy}"] if remedy else []
-    return result_of("gpus", problems, f"{use}; {sentence}")
+    return result_of("gpus", problems, f"{counted(len(devices), 'task')} with GPUs; {sentence}")
