@@ -8,7 +8,6 @@ from argparse import BooleanOptionalAction, Namespace
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
-    check_startable,
     command_of,
     number_type,
     options_of,
@@ -90,7 +89,6 @@ def main(args: Namespace) -> int:
     from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
     command = command_of(args)
-    check_startable(command)
     options = options_of(
         args,
         RunOptions,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from argparse import Namespace
 
@@ -60,8 +59,7 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
-    settings = options_of(args, BatchSettings, command=command_of(args))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
-    print(batch_file(settings), end="")
+    settings = options_of(args, BatchSettings, command=command_of(args, starts_here=False))
+    sys.stdout.buffer.write(batch_file(settings).encode())  # UTF-8, whatever the locale is
+    sys.stdout.flush()
     return 0

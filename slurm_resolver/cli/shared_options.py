@@ -132,20 +132,20 @@ def add_command(add: OptionAdder, metavar: str = "COMMAND [ARGUMENT …]") -> No
     add.parser.add_argument("command_line", nargs=REMAINDER, metavar=f"-- {metavar}")
 
 
-def command_of(args: Namespace) -> Command:
-    """Returns the words of the command line to start."""
+def command_of(args: Namespace, starts_here: bool = True) -> Command:
+    """Returns the words of the command line to start.
+
+    Raises:
+        LaunchError: without any, or if it is to be started here and PATH has no such program.
+    """
     words: Command = args.command_line
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
         raise LaunchError(f"no command after -- (see slurm-resolver {args.command} --help)")
-    return words
-
-
-def check_startable(command: Command) -> None:
-    """Raises LaunchError if PATH has no program for a command line."""
-    if not shutil.which(command[0]):
+    if starts_here and not shutil.which(words[0]):
         raise LaunchError(
-            f"{command[0]!r} is not a program that can be started here: it is not on PATH, or "
+            f"{words[0]!r} is not a program that can be started here: it is not on PATH, or "
             "lacks the permission to be executed"
         )
+    return words

@@ -8,7 +8,6 @@ from argparse import Namespace
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
-    check_startable,
     command_of,
     number_type,
     options_of,
@@ -74,7 +73,6 @@ def main(args: Namespace) -> int:
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
         )
-    check_startable(command)
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError(

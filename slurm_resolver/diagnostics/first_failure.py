@@ -56,7 +56,6 @@ _CRASHED = re.compile(
     "Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV|Exited with exit code 13[59]"
 )
 _KILLED = re.compile(f"Killed|SIGKILL|{_CRASHED.pattern}")
-_EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|13[59]|143)")
 # A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
 # A node that failed, and the reason.
@@ -181,11 +180,12 @@ class FailureReader(MessageReader):
             raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
             if len(raised) == 1:
                 errors.setdefault(raised[0], errors.pop(""))
-            ends = {rank: end for rank, end in ends.items() if rank not in raised}
+            for rank in raised:
+                del ends[rank]
         # A task without an error of its own ends because of one that crashes.
         has_crashed = any(_CRASHED.match(end.line) for end in ends.values())
         failures = [
-            end._replace(follows=has_crashed and bool(_EXITED.match(end.line)))
+            end._replace(follows=has_crashed and not _KILLED.match(end.line))
             for rank, end in ends.items()
             if rank not in errors
         ]

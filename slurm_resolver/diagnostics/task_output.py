@@ -124,8 +124,7 @@ class TaskOutput:
     """
 
     trained = 0
-    _in_traceback = False
-    _is_ignored = False  # the next error
+    _awaited = ""  # "error" in a traceback; "ignored" before an error that ends nothing
     _lines = 0  # without those of dumps
     _error: Failure | None = None
     _error_at = 0  # the value of `_lines`
@@ -140,17 +139,16 @@ class TaskOutput:
             self.trained = number
             self._clue = None
             text = text[step.end() :]
-        if _TRACEBACK in text[:_MOST_BEFORE]:
-            self._in_traceback = True
-        elif self._in_traceback or self._is_ignored:  # an ignored error may have no traceback
+        if _IGNORED.match(text):
+            self._awaited = "ignored"
+        elif _TRACEBACK in text[:_MOST_BEFORE]:
+            self._awaited = self._awaited or "error"
+        elif self._awaited:  # an ignored error may have no traceback
             error = _ERROR.match(text)
+            if error and self._awaited == "error":
+                self._take_error(error[1], number)
             if error:
-                if not self._is_ignored:
-                    self._take_error(error[1], number)
-                self._in_traceback = False
-                self._is_ignored = False
-        elif _IGNORED.match(text):
-            self._is_ignored = True
+                self._awaited = ""
         elif _FATAL.match(text):
             self._take_error(text, number)
         elif self._error and _WITHOUT_REASON.match(self._error.line) and not _PLACE.match(text):
