@@ -187,13 +187,13 @@ class _Step:
             reason = f"task {rank} asked for it with exit status {status}"
             self.requeue_reason = self.requeue_reason or reason
             if ends_others:  # by themselves, first: they may be saving a checkpoint
-                self._end_tasks_after_grace(SIGTERM)
+                self._end_tasks(0, SIGTERM, SIGKILL)
             return
         print_line(f"task {rank} {end}{'; ending the other tasks' if ends_others else ''}")
         if status != REQUEUE_STATUS:  # which is no failure, even if --requeue is not given
             self.failure = self.failure or f"task {rank} {end}"
         if ends_others:
-            self._end_tasks(SIGTERM)
+            self._end_tasks(SIGTERM, SIGKILL)
 
     def _end_all(self, why: str, number: int = SIGTERM, requeue_reason: str = "") -> None:
         """Ends all tasks, whatever they exit with."""
@@ -203,18 +203,14 @@ class _Step:
         self.failure = ""
         self._ignore_statuses = True
         # A second signal ends them at once.
-        self._end_tasks(SIGKILL if self._ending else number)
+        self._end_tasks(SIGKILL if self._ending else number, SIGKILL)
 
-    def _end_tasks(self, number: int) -> None:
-        """Asks all tasks to end, and kills those that have not ended after a while."""
-        if self._running:
-            self._send(self._running, SIGCONT, number)  # a stopped task would not end
-            self._end_tasks_after_grace(SIGKILL)
-
-    def _end_tasks_after_grace(self, number: int) -> None:
-        """Ends the tasks that have not ended by themselves in some seconds."""
+    def _end_tasks(self, *numbers: int) -> None:
+        """Sends signals to the tasks, one after the other, until all have ended."""
         self._ending = True
-        get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, number)
+        if self._running and numbers:
+            self._send(self._running, SIGCONT, numbers[0])  # a stopped task would not end
+            get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, *numbers[1:])
 
     def _signal(self, text: str, ranks: Iterable[int], *numbers: int) -> None:
         """Says that signals are sent to tasks, and sends them."""
