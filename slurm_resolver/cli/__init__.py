@@ -11,11 +11,10 @@ import importlib
 import io
 import os
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from typing import NoReturn
 
-from slurm_resolver.cli.shared_options import OptionAdder
+from slurm_resolver.cli.shared_options import Parser
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
@@ -37,16 +36,9 @@ exit status: 0 for success, 1 if it found a problem, 2 if usage or environment i
 supervise and requeue return the program's own. COMMAND --help has details and examples."""
 
 
-class _Parser(ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
+def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
     """Returns the parser; only the subcommands in `complete` have their arguments."""
-    parser = _Parser(
+    parser = Parser(
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching and diagnosis.",
         epilog=_EPILOG,
@@ -72,7 +64,7 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
             command.description = module.DESCRIPTION
             command.epilog = module.EPILOG
             command.set_defaults(function=module.main, refuse=command.error)
-            module.add_arguments(OptionAdder(command))
+            module.add_arguments(command.add)
     return parser
 
 
@@ -94,14 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     try:
         return int(args.function(args))
-    except SlurmResolverError as error:
-        print_line(error, f"slurm-resolver {args.command}")
-        return 1 if find_rendezvous_error(error) else 2
-    except OSError as error:  # most often of the output, whose rest Python would write at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (SlurmResolverError, OSError) as error:
+        if isinstance(error, OSError):  # most often of the output; Python would write the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):  # as in: slurm-resolver explain log | head
             print_line(error, f"slurm-resolver {args.command}")
-        return 2
+        return 1 if find_rendezvous_error(error) else 2
 
 
 def _print_any_text() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from argparse import REMAINDER, ArgumentTypeError, Namespace, _ActionsContainer
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NoReturn, TypeVar
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS
 from slurm_resolver.errors import LaunchError
@@ -56,13 +56,15 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 }
 
 
-class OptionAdder(NamedTuple):
-    """Adds the options of a command to its parser, or to a group of it."""
+class Parser(ArgumentParser):
+    """A parser whose errors are one line."""
 
-    parser: _ActionsContainer
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
-    def __call__(self, spelling: str, help: str, **keywords: Any) -> None:
-        """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch.
+    def add(self, spelling: str, help: str | None, **keywords: Any) -> None:
+        """Adds an option as its help shows it: "-n --ntasks N"; without a value it is a switch.
 
         The name of the value says how it is read, unless `keywords` have a type. An argument has
         its own name before that of its value: "logs LOGFILE".
@@ -70,11 +72,14 @@ class OptionAdder(NamedTuple):
         words = spelling.split()
         names = [word for word in words if word.startswith("-")] or words[:1]
         if len(names) < len(words):
-            keywords["metavar"] = words[-1]
+            keywords.setdefault("metavar", words[-1])
             keywords.setdefault("type", _TYPES.get(words[-1]))
         elif "choices" not in keywords:
             keywords.setdefault("action", "store_true")
-        self.parser.add_argument(*names, help=help, **keywords)
+        self.add_argument(*names, help=help, **keywords)
+
+
+OptionAdder = Callable[..., None]  # Parser.add
 
 
 def add_cluster_options(add: OptionAdder) -> None:
@@ -129,7 +134,7 @@ def options_of(args: Namespace, kind: Callable[..., Options], **others: Any) -> 
 
 def add_command(add: OptionAdder, metavar: str = "COMMAND [ARGUMENT …]") -> None:
     """Adds the command line to start, which follows `--`."""
-    add.parser.add_argument("command_line", nargs=REMAINDER, metavar=f"-- {metavar}")
+    add("command_line COMMAND", None, nargs=REMAINDER, metavar=f"-- {metavar}")
 
 
 def command_of(args: Namespace, starts_here: bool = True) -> Command:

@@ -16,7 +16,6 @@ from slurm_resolver.diagnostics.message_search import search
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _MOST_LINES_OF_END = 20  # in which a program reports its errors before it exits
 _LAST_LINES = 2  # of a log
-_MOST_BEFORE = 200  # characters of a progress bar, before a traceback on its line
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -141,7 +140,7 @@ class TaskOutput:
             text = text[step.end() :]
         if _IGNORED.match(text):
             self._awaited = "ignored"
-        elif _TRACEBACK in text[:_MOST_BEFORE]:
+        elif _TRACEBACK in text:
             self._awaited = self._awaited or "error"
         elif self._awaited:  # an ignored error may have no traceback
             error = _ERROR.match(text)

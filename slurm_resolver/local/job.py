@@ -57,8 +57,10 @@ async def run_job(options: RunOptions) -> int:
             return step.status
         reason = step.requeue_reason or step.failure
         if count == most:
-            hint = "" if most else "; --requeue is not given"
-            print_line(f"not started again after {counted(count, 'restart')}: {reason}{hint}")
+            print_line(
+                f"not started again after {counted(count, 'restart')}: {reason} (see --requeue and "
+                "--restarts)"
+            )
             return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
         options = options._replace(preempt_after=None, fail_after=None)

@@ -97,7 +97,7 @@ TOLD = ["0: told", "1: told"]
 
 PREEMPTED = """\
 preempted: ending all tasks
-not started again after 0 restarts: the step was preempted; --requeue is not given
+not started again after 0 restarts: the step was preempted (see --requeue and --restarts)
 """
 
 
