@@ -56,7 +56,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
         # What this task sends to the others; a problem is '' if there is none.
         note = {
             "facts": agreement_facts(cluster),
-            "gpus": task_devices(cluster, len(cluster.gpus or ())) if reduces else None,
+            "devices": task_devices(cluster, len(cluster.gpus or ())) if reduces else None,
             # One task of each node is enough.
             "imports": None if own.local_rank else seconds_to_read(),
             "presence": advise_on_lonely_step(cluster.step),
@@ -64,7 +64,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             "reach": shorten(unreached, 4, "; "),
             "tensorflow": tensorflow_problem(),
             "keras": keras_problem,
-            "gpus used": cluster.gpu_decision.conflict or (cuda_problem() if uses_gpus else ""),
+            "gpus": cluster.gpu_decision.conflict or (cuda_problem() if uses_gpus else ""),
             "cpus": cpu_problem(
                 cluster.step,
                 [of_task for rank, of_task in cpus.items() if tasks[rank].node == own.node],
@@ -76,12 +76,13 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     def merged(id: str, ok: str, status: str = WARNING) -> Result:
         """Returns one result of all tasks, which names those with a problem."""
         problems = {rank: note[id] for rank, note in notes.items() if note[id]}
-        return result_of(id.split()[0], named(problems, cluster.name_of), ok, status)
+        return result_of(id, named(problems, cluster.name_of), ok, status)
 
-    gpus = merged("gpus used", "")
+    gpus = merged("gpus", "")
     if not gpus.is_bad:
-        devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-        gpus = check_gpus(devices)
+        gpus = check_gpus(
+            {rank: TaskDevices(*note["devices"]) for rank, note in notes.items() if note["devices"]}
+        )
     disagreement = find_disagreement(notes, cluster)
     return [
         merged("presence", f"{counted(len(tasks), 'task')} present"),
