@@ -89,17 +89,17 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
         if has_failed or finding.known.kind != "effect"  # a connection may have failed for a time
     ]
     lines = []
-    for reader in readers[:1]:
-        first = reader.first()
-        if first and not first.follows:
-            findings.sort(key=lambda at: (at.file != reader.file, at.known.kind not in CAUSES))
-            task = first.task
-            if not task:  # its own log does not say which it is, but another one may name its end
-                reports = [other.first() for other in readers if _order(other) == _REPORT]
-                ends = {report.task for report in reports if report}
-                task = ends.pop() if len(ends) == 1 else ""
-            at = f"{reader.file}:{first.line_number}"
-            lines.append(printable(f"{task} failed first: {first.line} ({at})"))
+    first = readers[0].first() if readers else None
+    if first and not first.follows:
+        file = readers[0].file
+        findings.sort(key=lambda finding: (finding.file != file, finding.known.kind not in CAUSES))
+        task = first.task
+        if not task:  # its own log does not say which it is, but another one may name its end
+            reports = [reader.first() for reader in readers if _order(reader) == _REPORT]
+            ends = {report.task for report in reports if report}
+            task = ends.pop() if len(ends) == 1 else ""
+        line = f"{task} failed first: {first.line} ({file}:{first.line_number})"
+        lines.append(printable(line))
     return lines + _describe_findings(findings)
 
 
