@@ -8,6 +8,7 @@ Slurm would requeue it. After a failed step it starts another one, if `--restart
 from __future__ import annotations
 
 import os
+import sys
 from asyncio import Event, get_running_loop
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,7 +19,6 @@ from time import time
 from typing import Any, Callable
 
 from slurm_resolver.local import RunOptions
-from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import copy_output, print_line
 from slurm_resolver.local.run_events import FIRST_STEP
@@ -28,6 +28,22 @@ from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
+# Starts a task's program such that it does not outlive the launcher, however that ends. It runs in
+# the place of a function between fork and exec (`preexec_fn`), which is not safe in a process that
+# has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored. Only the task's
+# own process knows its id before the program starts.
+_START = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.environ["SLURM_TASK_PID"] = str(os.getpid())
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:  # such as a script without #!, which srun does not start either
+        sys.exit(f"slurm-resolver run: {sys.argv[2]!r} cannot be started: {error.strerror}")
+"""
 
 
 async def run_job(options: RunOptions) -> int:
@@ -98,11 +114,12 @@ class _Step:
         self._handle_signals()
         label = f"{{:{len(str(options.num_tasks - 1))}d}}: " if options.label else ""
         threads: list[Thread] = []
+        command = [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *options.command]
         try:
             for rank in range(options.num_tasks):
                 ids = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), str(rank))
                 process = Popen(
-                    end_with_this(options.command),
+                    command,
                     env={**variables, **ids},
                     stdin=DEVNULL,
                     stdout=PIPE,
