@@ -157,6 +157,10 @@ class TaskOutput:
             self._take_clue(text, number)
 
     def _take_error(self, text: str, number: int, follows: bool = False) -> None:
+        """Keeps an error, or its reason, unless a library has ended the process before."""
+        last = self.error(has_failed=True)
+        if last and _FATAL.match(last.line) and not text.startswith(last.line):
+            return
         self._error = Failure(number, text, follows or kind_of(text) == "effect")
         self._error_at = self._lines
 
