@@ -44,12 +44,11 @@ def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
         epilog=_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "-V",
-        "--version",
+    parser.add(
+        "-V --version",
+        "print the version",
         action="version",
         version=f"slurm-resolver {__version__}",
-        help="print the version",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
