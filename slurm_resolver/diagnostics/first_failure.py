@@ -185,15 +185,9 @@ class FailureReader(MessageReader):
         # A task without an error of its own ends because of one that crashes.
         has_crashed = any(_CRASHED.match(end.line) for end in ends.values())
         failures = [
-            end._replace(follows=has_crashed and not _KILLED.match(end.line))
-            for rank, end in ends.items()
-            if rank not in errors
-        ]
-        failures += [
-            gone._replace(line=ends.get(rank, gone).line)  # the launcher knows how
-            for rank, gone in self._gone.items()
-            # A task that has been cut off reports that the others are gone.
-            if rank not in errors or errors[rank].follows
+            end._replace(follows=end.follows or (has_crashed and not _KILLED.match(end.line)))
+            for end in [*ends.values(), *self._gone.values()]
+            if end.rank not in errors
         ]
         failures += [
             Failure(finding.line_number, finding.line, other="slurm-resolver check")
@@ -207,6 +201,8 @@ class FailureReader(MessageReader):
         ]
         failures += [self.node] if self.node else []
         first = min(failures, key=attrgetter("follows", "line_number"), default=None)
+        if first and first.is_end:  # the launcher knows how
+            first = first._replace(line=ends.get(first.rank, first).line)
         if first and SAVED.match(first.line):
             return None
         return self._with_clue(first)
