@@ -201,20 +201,19 @@ class FailureReader(MessageReader):
         ]
         failures += [self.node] if self.node else []
         first = min(failures, key=attrgetter("follows", "line_number"), default=None)
-        if first and first.is_end:  # the launcher knows how
+        if not first:
+            has_ended = self.ends or self.all_end
+            return None if has_ended else self._tasks[""].clue(has_failed=False) or self._refusal
+        if first.is_end:  # the launcher knows how
             first = first._replace(line=ends.get(first.rank, first).line)
-        if first and SAVED.match(first.line):
-            return None
-        return self._with_clue(first)
+        return None if SAVED.match(first.line) else self._with_clue(first)
 
-    def _with_clue(self, end: Failure | None) -> Failure | None:
-        """Returns what the task wrote before it ended so, or the log ended; else the end."""
-        if end and (not end.is_end or not end.rank or _ENDED.match(end.line)):
+    def _with_clue(self, end: Failure) -> Failure:
+        """Returns what the task wrote before it ended so; else the end."""
+        if not end.is_end or not end.rank or _ENDED.match(end.line):
             return end
-        if not end and (self.ends or self.all_end):
-            return None
-        label = end.rank if end and end.rank in self._tasks else ""
-        clue = self._tasks[label].clue(has_failed=bool(end))
-        if end and clue and (label or len(self.ends) == 1):
+        label = end.rank if end.rank in self._tasks else ""
+        clue = self._tasks[label].clue(has_failed=True)
+        if clue and (label or len(self.ends) == 1):
             return clue._replace(rank=end.rank, node=end.node, follows=end.follows)
-        return clue or end or self._refusal
+        return clue or end

@@ -178,12 +178,9 @@ class TaskOutput:
             has_failed: whether the launcher says so. Otherwise, an error after which the task
                 trains is none.
         """
-        error = self._error
-        if not error or self._lines - self._error_at > _MOST_LINES_AFTER:
-            return None
-        if error.line_number < self.trained and not has_failed:
-            return None
-        return error
+        is_recent = self._lines - self._error_at <= _MOST_LINES_AFTER
+        counts = has_failed or (self._error and self._error.line_number > self.trained)
+        return self._error if is_recent and counts else None
 
     def clue(self, has_failed: bool) -> Failure | None:
         """Returns the line that says why a program exited, if it `has_failed` or ends there."""
