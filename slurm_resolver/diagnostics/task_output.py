@@ -179,7 +179,7 @@ class TaskOutput:
                 trains is none.
         """
         is_recent = self._lines - self._error_at <= _MOST_LINES_AFTER
-        counts = has_failed or (self._error and self._error.line_number > self.trained)
+        counts = has_failed or (self._error and self._error.line_number >= self.trained)
         return self._error if is_recent and counts else None
 
     def clue(self, has_failed: bool) -> Failure | None:
