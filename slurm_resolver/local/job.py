@@ -164,12 +164,13 @@ class _Step:
             number, seconds = options.limit_signal or (SIGTERM, left)
             if left > seconds:
                 text = f"{seconds} s to the time limit: sending {number.name} to all tasks"
+                self._call_later(left - seconds, print_line, text)
                 # A stopped task could not handle it; Slurm sends both as well.
-                self._call_later(left - seconds, self._signal, text, self._running, number, SIGCONT)
+                self._call_later(left - seconds, self._send, self._running, number, SIGCONT)
         if options.fail_after is not None:
             last = options.num_tasks - 1
-            text = f"killing task {last} (--fail-after)"
-            self._call_later(options.fail_after, self._signal, text, [last], SIGKILL)
+            self._call_later(options.fail_after, print_line, f"killing task {last} (--fail-after)")
+            self._call_later(options.fail_after, self._send, [last], SIGKILL)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plans what happens then, unless the tasks have ended, or are ending."""
@@ -230,11 +231,6 @@ class _Step:
         if self._running and numbers:
             self._send(self._running, SIGCONT, numbers[0])  # a stopped task would not end
             get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, *numbers[1:])
-
-    def _signal(self, text: str, ranks: Iterable[int], *numbers: int) -> None:
-        """Says that signals are sent to tasks, and sends them."""
-        print_line(text)
-        self._send(self._running.intersection(ranks), *numbers)
 
     def _send(self, ranks: Iterable[int], *numbers: int) -> None:
         """Sends signals to tasks, with all processes that they have started."""
