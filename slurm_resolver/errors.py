@@ -36,23 +36,15 @@ class SlurmResolverError(Exception):
 class HostlistError(SlurmResolverError, ValueError):
     """A host list (``n[1-3]``) or a list of counts (``2(x3),1``) is not valid.
 
-    Attributes:
-        reason: why it is not.
-        expression: the whole text.
-        part: the part that is wrong.
+    Its arguments are the reason, the whole text, and the part that is wrong.
     """
 
-    def __init__(self, reason: str, expression: str, part: str) -> None:
-        super().__init__(reason, expression, part)  # from which another process makes it again
-        self.reason = reason
-        self.expression = expression
-        self.part = part
-
     def __str__(self) -> str:
-        where = repr(shorten_value(self.part))
-        if self.part != self.expression:
-            where += f" in {shorten_value(self.expression)!r}"
-        return f"{where}: {self.reason}"
+        reason, expression, part = self.args
+        where = repr(shorten_value(part))
+        if part != expression:
+            where += f" in {shorten_value(expression)!r}"
+        return f"{where}: {reason}"
 
 
 class EnvironmentValueError(SlurmResolverError, RuntimeError):

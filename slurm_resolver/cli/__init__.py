@@ -2,7 +2,7 @@
 
 Only the module of the given subcommand is imported: every task may run it, so it must start
 quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(add)` and `main(args)`, which
-returns the exit status. `SLURMS_OPTIONS` says where options go that only Slurm has.
+returns the exit status.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import importlib
 import io
 import os
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from typing import NoReturn
 
-from slurm_resolver.cli.shared_options import OptionAdder
+from slurm_resolver.cli.shared_options import Parser
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.log import print_line
 from slurm_resolver.version import __version__
@@ -37,27 +36,19 @@ exit status: 0 for success, 1 if it found a problem, 2 if usage or environment i
 supervise and requeue return the program's own. COMMAND --help has details and examples."""
 
 
-class _Parser(ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
+def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
     """Returns the parser; only the subcommands in `complete` have their arguments."""
-    parser = _Parser(
+    parser = Parser(
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching and diagnosis.",
         epilog=_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "-V",
-        "--version",
+    parser.add(
+        "-V --version",
+        "print the version",
         action="version",
         version=f"slurm-resolver {__version__}",
-        help="print the version",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
@@ -71,12 +62,8 @@ def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
             module = importlib.import_module(f"slurm_resolver.cli.{name}")
             command.description = module.DESCRIPTION
             command.epilog = module.EPILOG
-            command.set_defaults(
-                function=module.main,
-                refuse=command.error,
-                slurms_options=getattr(module, "SLURMS_OPTIONS", ""),
-            )
-            module.add_arguments(OptionAdder(command))
+            command.set_defaults(function=module.main, refuse=command.error)
+            module.add_arguments(command.add)
     return parser
 
 
@@ -92,17 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [word for word in argv if not word.startswith("-")][:1]
     args, unknown = build_parser(names).parse_known_args(argv)
     if unknown:
-        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{args.slurms_options}")
+        args.refuse(
+            f"unrecognized arguments: {' '.join(unknown)}. Give options of Slurm that are not "
+            "listed here to srun or sbatch"
+        )
     try:
         return int(args.function(args))
-    except SlurmResolverError as error:
-        print_line(error, f"slurm-resolver {args.command}")
-        return 1 if find_rendezvous_error(error) else 2
-    except OSError as error:  # of the output, whose rest Python would write at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (SlurmResolverError, OSError) as error:
+        if isinstance(error, OSError):  # most often of the output; Python would write the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):  # as in: slurm-resolver explain log | head
-            print_line(f"cannot write the output: {error.strerror}", "slurm-resolver")
-        return 2
+            print_line(error, f"slurm-resolver {args.command}")
+        return 1 if find_rendezvous_error(error) else 2
 
 
 def _print_any_text() -> None:

@@ -19,13 +19,7 @@ from slurm_resolver.cli.shared_options import (
 )
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.diagnostics.log_lines import checked
-from slurm_resolver.errors import (
-    JobsError,
-    NotInStepError,
-    SlurmResolverError,
-    find_rendezvous_error,
-)
+from slurm_resolver.errors import NotInStepError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.preflight.result import FAILED, Result
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.timeouts import Timeouts
@@ -62,26 +56,10 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
-    step = SlurmStep.read()
-    if args.collective and "ps" in (args.jobs or {}):
-        raise JobsError(
-            "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
-            "not start in a cluster with parameter servers. Remove ps."
-        )
-    results, is_printing = _check(step, args)
-    counts = Counter(result.status for result in results)
-    if is_printing:
-        _print(results, counts, args)
-    if args.collective and not counts[FAILED]:
-        _measure(args)
-    return int(counts[FAILED] > 0)
-
-
-def _check(step: SlurmStep, args: Namespace) -> tuple[list[Result], bool]:
-    """Returns the results, and whether this task prints them."""
     # Imported here: --help does not need it, and it takes long.
     from slurm_resolver.preflight.step_checks import check_step
 
+    step = SlurmStep.read()
     until = time.monotonic() + args.timeout
     try:
         cluster = resolve_step(step, options_of(args, ClusterOptions, until=until))
@@ -91,12 +69,20 @@ def _check(step: SlurmStep, args: Namespace) -> tuple[list[Result], bool]:
                 "of its tasks together; on this machine alone, with slurm-resolver run -n 2 -- "
                 "slurm-resolver check"
             )
-        return check_step(cluster, until - time.monotonic()), cluster.service.hosts_service
+        results = check_step(cluster, until - time.monotonic())
+        is_printing = cluster.service.hosts_service
     except SlurmResolverError as error:
         cause = find_rendezvous_error(error)
         if not cause:
             raise
-        return [Result("presence", FAILED, str(error))], cause.unreached or step.rank == 0
+        results = [Result("presence", FAILED, str(error))]
+        is_printing = cause.unreached or step.rank == 0
+    counts = Counter(result.status for result in results)
+    if is_printing:
+        _print(results, counts, args)
+    if args.collective and not counts[FAILED]:
+        _measure(args)
+    return int(counts[FAILED] > 0)
 
 
 def _print(results: Sequence[Result], counts: Counter[str], args: Namespace) -> None:
@@ -106,7 +92,7 @@ def _print(results: Sequence[Result], counts: Counter[str], args: Namespace) -> 
         return
     for result in results:
         if args.verbose or result.is_bad:
-            print(checked(*result))
+            print(f"{result.id:10}  {result.status:7}  {result.detail}")
     summary = ", ".join(f"{number} {name}" for name, number in counts.items())
     print(f"check: {summary}{'' if args.verbose else ' (--verbose prints all)'}")
 

@@ -16,7 +16,6 @@ from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_cluster_options,
     add_command,
-    check_startable,
     command_of,
     options_of,
     values_of,
@@ -94,8 +93,8 @@ def add_arguments(add: OptionAdder) -> None:
 
 def main(args: Namespace) -> int:
     """Prepares what the program needs, and starts it."""
+    # Before the tasks meet: the others would wait for this one.
     command = command_of(args)
-    check_startable(command)  # before the tasks meet: the others would wait for this one
     until = None if args.wait is None else time.monotonic() + args.wait
     # The program may connect to the other tasks as well.
     options = options_of(args, ClusterOptions, starts_program=True, until=until)

@@ -17,8 +17,7 @@ from slurm_resolver.cli.shared_options import OptionAdder
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import CAUSES
 from slurm_resolver.diagnostics.log_starts import read_last_start
-from slurm_resolver.diagnostics.message_search import Finding, printable, search
-from slurm_resolver.diagnostics.task_output import Failure
+from slurm_resolver.diagnostics.message_search import Finding, printable
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
@@ -40,13 +39,12 @@ examples:
 _NO_FAILURE = (
     "no failure found. If the job failed, ask Slurm: sacct -j JOBID -o JobID,State,ExitCode,Reason"
 )
-_END = 1  # see _order
+_REPORT = 1  # see _order
 # How others say that a task ended, unless SIGKILL, a crash or its node has ended it.
 _RAISED = re.compile(
     r"its process (?:has )?ended|[\w.]+: |\w+(?:Error|Exception|Interrupt|Exit)\.?$"
     r"|(?:Exited with exit code|exit status) (?!13[79])"
 )
-_LABEL = " srun --label --kill-on-bad-exit=1 python train.py shows the rank before each line."
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -70,10 +68,8 @@ def main(args: Namespace) -> int:
     # The other tasks end after the one that failed first, and so do their logs.
     readers = [reader for _, reader in sorted(logs, key=itemgetter(0))]
     has_failed = any(reader.has_failed for reader in readers)
-    lines = _explain(readers, has_failed)
-    for reader in readers:
-        lines += reader.usage
-    for line in lines:
+    usage = [line for reader in readers for line in reader.usage]
+    for line in [*_explain(readers, has_failed), *usage]:
         print(line)
     if not has_failed and not status:
         print_line(_NO_FAILURE, "slurm-resolver explain")
@@ -85,62 +81,32 @@ def _explain(readers: Sequence[FailureReader], has_failed: bool) -> list[str]:
 
     The first of the `readers` read the log that was written first.
     """
-    readers = sorted(readers, key=lambda reader: _order(reader.first()))
+    readers = sorted(readers, key=_order)
     findings = [
         finding
         for reader in readers
         for finding in reader.findings()
         if has_failed or finding.known.kind != "effect"  # a connection may have failed for a time
     ]
-    first = readers[0].first() if readers else None
     lines = []
+    first = readers[0].first() if readers else None
     if first and not first.follows:
-        # The findings of the first failure come first.
         file = readers[0].file
-        known, _ = search(first.line)
-        findings.sort(
-            key=lambda finding: (
-                finding.file != file,
-                finding.known.kind not in CAUSES,
-                finding.line_number != first.line_number and finding.known is not known,
-            )
-        )
-        lines.append(_describe_first(first, readers, findings))
-    label = "" if len(readers) != 1 or readers[0].is_labelled else _LABEL
-    return lines + _describe_findings(findings, label)
+        findings.sort(key=lambda finding: (finding.file != file, finding.known.kind not in CAUSES))
+        task = first.task
+        if not task:  # its own log does not say which it is, but another one may name its end
+            reports = [reader.first() for reader in readers if _order(reader) == _REPORT]
+            ends = {report.task for report in reports if report}
+            task = ends.pop() if len(ends) == 1 else ""
+        line = f"{task} failed first: {first.line} ({file}:{first.line_number})"
+        lines.append(printable(line))
+    return lines + _describe_findings(findings)
 
 
-def _describe_first(
-    first: Failure, readers: Sequence[FailureReader], findings: Sequence[Finding]
-) -> str:
-    """Returns the line that names what failed first.
-
-    Args:
-        first: the first failure in the log of the first reader.
-        readers: of all logs.
-        findings: in all logs, the first failure's first.
-    """
-    file = readers[0].file
-    line = first.line
-    cause = findings[0] if findings else None
-    if first.is_end and cause and cause.file == file and cause.known.kind in CAUSES:
-        line += f", after: {cause.line}"
-    task = first.task
-    if not task:  # the log of one task does not say which it is, but another one may name its end
-        firsts = map(FailureReader.first, readers)
-        ends = {failure.task for failure in firsts if failure and _order(failure) == _END}
-        task = ends.pop() if len(ends) == 1 else ""
-    return printable(f"{task} failed first: {line} ({file}:{first.line_number})")
-
-
-def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
+def _describe_findings(findings: Sequence[Finding]) -> list[str]:
     """Returns where each kind of message is, with its tasks, and its cause and remedy.
 
-    Each text is there once.
-
-    Args:
-        findings: those of a kind need not follow each other.
-        label: what remedies say about a log without the tasks' ranks.
+    Each text is there once. The findings of a kind need not follow each other.
     """
     lines = []
     for known in dict.fromkeys(finding.known for finding in findings):
@@ -153,20 +119,21 @@ def _describe_findings(findings: Sequence[Finding], label: str) -> list[str]:
             f"{first.file}:{first.line_number}: {known.id} (x{count}){at}",
             _wrapped(first.line),
             _wrapped(f"Cause: {known.cause}"),
-            _wrapped(f"Remedy: {known.remedy.replace('{label}', label)}"),
+            _wrapped(f"Remedy: {known.remedy}"),
         ]
     return [*dict.fromkeys(lines)]
 
 
-def _order(first: Failure | None) -> int:
+def _order(reader: FailureReader) -> int:
     """Returns the place of a log among those of a job, by the first failure in it.
 
     The last ones have none, or one that another task's failure has caused. Before them come those
     that only say how a task ended: that task's own log may have the error.
     """
+    first = reader.first()
     if not first or first.follows:
-        return _END + 1
-    return _END if first.is_end and _RAISED.match(first.line) else 0
+        return _REPORT + 1
+    return _REPORT if first.is_end and _RAISED.match(first.line) else 0
 
 
 def _wrapped(text: str) -> str:

@@ -8,7 +8,6 @@ from argparse import BooleanOptionalAction, Namespace
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
-    check_startable,
     command_of,
     number_type,
     options_of,
@@ -27,11 +26,6 @@ examples:
   slurm-resolver run -n 4 --gpus 4 -- python train.py
   slurm-resolver run -n 2 -t 1:00 --signal USR1@30 -- python train.py
   slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
-
-SLURMS_OPTIONS = (
-    ". The tasks run on this machine, without Slurm: leave out options for its nodes, partitions, "
-    "accounts or memory"
-)
 
 
 def add_arguments(add: OptionAdder) -> None:
@@ -95,7 +89,6 @@ def main(args: Namespace) -> int:
     from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
     command = command_of(args)
-    check_startable(command)
     options = options_of(
         args,
         RunOptions,

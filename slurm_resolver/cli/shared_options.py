@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
-from argparse import REMAINDER, ArgumentTypeError, Namespace, _ActionsContainer
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NoReturn, TypeVar
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS
 from slurm_resolver.errors import LaunchError
@@ -31,21 +30,19 @@ def number_type(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
 def numbers_by_name(text: str) -> dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
-    pairs = [
-        re.fullmatch(r"([^\s=]+)\s*=\s*(-?[0-9]{1,9})", part.strip()) for part in text.split(",")
-    ]
-    numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
-    if len(numbers) < len(pairs):
-        raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
-    return numbers
+    pairs = [part.split("=") for part in text.split(",")]
+    with suppress(ValueError):
+        numbers = {name.strip(): int(number) for name, number in pairs}
+        if len(numbers) == len(pairs):
+            return numbers
+    raise ArgumentTypeError(f"{text!r}: expected NAME=NUMBER,…, each name once")
 
 
 def seconds(text: str) -> float:
     """Reads a number of seconds."""
     with suppress(ValueError):
-        number = float(text)
-        if 0 <= number < math.inf:
-            return number
+        if 0 <= float(text) < math.inf:
+            return float(text)
     raise ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")
 
 
@@ -59,13 +56,15 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 }
 
 
-class OptionAdder(NamedTuple):
-    """Adds the options of a command to its parser, or to a group of it."""
+class Parser(ArgumentParser):
+    """A parser whose errors are one line."""
 
-    parser: _ActionsContainer
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
-    def __call__(self, spelling: str, help: str, **keywords: Any) -> None:
-        """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch.
+    def add(self, spelling: str, help: str | None, **keywords: Any) -> None:
+        """Adds an option as its help shows it: "-n --ntasks N"; without a value it is a switch.
 
         The name of the value says how it is read, unless `keywords` have a type. An argument has
         its own name before that of its value: "logs LOGFILE".
@@ -73,11 +72,14 @@ class OptionAdder(NamedTuple):
         words = spelling.split()
         names = [word for word in words if word.startswith("-")] or words[:1]
         if len(names) < len(words):
-            keywords["metavar"] = words[-1]
+            keywords.setdefault("metavar", words[-1])
             keywords.setdefault("type", _TYPES.get(words[-1]))
         elif "choices" not in keywords:
             keywords.setdefault("action", "store_true")
-        self.parser.add_argument(*names, help=help, **keywords)
+        self.add_argument(*names, help=help, **keywords)
+
+
+OptionAdder = Callable[..., None]  # Parser.add
 
 
 def add_cluster_options(add: OptionAdder) -> None:
@@ -132,23 +134,23 @@ def options_of(args: Namespace, kind: Callable[..., Options], **others: Any) -> 
 
 def add_command(add: OptionAdder, metavar: str = "COMMAND [ARGUMENT …]") -> None:
     """Adds the command line to start, which follows `--`."""
-    add.parser.add_argument("command_line", nargs=REMAINDER, metavar=f"-- {metavar}")
+    add("command_line COMMAND", None, nargs=REMAINDER, metavar=f"-- {metavar}")
 
 
-def command_of(args: Namespace) -> Command:
-    """Returns the words of the command line to start."""
+def command_of(args: Namespace, starts_here: bool = True) -> Command:
+    """Returns the words of the command line to start.
+
+    Raises:
+        LaunchError: without any, or if it is to be started here and PATH has no such program.
+    """
     words: Command = args.command_line
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
         raise LaunchError(f"no command after -- (see slurm-resolver {args.command} --help)")
-    return words
-
-
-def check_startable(command: Command) -> None:
-    """Raises LaunchError if PATH has no program for a command line."""
-    if not shutil.which(command[0]):
+    if starts_here and not shutil.which(words[0]):
         raise LaunchError(
-            f"{command[0]!r} is not a program that can be started here: it is not on PATH, or "
+            f"{words[0]!r} is not a program that can be started here: it is not on PATH, or "
             "lacks the permission to be executed"
         )
+    return words

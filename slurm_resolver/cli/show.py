@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
 from slurm_resolver.cli.shared_options import OptionAdder, add_cluster_options, options_of
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.client import connect
@@ -46,25 +46,17 @@ def main(args: Namespace) -> int:
     if args.json:
         print(json.dumps(cluster.to_dict()))
         return 0
-    gpus = _gather_gpus(cluster, until)
+    # Only the tasks know their GPUs; without any, none are shown.
+    gpus: Sequence[str] = ()
+    if cluster.service and cluster.step.is_live:
+        client = connect(cluster.service, cluster.name_of)
+        try:
+            left = until - time.monotonic()
+            by_rank = client.gather("slurm-resolver show", cluster.gpus_text, left)
+            gpus = [*by_rank.values()]
+        except RendezvousError as error:  # the cluster is known all the same
+            print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
     if cluster.task.rank == 0:
-        print(cluster.text(gpus=gpus))
+        has_gpus = {*gpus} - {"unknown", "none"}
+        print(cluster.text(gpus=gpus if has_gpus else ()))
     return 0
-
-
-def _gather_gpus(cluster: Cluster, until: float) -> list[str]:
-    """Returns the GPUs of each rank, which only the tasks know; none to show no GPUs."""
-    if not cluster.service or not cluster.step.is_live:
-        return []
-    client = connect(cluster.service, cluster.name_of)
-    try:
-        by_rank = client.gather(
-            "slurm-resolver show",
-            cluster.gpus_text,
-            until - time.monotonic(),
-        )
-    except RendezvousError as error:  # the cluster is known all the same
-        print_line(f"the GPUs of other tasks are unknown: {error}", "slurm-resolver show")
-        return []
-    gpus = [*by_rank.values()]
-    return gpus if {*gpus} - {"unknown", "none"} else []

@@ -8,7 +8,6 @@ from argparse import Namespace
 from slurm_resolver.cli.shared_options import (
     OptionAdder,
     add_command,
-    check_startable,
     command_of,
     number_type,
     options_of,
@@ -66,7 +65,7 @@ def main(args: Namespace) -> int:
     from slurm_resolver.slurm.step_variables import SlurmStep
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
-    command = command_of(args)
+    command = command_of(args, starts_here=False)
     if args.nodes and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
     if os.path.basename(command[0]) != "srun" or len(command) < 2:
@@ -74,12 +73,11 @@ def main(args: Namespace) -> int:
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
         )
-    check_startable(command)
     step = SlurmStep.read()
     if not step.job_id:
         raise LaunchError(
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    options = options_of(args, SupervisorOptions, command=command)
+    options = options_of(args, SupervisorOptions, command=command_of(args))
     return Supervisor(options, step).run()

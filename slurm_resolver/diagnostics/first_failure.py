@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
 
@@ -57,7 +56,6 @@ _CRASHED = re.compile(
     "Out Of Memory|Bus error|Segmentation fault|SIGBUS|SIGSEGV|Exited with exit code 13[59]"
 )
 _KILLED = re.compile(f"Killed|SIGKILL|{_CRASHED.pattern}")
-_EXITED = re.compile("(?:Exited with exit code|exit status) (?!75|13[59]|143)")
 # A task that this package reports to the others: its rank, its node and the reason.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
 # A node that failed, and the reason.
@@ -71,7 +69,7 @@ _ENDS_ALL = re.compile(
     r"|srun: (?:\S+: \w+: )?Job step aborted"
     r"|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
-SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|(?P<terminated>143))\b")
+SAVED = re.compile(r"(?:Exited with exit code|exit status) (?:75|143)\b")
 
 Failures = dict[str, Failure]  # of tasks, by rank
 
@@ -85,16 +83,12 @@ class FailureReader(MessageReader):
         reported: the first of them that the launcher reports.
         ended_on: the nodes on which tasks have ended, as srun reports it.
         node: the first node that failed; without a node, what srun asks for is the cause.
-        has_crashed: whether a task has crashed, other than by the end of all.
         usage: the lines with which trainings say where their time went.
-        is_labelled: whether ranks stand before lines, as srun --label writes them.
         all_end: whether srun, or somebody else, ends all tasks.
     """
 
     node: Failure | None = None
     reported: Failure | None = None
-    has_crashed = False
-    is_labelled = False
     all_end = False
     _refusal: Failure | None = None  # the last line, if it is an error of srun
 
@@ -123,43 +117,22 @@ class FailureReader(MessageReader):
             self._read_ends(start, number)
             return
         rank, text = _LABELLED.findall(text)[0]
-        self.is_labelled |= rank != ""
         # A progress bar may end without a line's end, however often it was drawn.
         text = text.rpartition("\r")[2][:_LONGEST]
         self.usage.extend(map(printable, LINE.findall(text)))
-        self._read_gone(text, number)
-        self._tasks[rank].read(text, number)
-
-    def _read_gone(self, text: str, number: int) -> None:
-        gone = _GONE.match(text)
-        if gone:
-            rank, node, why = gone.groups()
+        for gone, node, why in _GONE.findall(text):
             follows = kind_of(why) == "effect"
-            self._gone.setdefault(
-                rank,
-                Failure(
-                    number,
-                    why,
-                    follows,
-                    True,
-                    rank,
-                    node,
-                ),
-            )
+            self._gone.setdefault(gone, Failure(number, why, follows, True, gone, node))
+        self._tasks[rank].read(text, number)
 
     def _read_node(self, text: str, number: int) -> None:
         """Reads which node failed, from a line of a launcher."""
         failed = _NODE.match(text)
         if failed and not self.node:
             node, why = failed.groups("node failure")
-            is_request = kind_of(text) == "request"
-            self.node = Failure(
-                number,
-                why,
-                is_end=True,
-                node="" if is_request else node,
-                other="srun" if is_request else f"node {node}",
-            )
+            self.node = Failure(number, why, is_end=True, node=node, other=f"node {node}")
+            if kind_of(text) == "request":
+                self.node = self.node._replace(node="", other="srun")
 
     def _read_ends(self, text: str, number: int) -> None:
         """Reads how tasks ended, from a line of a launcher."""
@@ -168,31 +141,19 @@ class FailureReader(MessageReader):
             return
         nodes, node, ranks, how = end.groups("")
         follows = self.all_end
-        if _CRASHED.match(how):
-            self.has_crashed |= not follows
-            if self.reported:  # it may have taken long to dump its memory
-                follows = self.reported.follows
+        if self.reported and _CRASHED.match(how):  # it may have taken long to dump its memory
+            follows = self.reported.follows
         with suppress(HostlistError):  # a task may print anything
             for rank in expand_hostlist(f"[{ranks}]"):
-                end_of_rank = Failure(
-                    number,
-                    how,
-                    follows,
-                    True,
-                    rank,
-                    node,
-                )
-                self.ends.setdefault(rank, end_of_rank)
+                end_of_rank = Failure(number, how, follows, True, rank, node)
                 self.reported = self.reported or end_of_rank
+                self.ends.setdefault(rank, end_of_rank)
             self.ended_on.update(expand_hostlist(nodes))
 
-    def still_runs(self, text: str) -> bool:
-        """Whether the task that writes a line runs on after srun has reported the end of others.
-
-        Without a label, it is taken for rank 0.
-        """
-        rank, _ = _LABELLED.findall(text)[0]
-        return bool(self.ended_on) and not self.all_end and (rank or "0") not in self.ends
+    @property
+    def rank_0_runs(self) -> bool:
+        """Whether rank 0 runs on after srun has reported the end of others."""
+        return bool(self.ended_on) and not self.all_end and "0" not in self.ends
 
     @property
     def has_failed(self) -> bool:
@@ -201,33 +162,6 @@ class FailureReader(MessageReader):
         kinds = {finding.known.kind for finding in self.findings()}
         has_fault = self.last_fault >= trained and not kinds.isdisjoint(FAULTS)
         return "end" in kinds or has_fault or self.first() is not None
-
-    def _with_clue(self, end: Failure | None) -> Failure | None:
-        """Returns what the task wrote before it ended so, or the log ended; else the end."""
-        if end and (not end.is_end or not end.rank or _ENDED.match(end.line)):
-            return end
-        label = end.rank if end and end.rank in self._tasks else ""
-        clue = self._tasks[label].clue(has_failed=bool(end))
-        if end and clue and (label or len(self.ends) == 1):
-            return end._replace(line_number=clue.line_number, line=clue.line, is_end=False)
-        if not end and (self.ends or self.all_end):
-            return None
-        return clue or end or self._refusal
-
-    def _reported(self, ends: Failures, errors: Failures) -> Iterator[Failure]:
-        """Yields the ends of tasks without an error of their own, as others report them."""
-        for rank, report in {**ends, **self._gone}.items():
-            if rank not in errors:
-                end = ends.get(rank, report)  # the launcher knows how, but may report later
-                yield end._replace(
-                    line_number=min(report.line_number, end.line_number),
-                    node=report.node,
-                    # A task without an error of its own ends because of one that crashes.
-                    follows=end.follows or (self.has_crashed and bool(_EXITED.match(end.line))),
-                )
-            elif errors[rank].follows and rank in self._gone:
-                # A task that has been cut off reports that the others are gone.
-                yield report
 
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first.
@@ -241,39 +175,45 @@ class FailureReader(MessageReader):
             for rank, task in self._tasks.items()
             if (error := task.error(rank in self.ends or (not rank and bool(self.ends))))
         }
-        _attribute(errors, ends)
-        failures = [self.node] if self.node else []
-        failures += self._reported(ends, errors)
+        if "" in errors:
+            # It is an error of a task which no signal has ended.
+            raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
+            if len(raised) == 1:
+                errors.setdefault(raised[0], errors.pop(""))
+            for rank in raised:
+                del ends[rank]
+        # A task without an error of its own ends because of one that crashes.
+        has_crashed = any(_CRASHED.match(end.line) for end in ends.values())
+        failures = [
+            end._replace(follows=end.follows or (has_crashed and not _KILLED.match(end.line)))
+            for end in [*ends.values(), *self._gone.values()]
+            if end.rank not in errors
+        ]
         failures += [
-            Failure(
-                finding.line_number,
-                f"{address}: {finding.line.partition('failed   ')[2]}",
-                other="slurm-resolver check",
-            )
-            for (id, address), finding in self.found.items()
-            if id == "check-failed"
+            Failure(finding.line_number, finding.line, other="slurm-resolver check")
+            for finding in self.found.values()
+            if finding.known.id == "check-failed"
         ]
         reports = {**self.ends, **self._gone}
         failures += [
             error._replace(rank=rank, node=reports.get(rank, error).node)
             for rank, error in errors.items()
         ]
+        failures += [self.node] if self.node else []
         first = min(failures, key=attrgetter("follows", "line_number"), default=None)
-        saved = first and SAVED.match(first.line)
-        if saved and (self.continues or not saved["terminated"]):
-            return None
-        return self._with_clue(first)
+        if not first:
+            has_ended = self.ends or self.all_end
+            return None if has_ended else self._tasks[""].clue(has_failed=False) or self._refusal
+        if first.is_end:  # the launcher knows how
+            first = first._replace(line=ends.get(first.rank, first).line)
+        return None if SAVED.match(first.line) else self._with_clue(first)
 
-
-def _attribute(errors: Failures, ends: Failures) -> None:
-    """Gives an error without a label to the task that has raised it, if that is known.
-
-    The ends of tasks that may have raised it are removed.
-    """
-    if "" in errors:
-        # It is an error of a task which no signal has ended.
-        raised = [rank for rank, end in ends.items() if not _KILLED.match(end.line)]
-        if len(raised) == 1:
-            errors.setdefault(raised[0], errors.pop(""))
-        for rank in raised:
-            del ends[rank]
+    def _with_clue(self, end: Failure) -> Failure:
+        """Returns what the task wrote before it ended so; else the end."""
+        if not end.is_end or not end.rank or _ENDED.match(end.line):
+            return end
+        label = end.rank if end.rank in self._tasks else ""
+        clue = self._tasks[label].clue(has_failed=True)
+        if clue and (label or len(self.ends) == 1):
+            return clue._replace(rank=end.rank, node=end.node, follows=end.follows)
+        return clue or end

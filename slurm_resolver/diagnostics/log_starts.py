@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from slurm_resolver.diagnostics.first_failure import UNENDED, FailureReader
 
-_LONGEST = 1024 * 1024  # bytes that are read as one line
-
 # A start has ended. The next one begins with a line that has _BEGIN.
 _END = re.compile(
     r"srun: error: "
@@ -36,14 +34,12 @@ def read_last_start(stream: BinaryIO, file: str = "") -> FailureReader:
     """Reads the log `file`, and returns the reader of the job's last start."""
     reader = FailureReader(file)
     has_ended = False
-    number = 1
-    for piece in iter(lambda: stream.readline(_LONGEST), b""):
-        text = piece.decode("utf-8", "replace")
+    for number, line in enumerate(stream, 1):
+        text = line.decode("utf-8", "replace")
         begin = _BEGIN.search(text) if has_ended else None
-        if begin and not (begin["leads"] and reader.still_runs(text)):
+        if begin and not (begin["leads"] and reader.rank_0_runs):
             reader = FailureReader(file)
             has_ended = False
         reader.read(text, number)
         has_ended = has_ended or _END.match(text) is not None
-        number += piece.endswith(b"\n")
     return reader

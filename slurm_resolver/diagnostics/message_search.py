@@ -38,6 +38,7 @@ class Finding:
 
 _CUES = [(cue, known) for known in MESSAGES.values() for cue in known.cues.split("|") if cue]
 _SHOWN_LENGTH = 200
+_SHOWN_BEFORE = 100  # the message
 _ADDRESS = re.compile(
     r"/job:\w{1,40}(?:/replica:\d{1,9})?/task:\d{1,9}"
     r"|(?<=ipv[46]:)(?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5}"
@@ -76,41 +77,24 @@ class MessageReader:
             self._waiting -= {id for id in self._waiting if re.search(MESSAGES[id].settled, part)}
             known, match = search(part)
             if known and match:
-                self._add(known, match, number)
-
-    def _add(self, known: KnownMessage, match: Hit, number: int) -> None:
-        address = _named_task(match)
-        start = match.start()
-        shown_from = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-        first = Finding(
-            self.file,
-            known,
-            number,
-            printable(match.string[shown_from : shown_from + _SHOWN_LENGTH]),
-            address,
-        )
-        self.found.setdefault((known.id, address), first).count += 1
-        if known.kind in FAULTS:
-            self.last_fault = number
-        if not _END_NOISE.search(match.string):
-            self._significant.add(known.id)
-        if known.settled:
-            self._waiting.add(known.id)
-
-    @property
-    def continues(self) -> bool:
-        """Whether the job is to start again, although nothing has failed."""
-        return any(id in ("saved", "preempted", "requeued", "node-failed") for id, _ in self.found)
+                shown = part[max(0, match.start() - _SHOWN_BEFORE) :][:_SHOWN_LENGTH]
+                finding = Finding(self.file, known, number, printable(shown), _named_task(match))
+                self.found.setdefault((known.id, finding.address), finding).count += 1
+                if known.kind in FAULTS:
+                    self.last_fault = number
+                if not _END_NOISE.search(part):
+                    self._significant.add(known.id)
+                if known.settled:
+                    self._waiting.add(known.id)
 
     def findings(self) -> list[Finding]:
         """Returns the messages, without those that others explain."""
         messages = {finding.known for finding in self.found.values()}
-        hidden = " ".join(known.hides for known in messages).split()
+        hidden = " ".join(["hidden", *[known.hides for known in messages]]).split()
         shown = {
             known.id
             for known in messages
-            if known.id not in hidden
-            and known.kind not in (*hidden, "hidden")
+            if not {known.id, known.kind}.intersection(hidden)
             and (not known.settled or known.id in self._waiting)
         }
         if self._significant.isdisjoint(shown):
@@ -129,12 +113,9 @@ def search(text: str) -> tuple[KnownMessage | None, Hit | None]:
 
 
 def _named_task(match: Hit) -> str:
-    """Returns the task in the match, or else the last one near it in the line; '' without any."""
-    address = match.groupdict().get("address")
-    if address:
-        return printable(address)
-    near: list[str] = _ADDRESS.findall(match.string, max(0, match.start() - 300), match.end() + 500)
-    return near[-1].replace("%5B", "[").replace("%5D", "]") if near else ""
+    """Returns the task in the match, or else the last one in the line; '' without any."""
+    addresses = [match.groupdict().get("address"), *reversed(_ADDRESS.findall(match.string))]
+    return printable(next(filter(None, addresses), "")).replace("%5B", "[").replace("%5D", "]")
 
 
 def printable(text: str) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from glob import glob
 from operator import itemgetter
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import VARIABLE
-from slurm_resolver.coordination.wire import NO_ANSWER, Message, Process, open_connection
-from slurm_resolver.errors import LaunchError, RendezvousError
+from slurm_resolver.coordination.wire import Message, Process, open_connection
+from slurm_resolver.errors import RendezvousError
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.ancestors import read_proc
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -33,39 +34,34 @@ def ask_service(job_id: str, step_id: str, given_port: int | None) -> Message:
         given_port: the service's port; None to find it.
 
     Raises:
-        LaunchError: if Slurm does not know the job, or does not answer.
+        OSError: if Slurm does not know the job, or does not answer.
         RendezvousError: with the reason, if no service answers.
     """
-    try:
-        slurm_job = scontrol.show_job(JobRef(job_id))
-        addresses = [*_find_addresses(slurm_job, step_id, given_port)]
-    except OSError as error:
-        raise LaunchError(f"job {job_id}: {error}") from None
+    slurm_job = scontrol.show_job(JobRef(job_id))
+    addresses = [*_find_addresses(slurm_job, step_id, given_port)]
     _take_secret(slurm_job)
     observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
-    nodes: dict[str, str] = {}  # by the reason why no service answers there
+    errors = []
     for address in addresses:
         try:
             connection, answer = open_connection(address, observer)
         except (OSError, RendezvousError) as error:
-            nodes[str(error)] = address.node
+            errors.append(f"{address.node}: {error}")
         else:
             connection.socket.close()
             return answer
-    raise RendezvousError(explain_silence(slurm_job, nodes))
+    raise RendezvousError(explain_silence(slurm_job, errors))
 
 
-def explain_silence(slurm_job: Fields, nodes: Mapping[str, str]) -> str:
-    """Returns why no service of a job (`show_job`) answers; `nodes` are where, by the reason."""
+def explain_silence(slurm_job: Fields, errors: Iterable[str]) -> str:
+    """Returns why no service of a job (`show_job`) answers; `errors` are those of connections."""
     job_id = scontrol.ref_of(slurm_job)
     state = slurm_job["JobState"]
     if state not in scontrol.RUNNING_STATES or state in _NOT_AT_WORK:
         reason = slurm_job.get("Reason", "")
         because = "" if reason in scontrol.UNSET else f" ({reason})"
         return f"job {job_id} is {state}{because}; scontrol show job {job_id} says more"
-    if NO_ANSWER in nodes:
-        return f"job {job_id}: local rank 0 on {nodes[NO_ANSWER]} {NO_ANSWER}"
-    why = shorten([*nodes], _MOST_REASONS) or "srun has started nothing"
+    why = shorten([*dict.fromkeys(errors)], _MOST_REASONS) or "srun has started nothing"
     return (
         f"no coordination service answers in a step of job {job_id} ({why}): the program has not "
         "created a strategy of slurm_resolver, trains alone, or has ended. If it sets port_base, "
@@ -79,9 +75,8 @@ def _take_secret(slurm_job: Fields) -> None:
     It sets none if this user can read none of the job's processes, or if they have no secret.
     """
     ids = (slurm_job["JobId"], slurm_job.get("HetJobId", slurm_job["JobId"]))
-    for process in filter(str.isdecimal, os.listdir("/proc")):
-        environ = read_proc(f"/proc/{process}/environ")
-        variables = dict(line.partition("=")[::2] for line in environ.split("\0"))
+    for path in glob("/proc/[0-9]*/environ"):
+        variables = dict(line.partition("=")[::2] for line in read_proc(path).split("\0"))
         if variables.get("SLURM_JOB_ID") in ids and variables.get(VARIABLE):
             os.environ.setdefault(VARIABLE, variables[VARIABLE])
             return

@@ -16,16 +16,17 @@ from slurm_resolver.diagnostics.message_search import search
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _MOST_LINES_OF_END = 20  # in which a program reports its errors before it exits
 _LAST_LINES = 2  # of a log
-_MOST_BEFORE = 200  # characters of a progress bar, before a traceback on its line
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _TRACEBACK = "Traceback (most recent call last)"
 # Python says this of an error that ends nothing, above its traceback.
 _IGNORED = re.compile("Exception ignored |--- Logging error ---")
-_GROUP = re.compile(r" +\| ")  # before the lines of an exception group
 # The last line of a traceback: the class of the error, which has a dot or a capital letter. srun
 # --label may cut the indentation of the lines of code above it, and of those that underline them.
-_ERROR = re.compile(r"(?=[\w.<>]*[A-Z.])[A-Za-z_][\w.<>]*(?::? *$|: )")
+# The lines of an exception group begin with a bar.
+_ERROR = re.compile(r"(?: +\| )?((?=[\w.<>]*[A-Z.])[A-Za-z_][\w.<>]*(?::? *$|: .*))", re.DOTALL)
+# An error whose reason is in the next line; in C++, the class of what is thrown comes before it.
+_WITHOUT_REASON = re.compile(r".*:$|(?:terminate called|libc\+\+abi: ).*'$")
 # Below "Graph execution error:", TensorFlow gives places in the program, and then the reason.
 _PLACE = re.compile(
     r"\s*$"
@@ -46,8 +47,6 @@ _DUMP = re.compile(
     r"|$"
     r")"
 )
-# A line of Keras, which trains.
-_STEP = re.compile(rf"Epoch \d+/\d+|\s*\d+/\d+ (?:━|\[[=>.])|{LINE.pattern}")
 # Python gives a syntax error of the program itself no traceback.
 _FATAL = re.compile(
     r"F(?:\d{4} [\d:.]+ +\d+)? \S+:\d+\] "
@@ -60,9 +59,10 @@ _FATAL = re.compile(
     r"|.{0,300}: Assertion `.* failed"
     r"|\[\S+ : \d+\] RAW: "
 )
-# What may follow a bar of Keras, which does not end its line.
-_AFTER_BAR = re.compile(
-    r"Traceback \(most recent call last\)|Fatal Python error: |terminate called |F\d{4} [\d:.]+ "
+# A line of Keras, which trains. What follows a bar may be on its line.
+_STEP = re.compile(
+    rf"(?:Epoch \d+/\d+|\s*\d+/\d+ (?:━|\[[=>.])|{LINE.pattern}).*?"
+    r"(?=Traceback \(most recent|Fatal Python error: |terminate called |F\d{4} [\d:.]+ |$)"
 )
 # Words of an error near the beginning of a line, but no number of errors. What pyxis writes around
 # the reason, and TensorFlow's notes, are none.
@@ -119,14 +119,11 @@ class TaskOutput:
     """Finds the last error in the output of a task.
 
     Attributes:
-        is_fatal: whether the error is a line that Python did not write; no other error follows it.
         trained: the number of the last line that shows steps of training, or its end.
     """
 
-    is_fatal = False
     trained = 0
-    _in_traceback = False
-    _is_ignored = False  # the next error
+    _awaited = ""  # "error" in a traceback; "ignored" before an error that ends nothing
     _lines = 0  # without those of dumps
     _error: Failure | None = None
     _error_at = 0  # the value of `_lines`
@@ -136,44 +133,36 @@ class TaskOutput:
     def read(self, text: str, number: int) -> None:
         """Reads the next line, without its label."""
         self._lines += not _DUMP.match(text)
-        if _STEP.match(text):
+        step = _STEP.match(text)
+        if step:
             self.trained = number
             self._clue = None
-            error = _AFTER_BAR.search(text)
-            if not error:
-                return
-            text = text[error.start() :]
-        if self.is_fatal and self.error(has_failed=True):
-            self._complete(text)
-        elif _TRACEBACK in text[:_MOST_BEFORE]:
-            self._in_traceback = True
-        elif self._in_traceback or self._is_ignored:  # an ignored error may have no traceback
-            text = _GROUP.sub("", text, count=1)
-            if _ERROR.match(text):
-                self._in_traceback = False
-                if not self._is_ignored:
-                    self._take_error(text, number, fatal=False)
-                self._is_ignored = False
-        elif _IGNORED.match(text):
-            self._is_ignored = True
+            text = text[step.end() :]
+        if _IGNORED.match(text):
+            self._awaited = "ignored"
+        elif _TRACEBACK in text:
+            self._awaited = self._awaited or "error"
+        elif self._awaited:  # an ignored error may have no traceback
+            error = _ERROR.match(text)
+            if error and self._awaited == "error":
+                self._take_error(error[1], number)
+            if error:
+                self._awaited = ""
         elif _FATAL.match(text):
-            self._take_error(text, number, fatal=True)
-        elif not self._complete(text) and _CLUE.match(text):
+            self._take_error(text, number)
+        elif self._error and _WITHOUT_REASON.match(self._error.line) and not _PLACE.match(text):
+            number, line, follows, *_ = self._error
+            self._take_error(f"{line} {text.strip()}", number, follows)
+        elif _CLUE.match(text):
             self._take_clue(text, number)
 
-    def _take_error(self, text: str, number: int, fatal: bool) -> None:
-        self.is_fatal = fatal
-        self._error = Failure(number, text, follows=kind_of(text) == "effect")
+    def _take_error(self, text: str, number: int, follows: bool = False) -> None:
+        """Keeps an error, or its reason, unless a library has ended the process before."""
+        last = self.error(has_failed=True)
+        if last and _FATAL.match(last.line) and not text.startswith(last.line):
+            return
+        self._error = Failure(number, text, follows or kind_of(text) == "effect")
         self._error_at = self._lines
-
-    def _complete(self, text: str) -> bool:
-        """Adds the reason to the error, if this line has it; returns whether it has."""
-        # In C++, the class of what is thrown comes before the reason.
-        ends = (":", "'") if self.is_fatal else ":"
-        if not self._error or not self._error.line.endswith(ends) or _PLACE.match(text):
-            return False
-        self._error = self._error._replace(line=f"{self._error.line} {text.strip()}")
-        return True
 
     def _take_clue(self, text: str, number: int) -> None:
         """Keeps the first of the lines in which a program says why it exits."""
@@ -189,13 +178,9 @@ class TaskOutput:
             has_failed: whether the launcher says so. Otherwise, an error after which the task
                 trains is none.
         """
-        if not self._error or self._lines - self._error_at > _MOST_LINES_AFTER:
-            return None
-        if not has_failed and self._error.line_number < self.trained:
-            return None
-        return self._error._replace(
-            follows=self._error.follows or kind_of(self._error.line) == "effect"
-        )
+        is_recent = self._lines - self._error_at <= _MOST_LINES_AFTER
+        counts = has_failed or (self._error and self._error.line_number >= self.trained)
+        return self._error if is_recent and counts else None
 
     def clue(self, has_failed: bool) -> Failure | None:
         """Returns the line that says why a program exited, if it `has_failed` or ends there."""

@@ -25,33 +25,52 @@ from slurm_resolver.slurm.gpu_variables import (
     read_visible_devices,
 )
 from slurm_resolver.slurm.step_variables import SlurmStep
-from slurm_resolver.slurm.variable_types import Environ
+from slurm_resolver.slurm.variable_types import Environ, Exports
 
 _PORTS = range(12_288, 32_768)
 # srun sets the end of a job without a time limit to one year after its start.
 _NO_LIMIT_SECONDS = 31_536_000
-# The variables that are the same in all steps.
-_ONE_NODE = {
-    "SLURMD_NODENAME": "localhost",
-    "SLURM_CLUSTER_NAME": "local",
-    "SLURM_JOB_NODELIST": "localhost",
-    "SLURM_JOB_NUM_NODES": "1",
-    "SLURM_JOB_PARTITION": "local",
-    "SLURM_NNODES": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_NODELIST": "localhost",
-    "SLURM_STEP_NODELIST": "localhost",
-    "SLURM_STEP_NUM_NODES": "1",
-}
+# The variables of all tasks of a step.
+_VARIABLES = """\
+SLURMD_NODENAME=localhost
+SLURM_CLUSTER_NAME=local
+SLURM_CPUS_ON_NODE={tasks}
+SLURM_GTIDS={ranks}
+SLURM_JOBID={job_id}
+SLURM_JOB_CPUS_PER_NODE={tasks}
+SLURM_JOB_END_TIME={end}
+SLURM_JOB_ID={job_id}
+SLURM_JOB_NAME={name}
+SLURM_JOB_NODELIST=localhost
+SLURM_JOB_NUM_NODES=1
+SLURM_JOB_PARTITION=local
+SLURM_JOB_START_TIME={start}
+SLURM_JOB_USER={user}
+SLURM_NNODES=1
+SLURM_NODEID=0
+SLURM_NODELIST=localhost
+SLURM_NPROCS={tasks}
+SLURM_NTASKS={tasks}
+SLURM_RESOLVER_JOB={job_id}
+SLURM_STEPID={step_id}
+SLURM_STEP_ID={step_id}
+SLURM_STEP_NODELIST=localhost
+SLURM_STEP_NUM_NODES=1
+SLURM_STEP_NUM_TASKS={tasks}
+SLURM_STEP_RESV_PORTS={ports}
+SLURM_STEP_TASKS_PER_NODE={tasks}
+SLURM_SUBMIT_DIR={folder}
+SLURM_SUBMIT_HOST={host}
+SLURM_TASKS_PER_NODE={tasks}"""  # SLURM_RESOLVER_JOB, not srun's, marks a job that no Slurm knows
 # Variables that describe a step. This package's others are settings, which tasks inherit.
 _OF_A_STEP = re.compile(
-    "SLURMD_.*|SLURM_(?!RESOLVER).*|SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)"
+    "SLURMD_.*|SLURM_(?!RESOLVER).*|SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART)"
 )
 
 
 def step_environment(
     options: RunOptions, job_started: float, restarts: int, step_id: int
-) -> Environ:
+) -> Exports:
     """Returns the variables that are the same in all tasks of a step, the launcher's own included.
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
@@ -65,40 +84,30 @@ def step_environment(
         for name, value in os.environ.items()
         if name not in removed and not _OF_A_STEP.fullmatch(name)
     }
-    job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
-    tasks = str(options.num_tasks)
     start = int(job_started)
-    variables = {
+    values = {
+        "tasks": options.num_tasks,
+        "ranks": ",".join(map(str, range(options.num_tasks))),
+        "job_id": os.getpid(),  # unique on this machine, as a job id is on a cluster
+        "step_id": step_id,
+        "start": start,
+        "end": start + (options.time_limit or _NO_LIMIT_SECONDS),
+        "name": Path(options.command[0]).name,
+        "user": _user_name(),
+        "ports": ",".join(map(str, free_ports(options.num_tasks + 1))),
+        "folder": _current_folder(),
+        "host": gethostname(),
+    }
+    variables = dict(line.split("=") for line in _VARIABLES.splitlines())
+    return {
         # Python would keep back what a task prints into a pipe until the task ends.
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "1",  # TensorFlow's warnings and errors stay visible
         **inherited,
-        **_ONE_NODE,
+        **{name: text.format_map(values) for name, text in variables.items()},
         **options.gpu_variables,
-        "SLURM_CPUS_ON_NODE": tasks,
-        "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
-        "SLURM_JOBID": job_id,
-        "SLURM_JOB_CPUS_PER_NODE": tasks,
-        "SLURM_JOB_END_TIME": str(start + (options.time_limit or _NO_LIMIT_SECONDS)),
-        "SLURM_JOB_ID": job_id,
-        "SLURM_JOB_NAME": Path(options.command[0]).name,
-        "SLURM_JOB_START_TIME": str(start),
-        "SLURM_JOB_USER": _user_name(),
-        "SLURM_NPROCS": tasks,
-        "SLURM_NTASKS": tasks,
-        "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
-        "SLURM_STEPID": str(step_id),
-        "SLURM_STEP_ID": str(step_id),
-        "SLURM_STEP_NUM_TASKS": tasks,
-        "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(options.num_tasks + 1))),
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "SLURM_SUBMIT_DIR": _current_folder(),
-        "SLURM_SUBMIT_HOST": gethostname(),
-        "SLURM_TASKS_PER_NODE": tasks,
+        **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
     }
-    if restarts:
-        variables["SLURM_RESTART_COUNT"] = str(restarts)
-    return variables
 
 
 def _user_name() -> str:
@@ -145,22 +154,20 @@ def gpu_variables(gpus: int | None, environ: Environ) -> Environ:
         return {}
     if gpus == 0:
         return {"SLURM_GPUS": "0", CUDA: ""}
-    visible = read_visible_devices(
-        SlurmStep.read({name: environ[name] for name in GPU_VARIABLES if name in environ})
-    )
-    devices = visible.devices
+    set_here = {name: environ[name] for name in GPU_VARIABLES if name in environ}
+    name, devices, *_ = read_visible_devices(SlurmStep.read(set_here))
     if devices is None:
         driver = count_driver_gpus()
         devices = tuple(map(str, range(gpus if driver is None else driver)))
     if gpus > len(devices):
         raise GpuError(
-            f"GPUs requested: {gpus}, but {visible.name}, or the driver without it, shows "
+            f"GPUs requested: {gpus}, but {name}, or the driver without it, shows "
             f"{','.join(devices) or 'none'}. Ask for fewer, or name devices in {CUDA} to simulate "
             "more."
         )
     shown = ",".join(devices[:gpus])
     # The other makers' drivers do not know this one's UUIDs.
-    names = SET_BY_SLURM if all(map(str.isdigit, devices[:gpus])) else (visible.name,)
+    names = SET_BY_SLURM if all(map(str.isdigit, devices[:gpus])) else (name,)
     return {
         "SLURM_GPUS": str(gpus),
         "SLURM_GPUS_ON_NODE": str(gpus),

@@ -8,74 +8,78 @@ Slurm would requeue it. After a failed step it starts another one, if `--restart
 from __future__ import annotations
 
 import os
+import sys
 from asyncio import Event, get_running_loop
 from collections.abc import Iterable
-from contextlib import closing, suppress
-from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
+from contextlib import suppress
+from signal import SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from subprocess import DEVNULL, PIPE, Popen
-from tempfile import NamedTemporaryFile
+from threading import Thread
 from time import time
 from typing import Any, Callable
 
-from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
-from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
-from slurm_resolver.local.output import Output, print_line
-from slurm_resolver.local.run_events import VARIABLE
+from slurm_resolver.local.output import copy_output, print_line
+from slurm_resolver.local.run_events import FIRST_STEP
 from slurm_resolver.signals import PASSED_ON, REQUEUE_STATUS, shell_status, signal_name
 from slurm_resolver.slurm.variable_types import Environ
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
+# Starts a task's program such that it does not outlive the launcher, however that ends. It runs in
+# the place of a function between fork and exec (`preexec_fn`), which is not safe in a process that
+# has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored. Only the task's
+# own process knows its id before the program starts.
+_START = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.environ["SLURM_TASK_PID"] = str(os.getpid())
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:  # such as a script without #!, which srun does not start either
+        sys.exit(f"slurm-resolver run: {sys.argv[2]!r} cannot be started: {error.strerror}")
+"""
 
 
 async def run_job(options: RunOptions) -> int:
     """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
 
     Raises:
-        LaunchError: if a task cannot be started.
+        LaunchError: as `step_environment`.
+        OSError: if a task cannot be started.
     """
     started = time()
     requeues = 0
     steps = 0
     while True:
         step = _Step(options)
-        for number in (SIGCHLD, *PASSED_ON):
-            get_running_loop().add_signal_handler(number, step.on_signal, number)
-        await step.run(
-            step_environment(
-                options,
-                started,
-                requeues,
-                steps,
-            ),
-            elapsed=time() - started,
-        )
+        await step.run(step_environment(options, started, requeues, steps), time() - started)
         if step.requeue_reason:
-            if not options.requeue:
-                print_line("not started again: --requeue is not given")
-                break
             count = requeues
-            most = MAX_REQUEUES
+            most = MAX_REQUEUES if options.requeue else 0
             started = time()
             requeues += 1
             steps = 0
-        # A task that asks for a requeue has not failed, even if --requeue is not given.
-        elif step.failure and options.restarts and step.status != REQUEUE_STATUS:
+        elif step.failure and options.restarts:
             count = steps
             most = options.restarts
             steps += 1
         else:
-            break
+            return step.status
         reason = step.requeue_reason or step.failure
         if count == most:
-            print_line(f"not started again after {counted(count, 'restart')}: {reason}")
-            break
+            print_line(
+                f"not started again after {counted(count, 'restart')}: {reason} (see --requeue and "
+                "--restarts)"
+            )
+            return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
         options = options._replace(preempt_after=None, fail_after=None)
-    return step.status
 
 
 class _Step:
@@ -106,85 +110,67 @@ class _Step:
 
     async def run(self, variables: Environ, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
-        output = Output(self._options.num_tasks, self._options.label)
-        with closing(output), NamedTemporaryFile() as self._reports:
-            try:
-                for rank in range(self._options.num_tasks):
-                    self._start_task(rank, variables, output)
-                self._set_timers(elapsed)
-                await self._ended.wait()
-                if self._options.preempt_after is not None and not self._ending:
-                    print_line(
-                        "not preempted: the tasks ended before --preempt-after, which counts from "
-                        "the first step that BackupAndResume, ResumableLoop or termination_config "
-                        "reports (SIGUSR2 to slurm-resolver run preempts any program)"
-                    )
-            finally:
-                # What the tasks left running ends as well, as at the end of a Slurm step.
-                self._send(range(len(self._processes)), SIGKILL)
-
-    def on_signal(self, number: Signals) -> None:
-        """Passes SIGUSR1 on to the tasks, preempts them on SIGUSR2, and ends them on any other.
-
-        SIGCHLD says that a task has ended.
-        """
-        if number == SIGCHLD:
-            self._find_ended()
-        elif number == SIGUSR1:
-            self._send(self._running, number)
-        elif number == SIGUSR2:
-            self._preempt()
-        else:
-            self._end_all(number.name, number)
-
-    def _find_ended(self) -> None:
-        for rank in sorted(self._running):
-            status = self._processes[rank].poll()
-            if status is not None:
-                self._on_task_end(rank, shell_status(status))
-
-    def _start_task(self, rank: int, variables: Environ, output: Output) -> None:
-        environ = {
-            **variables,
-            "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank),
-        }
-        if self._options.preempt_after is not None:
-            environ[VARIABLE] = self._reports.name
+        options = self._options
+        self._handle_signals()
+        label = f"{{:{len(str(options.num_tasks - 1))}d}}: " if options.label else ""
+        threads: list[Thread] = []
+        command = [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *options.command]
         try:
-            process = Popen(
-                end_with_this(self._options.command),
-                env=environ,
-                stdin=DEVNULL,
-                stdout=PIPE,
-                stderr=PIPE,
-                start_new_session=True,  # a process group with all that the task starts
-            )
-        except OSError as error:
-            raise LaunchError(
-                f"only {rank} of {self._options.num_tasks} tasks could be started "
-                f"({error.strerror}): ask for fewer, or raise the limits (ulimit -n, ulimit -u)"
-            ) from error
-        self._processes.append(process)
-        self._running.add(rank)
-        output.copy(rank, process)
+            for rank in range(options.num_tasks):
+                ids = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID"), str(rank))
+                process = Popen(
+                    command,
+                    env={**variables, **ids},
+                    stdin=DEVNULL,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    start_new_session=True,  # a process group with all that the task starts
+                )
+                self._processes.append(process)
+                self._running.add(rank)
+                threads += copy_output(process, label.format(rank))
+            self._set_timers(elapsed)
+            await self._ended.wait()
+            if options.preempt_after is not None and not self._ending:
+                print_line(
+                    "not preempted: the tasks ended before --preempt-after, which counts from "
+                    "the first step that BackupAndResume, ResumableLoop or termination_config "
+                    "reports (SIGUSR2 to slurm-resolver run preempts any program)"
+                )
+        finally:
+            # What the tasks left running ends as well, as at the end of a Slurm step.
+            self._send(range(len(self._processes)), SIGKILL)
+            for thread in threads:
+                thread.join(timeout=1.0)  # a process that has left its group may keep a pipe
+
+    def _handle_signals(self) -> None:
+        """Ends the tasks at a signal, passes SIGUSR1 on to them, and preempts them on SIGUSR2."""
+        handle = get_running_loop().add_signal_handler
+        for number in PASSED_ON:
+            handle(number, self._end_all, number.name, number)
+        handle(SIGCHLD, self._find_ended)
+        handle(SIGUSR1, self._send, self._running, SIGUSR1)
+        handle(SIGUSR2, self._preempt, 0)
+        if self._options.preempt_after is not None:
+            handle(FIRST_STEP, self._preempt, self._options.preempt_after)
 
     def _set_timers(self, elapsed: float) -> None:
         """Plans the time limit, the signal before it, and what the user asks to simulate."""
         options = self._options
         if options.time_limit is not None:
             left = options.time_limit - elapsed
-            self._call_later(
-                left, self._end_all, f"the time limit of {options.time_limit} s is reached"
-            )
-            if options.limit_signal:
-                number, seconds = options.limit_signal
-                if left > seconds:
-                    self._call_later(left - seconds, self._send_limit_signal, number, seconds)
+            why = f"the time limit of {options.time_limit} s is reached"
+            self._call_later(left, self._end_all, why)
+            number, seconds = options.limit_signal or (SIGTERM, left)
+            if left > seconds:
+                text = f"{seconds} s to the time limit: sending {number.name} to all tasks"
+                self._call_later(left - seconds, print_line, text)
+                # A stopped task could not handle it; Slurm sends both as well.
+                self._call_later(left - seconds, self._send, self._running, number, SIGCONT)
         if options.fail_after is not None:
-            self._call_later(options.fail_after, self._fail_as_planned, options.num_tasks - 1)
-        if options.preempt_after is not None:
-            self._preempt_in_training(options.preempt_after)
+            last = options.num_tasks - 1
+            self._call_later(options.fail_after, print_line, f"killing task {last} (--fail-after)")
+            self._call_later(options.fail_after, self._send, [last], SIGKILL)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plans what happens then, unless the tasks have ended, or are ending."""
@@ -195,74 +181,56 @@ class _Step:
 
         get_running_loop().call_later(seconds, act)
 
-    def _send_limit_signal(self, number: Signals, seconds: int) -> None:
-        """Sends the signal of --signal."""
-        print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
-        # A stopped task could not handle it; Slurm sends both as well.
-        self._send(self._running, number, SIGCONT)
+    def _preempt(self, seconds: float) -> None:
+        """Ends all tasks after a while, and has the job start anew, unless they end before."""
+        self._call_later(seconds, self._end_all, "preempted", SIGTERM, "the step was preempted")
 
-    def _fail_as_planned(self, rank: int) -> None:
-        """Kills the task of --fail-after, unless it has ended."""
-        if rank in self._running:
-            print_line(f"killing task {rank} (--fail-after)")
-            self._send([rank], SIGKILL)
-
-    def _preempt(self) -> None:
-        """Ends all tasks, and has the job start anew, unless they end already."""
-        if not self._ending:
-            self._end_all("preempted")
-            self.requeue_reason = "the step was preempted"
-
-    def _preempt_in_training(self, seconds: float) -> None:
-        """Preempts the tasks this long after their training's first step."""
-        if os.stat(self._reports.name).st_size:
-            self._call_later(seconds, self._preempt)
-        else:
-            self._call_later(0.1, self._preempt_in_training, seconds)
+    def _find_ended(self) -> None:
+        for rank in sorted(self._running):
+            status = self._processes[rank].poll()
+            if status is not None:
+                self._running.discard(rank)
+                self._on_task_end(rank, shell_status(status))
+        if not self._running:
+            self._ended.set()
 
     def _on_task_end(self, rank: int, status: int) -> None:
         """Takes the end of a task, and ends the others if it has failed or asks for a requeue."""
-        self._running.discard(rank)
-        if not self._running:
-            self._ended.set()
         asks_for_requeue = self._options.requeue and status == REQUEUE_STATUS
-        if self._ignore_statuses or (self._ending and not asks_for_requeue):
+        if not status or self._ignore_statuses or (self._ending and not asks_for_requeue):
             return
         self.status = max(self.status, status)
-        ends_others = self._options.kill_on_bad_exit and not self._ending
-        if asks_for_requeue and not self.requeue_reason:
-            self.requeue_reason = f"task {rank} asked for it with exit status {status}"
+        name = signal_name(status - 128)
+        end = f"was ended by {name}" if name else f"ended with exit status {status}"
+        ends_others = self._running and self._options.kill_on_bad_exit and not self._ending
+        if asks_for_requeue:
+            reason = f"task {rank} asked for it with exit status {status}"
+            self.requeue_reason = self.requeue_reason or reason
             if ends_others:  # by themselves, first: they may be saving a checkpoint
-                self._end_tasks_after_grace(SIGTERM)
-        elif status and not asks_for_requeue:
-            end = _describe_end(rank, status)
-            self.failure = self.failure or end
-            if self._running and ends_others:
-                print_line(f"{end}; ending the other tasks")
-                self._end_tasks(SIGTERM)
-            else:
-                print_line(end)
+                self._end_tasks(0, SIGTERM, SIGKILL)
+            return
+        print_line(f"task {rank} {end}{'; ending the other tasks' if ends_others else ''}")
+        if status != REQUEUE_STATUS:  # which is no failure, even if --requeue is not given
+            self.failure = self.failure or f"task {rank} {end}"
+        if ends_others:
+            self._end_tasks(SIGTERM, SIGKILL)
 
-    def _end_all(self, why: str, number: int = SIGTERM) -> None:
+    def _end_all(self, why: str, number: int = SIGTERM, requeue_reason: str = "") -> None:
         """Ends all tasks, whatever they exit with."""
         print_line(f"{why}: ending all tasks")
         self.status = max(self.status, 128 + number)
-        self.requeue_reason = ""
+        self.requeue_reason = requeue_reason
         self.failure = ""
         self._ignore_statuses = True
         # A second signal ends them at once.
-        self._end_tasks(SIGKILL if self._ending else number)
+        self._end_tasks(SIGKILL if self._ending else number, SIGKILL)
 
-    def _end_tasks(self, number: int) -> None:
-        """Asks all tasks to end, and kills those that have not ended after a while."""
-        if self._running:
-            self._send(self._running, SIGCONT, number)  # a stopped task would not end
-            self._end_tasks_after_grace(SIGKILL)
-
-    def _end_tasks_after_grace(self, number: int) -> None:
-        """Ends the tasks that have not ended by themselves in some seconds."""
+    def _end_tasks(self, *numbers: int) -> None:
+        """Sends signals to the tasks, one after the other, until all have ended."""
         self._ending = True
-        get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, number)
+        if self._running and numbers:
+            self._send(self._running, SIGCONT, numbers[0])  # a stopped task would not end
+            get_running_loop().call_later(Timeouts.local_kill, self._end_tasks, *numbers[1:])
 
     def _send(self, ranks: Iterable[int], *numbers: int) -> None:
         """Sends signals to tasks, with all processes that they have started."""
@@ -270,10 +238,3 @@ class _Step:
             with suppress(ProcessLookupError):
                 for number in numbers:
                     os.killpg(self._processes[rank].pid, number)
-
-
-def _describe_end(rank: int, status: int) -> str:
-    name = signal_name(status - 128)
-    if name:
-        return f"task {rank} was ended by {name}"
-    return f"task {rank} ended with exit status {status}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from subprocess import Popen
 from threading import Lock, Thread
 from typing import IO
@@ -23,56 +23,44 @@ _EARLY_NOTES = re.compile(
 
 # prints a line of the launcher's own
 print_line = partial(log.print_line, program="slurm-resolver run")
+# for lines, which tasks write at the same time
+_lock = Lock()
 
 
-class Output:
-    """The output of one step."""
+def copy_output(process: Popen[bytes], label: str) -> list[Thread]:
+    """Starts to copy what comes from a task's pipes to the screen, with a label before each line.
 
-    # whether a line could not be written; only the first one is reported
-    _lost_lines = False
+    Returns the threads, which end with the output.
+    """
+    threads = [
+        Thread(target=_copy, args=(source, screen, label.encode()), daemon=True)
+        for source, screen in ((process.stdout, 1), (process.stderr, 2))
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
 
-    def __init__(self, num_tasks: int, label: bool) -> None:
-        """Takes the number of tasks, and whether lines begin with the rank."""
-        width = len(str(num_tasks - 1))
-        # what each line of a task begins with, once it is filled with the rank
-        self._label = f"{{:{width}d}}: " if label else ""
-        # one for each pipe
-        self._threads: list[Thread] = []
-        # for lines, which tasks write at the same time
-        self._lock = Lock()
 
-    def copy(self, rank: int, process: Popen[bytes]) -> None:
-        """Starts to copy what comes from a task's pipes to the screen."""
-        label = self._label.format(rank).encode()
-        for source, screen in ((process.stdout, 1), (process.stderr, 2)):
-            thread = Thread(target=self._copy, args=(source, screen, label), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+def _copy(source: IO[bytes], screen: int, label: bytes) -> None:
+    shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
+    with source, suppress(BrokenPipeError):  # the reader of the screen has gone
+        for line in source:
+            if shows_notes or not _EARLY_NOTES.match(line):
+                with _lock:
+                    _write(label + line.rstrip(b"\n") + b"\n", screen)
 
-    def close(self) -> None:
-        """Waits until all is written."""
-        for thread in self._threads:
-            thread.join(timeout=1.0)  # a process that has left its task's group may keep a pipe
 
-    def _copy(self, source: IO[bytes], screen: int, label: bytes) -> None:
-        shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
-        with source, suppress(BrokenPipeError):  # the reader of the screen has gone
-            for line in source:
-                if shows_notes or not _EARLY_NOTES.match(line):
-                    with self._lock:
-                        self._write(label + line.rstrip(b"\n") + b"\n", screen)
+def _write(line: bytes, screen: int) -> None:
+    """Writes a line. If the disk is full, the line is lost, and the tasks continue."""
+    try:
+        while line:
+            line = line[os.write(screen, line) :]
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _report_loss(error.strerror)
 
-    def _write(self, line: bytes, screen: int) -> None:
-        """Writes a line. If the disk is full, the line is lost, and the tasks continue."""
-        try:
-            while line:
-                line = line[os.write(screen, line) :]
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            if not self._lost_lines:
-                self._lost_lines = True
-                print_line(
-                    f"cannot write the output of the tasks: {error.strerror}. The lines are lost; "
-                    "the tasks continue"
-                )
+
+@cache  # only the first loss is reported
+def _report_loss(reason: str) -> None:
+    print_line(f"output of the tasks is lost: {reason}. The tasks continue")

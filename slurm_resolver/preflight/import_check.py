@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median_low
 from time import monotonic
 
-from slurm_resolver.preflight.result import WARNING, Result, result_of
+from slurm_resolver.preflight.result import Result, result_of
 
 _MOST_SECONDS = 10.0  # of reading; the other tasks wait for the result
 _FAST_SECONDS = 1.0  # a shorter median counts as this: such differences delay nobody
@@ -49,5 +49,4 @@ def check_imports(seconds_on: Mapping[str, float]) -> Result:
             if seconds > most
         ],
         f"half of the nodes or more read TensorFlow's modules within {ceil(median)} s",
-        WARNING,
     )

@@ -48,112 +48,71 @@ class BatchSettings(NamedTuple):
     signal: str | None = None
     check: bool = True
 
-    @property
-    def least_nodes(self) -> int:
-        """With how many nodes the training can run."""
-        return self.min_nodes or self.nodes
 
-    @property
-    def all_nodes(self) -> int:
-        """The nodes of the job, with those to spare."""
-        return self.nodes + self.spare_nodes
+def derive_values(settings: BatchSettings) -> dict[str, object]:
+    """Returns what follows from the settings, for the text of the file.
 
-    @property
-    def check_restarts(self) -> int:
-        """How often the check is restarted: once for each node that is not needed."""
-        return min(self.all_nodes - self.least_nodes, _MOST_CHECK_RESTARTS)
-
-    @property
-    def requeues_by_script(self) -> bool:
-        """Whether the batch file gets the signal and requeues the job.
-
-        Parameter servers do not.
-        """
-        return self.requeue and self.ps is not None
-
-    @property
-    def signal_seconds(self) -> int:
-        """How long before the time limit the signal is wanted."""
-        return parse_signal(self.signal or DEFAULT_SIGNAL)[1]
-
-    @property
-    def least_time(self) -> int:
-        """The seconds that a start needs, such that the signal does not interrupt it."""
-        return self.signal_seconds + _SIGNAL_EARLY_SECONDS
-
-
-def check_settings(settings: BatchSettings) -> None:
-    """Raises LaunchError for a value that is not valid."""
-    for check in (
-        _check_signal,
-        _check_gpus,
-        _check_time,
-        _check_command,
-        _check_nodes,
-        _check_parameter_servers,
-    ):
-        check(settings)
-
-
-def _check_signal(settings: BatchSettings) -> None:
+    Raises:
+        LaunchError: for a value that is not valid.
+    """
     number, seconds = parse_signal(settings.signal or DEFAULT_SIGNAL)
-    if number.name[3:] not in _CAUGHT or not seconds:
-        raise LaunchError(
-            f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
-            f"{', '.join(_CAUGHT)}, and a second or more, such as {DEFAULT_SIGNAL}."
-        )
-
-
-def _check_gpus(settings: BatchSettings) -> None:
+    # What a start needs, such that the signal does not interrupt it.
+    least_time = seconds + _SIGNAL_EARLY_SECONDS
+    limit = parse_time(settings.time)
     each = settings.tasks_per_node
     gpus = read_whole_number((settings.gpus_per_node or "0").rpartition(":")[2])
-    # Parameter servers use no GPUs. Tasks may share one.
-    if gpus is None or (gpus > each and gpus % each and not settings.ps):
-        raise LaunchError(
-            f"--gpus-per-node {settings.gpus_per_node}: expected a number, such as 4 or a100:4, "
-            f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "
-            "number of GPUs in each worker."
-        )
-
-
-def _check_time(settings: BatchSettings) -> None:
-    limit = parse_time(settings.time)
-    if settings.signal and limit and limit <= settings.least_time:
-        raise LaunchError(
-            f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
-            f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
-            f"time of more than {settings.least_time} s."
-        )
-
-
-def _check_command(settings: BatchSettings) -> None:
-    command = settings.command
-    if command[0][:1] in ("", "-") or any(map(_MISREAD.search, command)):
-        raise LaunchError(
-            f"the command {command!r}: srun reads a first word that is empty or begins with '-' as "
-            "its own, and ':' as the start of another component; sbatch accepts neither carriage "
-            "returns nor bytes that are not UTF-8. Put the command into a script."
-        )
-
-
-def _check_nodes(settings: BatchSettings) -> None:
-    if settings.restarts is None and (settings.spare_nodes or settings.min_nodes):
-        raise LaunchError(
-            "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
-            "only a restart uses them."
-        )
-    if settings.least_nodes > settings.nodes:
-        raise LaunchError(
-            f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}."
-        )
-
-
-def _check_parameter_servers(settings: BatchSettings) -> None:
-    least = settings.least_nodes
-    tasks = least * settings.tasks_per_node
-    if settings.ps and tasks < settings.ps + 2:
-        raise LaunchError(
-            f"--ps {settings.ps}: with the chief and a worker, these need {settings.ps + 2} tasks "
-            f"or more, but {counted(least, 'node')} have {tasks}: raise --nodes, --min-nodes or "
-            "--tasks-per-node."
-        )
+    first = settings.command[0]
+    # With how many nodes the training can run.
+    nodes = settings.min_nodes or settings.nodes
+    all_nodes = settings.nodes + settings.spare_nodes
+    least_tasks = settings.ps and settings.ps + 2
+    # Parameter servers do not requeue the job.
+    by_script = settings.requeue and settings.ps is not None
+    by_tasks = settings.requeue and not by_script
+    problems = {
+        f"--signal {settings.signal}: a training cannot save at this signal; expected one of "
+        f"{', '.join(_CAUGHT)}, and a second or more, such as {DEFAULT_SIGNAL}.": (
+            number.name[3:] not in _CAUGHT or not seconds
+        ),
+        # Parameter servers use no GPUs. Tasks may share one.
+        f"--gpus-per-node {settings.gpus_per_node}: expected a number, such as 4 or a100:4, "
+        f"and a multiple of --tasks-per-node {each}: TensorFlow's strategies need the same "
+        "number of GPUs in each worker.": (
+            gpus is None or (gpus > each and gpus % each and not settings.ps)
+        ),
+        f"--time {settings.time} and --signal {settings.signal}: Slurm sends the signal up to "
+        f"{_SIGNAL_EARLY_SECONDS} s early, so it could come as the job starts; expected a "
+        f"time of more than {least_time} s.": (settings.signal and limit and limit <= least_time),
+        f"the command {settings.command!r}: srun reads a first word that is empty or begins with "
+        "'-' as its own, and ':' as the start of another component; sbatch accepts neither "
+        "carriage returns nor bytes that are not UTF-8. Put the command into a script.": (
+            first[:1] in ("", "-") or any(map(_MISREAD.search, settings.command))
+        ),
+        "--spare-nodes and --min-nodes: expected --restarts as well, such as --restarts 3: "
+        "only a restart uses them.": (
+            settings.restarts is None and (settings.spare_nodes or settings.min_nodes)
+        ),
+        f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}.": (
+            nodes > settings.nodes
+        ),
+        f"--ps {settings.ps}: with the chief and a worker, these need {least_tasks} tasks or more, "
+        f"but {counted(nodes, 'node')} have {nodes * each}: raise --nodes, --min-nodes or "
+        "--tasks-per-node.": (least_tasks and nodes * each < least_tasks),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise LaunchError(problem)
+    return {
+        "all_nodes": all_nodes,
+        "least_nodes": nodes,
+        # Once for each node that is not needed.
+        "check_restarts": min(all_nodes - nodes, _MOST_CHECK_RESTARTS),
+        "several_nodes": settings.nodes > 1,
+        "several_tasks": settings.nodes * each > 1,
+        "signal_seconds": seconds,
+        "least_time": least_time,
+        "by_script": by_script,
+        "to_tasks": not by_script,
+        "by_tasks": by_tasks,
+        "ends_all": not by_tasks,
+    }

@@ -26,7 +26,6 @@ import tensorflow as tf
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.diagnostics.log_lines import slow_task, warning
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.wording import aligned
@@ -119,8 +118,9 @@ def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     median = statistics.median(row["step_ms"] for row in rows)
     slow = [
-        slow_task(name_of(row["rank"]), row["step_ms"] / median)
-        + "; look at what else runs on its node, and at the CPUs that it was given"
+        # `supervise` reads this line.
+        f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
+        "median task; look at what else runs on its node, and at the CPUs that it was given"
         for row in rows
         if row["step_ms"] > _FAR_SLOWER * median
     ]
@@ -140,7 +140,7 @@ def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
     cells = [text.format(**row).split("|") for row in rows]
     heads = ["rank", "device", "step ms", "all-reduce ms", "NCCL's network"]
     lines = aligned([heads, *cells], numbers=(2, 3))
-    return "\n".join([*lines, *map(warning, warnings)])
+    return "\n".join([*lines, *[f"warning: {text}" for text in warnings]])
 
 
 if __name__ == "__main__":

@@ -95,6 +95,12 @@ COUNT = "echo ${SLURM_RESTART_COUNT-first};"
 TOLD = ["0: told", "1: told"]
 
 
+PREEMPTED = """\
+preempted: ending all tasks
+not started again after 0 restarts: the step was preempted (see --requeue and --restarts)
+"""
+
+
 @pytest.mark.parametrize(
     ("number", "options", "act", "status", "output", "said"),
     [
@@ -115,7 +121,7 @@ TOLD = ["0: told", "1: told"]
             "trap 'echo told; exit 1' TERM",
             143,
             TOLD,
-            "preempted: ending all tasks\nnot started again: --requeue is not given\n",
+            PREEMPTED,
         ),
     ],
 )

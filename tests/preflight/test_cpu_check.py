@@ -2,75 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
 
 import pytest
 
-from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus
-
-
-def tasks(*own: int, machine: int = 64, **fields: Any) -> list[CpuFacts]:
-    """Returns a node's tasks from their CPU masks, in which bit N stands for CPU N."""
-    return [
-        CpuFacts([cpu for cpu in range(64) if mask >> cpu & 1], machine, **fields) for mask in own
-    ]
-
+from slurm_resolver.preflight.cpu_check import cpu_problem
+from slurm_resolver.slurm.step_variables import SlurmStep
 
 ALL = (1 << 64) - 1
-CASES: dict[str, tuple[list[CpuFacts], str]] = {
-    "not bound": (tasks(ALL, ALL, ALL, granted=64), ""),
-    "bound together to all CPUs of the step": (tasks(0xFFFF, 0xFFFF, granted=16), ""),
-    "one CPU each, as requested": (
-        tasks(
-            1,
-            2,
-            granted=2,
-            per_task=1,
-        ),
-        "",
-    ),
-    "fewer than requested": (
-        tasks(
-            1,
-            2,
-            per_task=8,
-            granted=2,
-        ),
-        (
-            "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
-            "promises 16: srun --cpus-per-task=8, or export SRUN_CPUS_PER_TASK before srun. If "
-            "srun has that option, another binding is in force: unset SLURM_CPU_BIND"
-        ),
-    ),
-    "fewer than the step has": (
-        tasks(1, 2, granted=64),
-        (
-            "2 tasks on n1 may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK "
-            "promises 64: srun --cpus-per-task=32, or export"
-        ),
-    ),
-    "one CPU for a GPU": (
-        tasks(
-            128,
-            uses_gpus=True,
-            granted=1,
-        ),
-        "1 task on n1 may use 1 CPU each of its 64, too few to feed a GPU: ask for more",
-    ),
-    "one CPU for a GPU, as the node has one": (
-        tasks(
-            1,
-            machine=1,
-            uses_gpus=True,
-            granted=1,
-        ),
-        "",
-    ),
+TOO_FEW = "the 2 tasks of this node may use 2 CPUs of its 64, but SLURM_CPUS_ON_NODE or SLURM_CPUS"
+# The CPUs that each task may use, as masks; the CPUs of the machine; SLURM_CPUS_ON_NODE and
+# SLURM_CPUS_PER_TASK; whether the tasks use GPUs; what is said.
+CASES = {
+    "not bound": ((ALL, ALL, ALL), 64, (64, None), False, ""),
+    "bound together to all CPUs of the step": ((0xFFFF, 0xFFFF), 64, (16, None), False, ""),
+    "one CPU each, as requested": ((1, 2), 64, (2, 1), False, ""),
+    "fewer than requested": ((1, 2), 64, (2, 8), False, f"{TOO_FEW}_PER_TASK promises 16: srun"),
+    "fewer than the step has": ((1, 2), 64, (64, None), False, f"{TOO_FEW}_PER_TASK promises 64"),
+    "one CPU for a GPU": ((128,), 64, (1, None), True, "one CPU of the node's 64 for a task is"),
+    "one CPU for a GPU, as the node has one": ((1,), 1, (1, None), True, ""),
 }
 
 
-@pytest.mark.parametrize(("given", "told"), CASES.values(), ids=CASES)
-def test_what_slows_tasks_down(given: list[CpuFacts], told: str) -> None:
-    result = check_cpus({"n1": given})
-    assert result.status == ("warning" if told else "ok")
-    assert result.detail.startswith(told)
+@pytest.mark.parametrize("case", CASES)
+def test_what_slows_tasks_down(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks, machine, (on_node, per_task), uses_gpus, told = CASES[case]
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    step = SlurmStep(cpus_on_node=on_node, cpus_per_task=per_task)
+    cpus = [[cpu for cpu in range(64) if mask >> cpu & 1] for mask in masks]
+    said = cpu_problem(step, cpus, uses_gpus)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)

@@ -72,7 +72,7 @@ WORKSTATION = "env CUDA_VISIBLE_DEVICES=0"
 WARNINGS = {
     "cpus": (
         "-n2 -c2 taskset -c 0",
-        "2 tasks on n8 may use 1 CPU of its .* promises .* unset SLURM_CPU_BIND",
+        ".* 2 tasks of this node may use 1 CPU of its .* promises .* unset SLURM_CPU_BIND",
     ),
     "gpus": (f"-n4 --gpus-per-node=4 {WORKSTATION}", ".* SLURM_STEP_GPUS=0,1,2,3: something"),
     "gpus ": (f"-n4 --gpus-per-task=1 {WORKSTATION}", ".* SLURM_STEP_GPUS has 0 and 1: something"),

@@ -67,8 +67,7 @@ def test_an_error_carries_the_part_that_is_wrong(
 ) -> None:
     with pytest.raises(HostlistError) as caught:
         expand(expression)
-    assert caught.value.part == part
-    assert caught.value.expression == expression
+    assert caught.value.args[1:] == (expression, part)
     assert repr(part) in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 

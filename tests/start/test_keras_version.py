@@ -10,7 +10,7 @@ import pytest
 from captured import Patch
 
 from slurm_resolver.errors import KerasError
-from slurm_resolver.preflight.version_check import check_keras_version, check_tensorflow
+from slurm_resolver.preflight.version_check import cuda_problem, find_keras, tensorflow_problem
 from slurm_resolver.start import keras_version
 
 
@@ -26,23 +26,19 @@ def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: Patch) -> None:
 
 
 OLD = "Keras 3.9.2 trains incorrectly on several workers"
-# By what is installed, and GPUs: what `check` says of TensorFlow and Keras.
-INSTALLED: dict[str, tuple[str, ...]] = {
-    "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),
-    "tensorflow-cpu 2.21.0, keras 3.9.2": ("ok 2.21.0", f"warning {OLD}"),
-    "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0": ("ok 2.21.0", "ok Keras 3.9.2, tf_keras"),
-    "tensorflow 2.15.0, keras 2.15.0": ("ok 2.15.0", "ok Keras 2.15.0"),
-    "tensorflow-cpu 2.21.0, keras 3.15.1, GPUs": (
-        "warning this task has GPUs, but tensorflow-cpu",
-    ),
-    "tensorflow 2.21.0, keras 3.15.1, GPUs": ("ok 2.21.0",),
-    "keras 3.15.1": ("failed not installed: load your site's module", "ok"),
+# By what is installed: what `check` says of TensorFlow, of GPUs and of Keras.
+INSTALLED = {
+    "tensorflow 2.21.0, keras 3.15.1": ("", "", "Keras 3.15.1"),
+    "tensorflow-cpu 2.21.0, keras 3.9.2": ("", "this task has GPUs, but tensorflow-cpu", OLD),
+    "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0": ("", "", "Keras 3.9.2, tf_keras 2.21.0"),
+    "tensorflow 2.15.0, keras 2.15.0": ("", "", "Keras 2.15.0"),
+    "keras 3.15.1": ("not installed: load your site's module", "", "Keras 3.15.1"),
 }
 
 
 @pytest.mark.parametrize("installed", INSTALLED)
 def test_what_check_says(installed: str, monkeypatch: Patch) -> None:
-    versions = dict(part.split(" ") for part in installed.split(", ") if " " in part)
+    versions = dict(part.split(" ") for part in installed.split(", "))
 
     def version(name: str) -> str:
         if name not in versions:
@@ -52,8 +48,7 @@ def test_what_check_says(installed: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    for result, told in zip(
-        (check_tensorflow("GPUs" in installed), check_keras_version()),
-        INSTALLED[installed],
-    ):
-        assert f"{result.status} {result.detail}".startswith(told)
+    said = (tensorflow_problem(), cuda_problem(), "".join(find_keras()))
+    for text, told in zip(said, INSTALLED[installed]):
+        assert text.startswith(told)
+        assert bool(text) == bool(told)

@@ -15,7 +15,6 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.coordination.progress import SAVING
-from slurm_resolver.diagnostics.log_lines import resumes
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.local import run_events
 from slurm_resolver.log import warn
@@ -181,7 +180,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
                 "before it ends, and into this folder"
             )
         elif self.epoch < epochs:
-            text = resumes(self.restored, self._at)
+            # `supervise` reads this line.
+            text = f"training resumes from {self.restored}, saved {self._at}"
         else:
             text = (
                 f"nothing is left to train: {self.restored} was saved after epoch {self.epoch}. To "
