@@ -156,7 +156,6 @@ def find_service(
         rank=step.require(SlurmStep.rank),
         hosts_service=False,
         grace=step.network_grace or Timeouts.grace,
-        starts_program=options.starts_program,
         remedy=remedy,
     )
 

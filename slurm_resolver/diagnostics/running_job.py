@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 
@@ -11,7 +10,7 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import VARIABLE
-from slurm_resolver.coordination.wire import NO_ANSWER, Message, Process, open_connection
+from slurm_resolver.coordination.wire import NO_ANSWER, Message, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.ancestors import read_proc
@@ -42,11 +41,10 @@ def ask_service(job_id: str, step_id: str, given_port: int | None) -> Message:
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     _take_secret(slurm_job)
-    observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
     nodes: dict[str, str] = {}  # by the reason why no service answers there
     for address in addresses:
         try:
-            connection, answer = open_connection(address, observer)
+            connection, answer = open_connection(address, "observer")
         except (OSError, RendezvousError) as error:
             nodes[str(error)] = address.node
         else:
@@ -124,6 +122,6 @@ def _find_addresses(
                 node,
                 identity_of(step),
                 num_tasks=0,
-                rank=0,
+                rank=-1,  # that of an observer
                 hosts_service=False,
             )
