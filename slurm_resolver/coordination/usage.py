@@ -151,14 +151,11 @@ def slowest(workers: Workers) -> str:
 
 def _busiest(workers: Workers) -> tuple[str, float]:
     """Returns a worker, and the share of its time for which the others wait for it."""
-    busy = (
-        {"": 0.0}
-        if not workers
-        else {
-            name: sum(shares_of(report)[cause] for cause in _BUSY)
-            for name, report in workers.items()
-        }
-    )
+    busy = {
+        name: sum(shares_of(report)[cause] for cause in _BUSY) for name, report in workers.items()
+    }
+    if not busy:
+        return "", 0.0
     slow = max(busy, key=busy.__getitem__)
     return slow, busy[slow] - median_low(busy.values())
 
