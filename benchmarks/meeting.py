@@ -75,14 +75,13 @@ async def simulate_task(rank: int, port: int, starting: asyncio.Semaphore) -> No
     """Connects as a task, meets the others, trains until task 0 ends that, and disconnects."""
     async with starting:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
-        greeting = wire.decode(await reader.readuntil())
-        hello = {"rank": rank, "role": "program", "pid": rank, "identity": _IDENTITY}
-        hello.update(number=secrets.token_hex(8), challenge=secrets.token_hex(16))
+        greeting = json.loads(await reader.readuntil())
+        hello = {"rank": rank, "process": f"{rank} 1", "challenge": secrets.token_hex(16)}
         challenge = greeting["challenge"]
         key = os.environ[VARIABLE].encode()
         proof = wire.prove(key, "task", challenge, hello)
         writer.write(wire.encode({**hello, "proof": proof}))
-        answer = wire.decode(await reader.readuntil())
+        answer = json.loads(await reader.readuntil())
         assert wire.is_proof(answer["proof"], key, "service", challenge, hello), answer
     await gather(rank, "the start", 1, reader, writer)
     for number in range(_EXCHANGES):
@@ -103,10 +102,9 @@ async def gather(
 ) -> None:
     """Gives a task's value, and answers pings until the values of all tasks have come."""
     message = {"gather": [purpose, number], "value": json.dumps({"rank": rank})}
-    times = {"seconds": _TIMEOUT, "timeout": _TIMEOUT}
-    writer.write(wire.encode({**message, **times, "without": []}))
+    writer.write(wire.encode({**message, "without": [], "patient": False}))
     while True:
-        message = wire.decode(await reader.readuntil())
+        message = json.loads(await reader.readuntil())
         if "ping" in message:
             writer.write(wire.encode({"pong": True}))
         if "gathered" in message:

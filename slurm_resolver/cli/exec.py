@@ -96,8 +96,7 @@ def main(args: Namespace) -> int:
     # Before the tasks meet: the others would wait for this one.
     command = command_of(args)
     until = None if args.wait is None else time.monotonic() + args.wait
-    # The program may connect to the other tasks as well.
-    options = options_of(args, ClusterOptions, starts_program=True, until=until)
+    options = options_of(args, ClusterOptions, until=until)
     cluster = resolve_step(SlurmStep.read(), options)
     if until:
         from slurm_resolver.start.ready import wait_until_ready

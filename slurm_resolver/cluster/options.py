@@ -26,8 +26,7 @@ class ClusterOptions(NamedTuple):
     """The options of a cluster, which `SlurmClusterResolver` explains.
 
     `until` is the time of `time.monotonic` by which the tasks must have exchanged the layout; with
-    None, they wait as at any start. With `starts_program` this process represents its task to the
-    others until it has started the program.
+    None, they wait as at any start.
     """
 
     jobs: JobCounts | None = None
@@ -43,7 +42,6 @@ class ClusterOptions(NamedTuple):
     tasks_per_node: TasksPerNode | None = None
     local: bool = False
     until: float | None = None
-    starts_program: bool = False
 
     @property
     def gives_gpu_counts(self) -> bool:

@@ -154,7 +154,6 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
         rank=step.require(SlurmStep.rank),
         hosts_service=(step.node_name, step.local_rank) == (nodes[0], 0),
         grace=step.network_grace or Timeouts.grace,
-        starts_program=options.starts_program,
         remedy="" if step.simulated else REMEDY,
     )
     layout = _find_layout(step, options, service)

@@ -9,8 +9,8 @@ client
     A task's connection to the service, which that task has as well (`client`). `tcp` opens it,
     `wire` says what goes over it, and `secret` how the two ends recognize each other.
 process
-    What represents a task: its program, or before that `slurm-resolver exec`, the launcher, which
-    becomes the program. A task may have one process after another.
+    What represents a task. A task may have one process after another, such as `slurm-resolver exec`
+    and then the program; each of them has another service.
 gather
     Every task gives a value for a purpose, such as "the start", and gets the values of all
     (`rounds`).
@@ -71,7 +71,7 @@ def named(texts: Mapping[int, str], name_of: NameOf, separator: str = ": ") -> l
 class ServiceAddress(NamedTuple):
     """The address of a step's coordination service.
 
-    Only `rank`, `hosts_service` and `starts_program` differ by task.
+    Only `rank` and `hosts_service` differ by task.
     """
 
     host: str
@@ -82,7 +82,6 @@ class ServiceAddress(NamedTuple):
     rank: int  # of this task
     hosts_service: bool  # whether the service runs in this task
     grace: float = Timeouts.grace  # seconds for which the network may fail before a task is lost
-    starts_program: bool = False  # whether this process starts the program of its task
     # what a message adds to an address that does not answer: what to do
     remedy: str = ""
 

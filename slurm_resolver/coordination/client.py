@@ -16,19 +16,18 @@ from json import dumps
 from math import inf
 from secrets import token_hex
 from threading import TIMEOUT_MAX, Condition, Lock, Thread
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.secret import RefusedError
-from slurm_resolver.coordination.silence import TICK_SECONDS, Silence, describe, why_lost
+from slurm_resolver.coordination.silence import TICK_SECONDS, Clock, describe, why_lost
 from slurm_resolver.coordination.tcp import detect_dead_peers, sockets_at
 from slurm_resolver.coordination.wire import (
     MOST_BYTES,
     Connection,
     Gather,
     Message,
-    Process,
     encode,
     open_connection,
     unpack,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _PAUSE = 0.2  # between two attempts to connect
-_ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
+_ANSWER_SECONDS = 5.0  # for the service to answer that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _MOST_VALUE_BYTES = MOST_BYTES - 4096
 
@@ -73,15 +72,10 @@ class Client:
     _was_cut = False
 
     def __init__(self, address: ServiceAddress) -> None:
-        """Connects. Starts the service first if the address says so, or raises RendezvousError."""
+        """Connects, in a thread. Starts the service first if the address says so."""
         self.address = address
         self.name_of: NameOf = "rank {}".format  # how messages name a rank
-        self._process = Process(
-            rank=address.rank,
-            role="launcher" if address.starts_program else "program",
-            number=token_hex(8),
-            pid=os.getpid(),
-        )
+        self._process = f"{os.getpid()} {token_hex(8)}"
         # notified of each message, and of each change of the state
         self._changed = Condition()
         # how many gathers this task has begun, by purpose
@@ -90,14 +84,14 @@ class Client:
         self._answers: dict[Gather, Message] = {}
         # what is sent again after a reconnection: values of gathers, and what `say` says by key
         self._standing: dict[object, Message] = {}
-        # the first message to all tasks, by topic
+        # the latest message by each of its keys, and the first one to all tasks by topic
+        self.latest: dict[str, Message] = {}
         self.told: dict[str, Message] = {}
         # by a key of the messages that they take
         self._listeners: dict[str, list[Listener]] = defaultdict(list)
         if address.rank <= 1:
             self._notice_at = monotonic() + Timeouts.first_notice
-        if address.hosts_service:
-            self._start_service()
+        self._start_service()  # now, as a process that ends can start no thread
         self._thread = Thread(target=self._run, name="slurm_resolver client", daemon=True)
         self._thread.start()
 
@@ -121,38 +115,31 @@ class Client:
             RendezvousError: in each of them, with the names of the missing or lost tasks.
         """
         seconds = inf if timeout is None else timeout
-        of_step = range(self.address.num_tasks)
+        all_ranks = range(self.address.num_tasks)
         if ranks is None:
-            ranks = of_step
+            ranks = all_ranks
+        without = [*{*all_ranks}.difference(ranks)]
         with self._changed:
-            gather = self.offer(
-                purpose,
-                value,
-                without=[*{*of_step}.difference(ranks)],
-                until=monotonic() + seconds,
-                timeout=seconds,
-            )
-            answer = self._await_answer(gather, seconds)
+            gather = self.offer(purpose, value, without=without, patient=timeout is None)
+
+            def has_ended() -> object:
+                return gather in self._answers or self.refusal or self._end
+
+            if not self.wait_for(has_ended, seconds) and self._connection:
+                self.say(gather, gather=gather, late=seconds)
+                self.wait_for(has_ended, _ANSWER_SECONDS)
+            del self._standing[gather]
+            answer = self._answers.pop(gather, {})
+        if "values" in answer:
+            values = unpack(answer["values"])
+            return {rank: values[rank] for rank in ranks}
         if "error" in answer:
             raise RendezvousError(answer["error"])
-        values = unpack(answer["values"])
-        return {rank: values[rank] for rank in ranks}
-
-    def _await_answer(self, gather: Gather, seconds: float) -> Message:
-        def has_ended() -> object:
-            return gather in self._answers or self.refusal or self._end
-
-        self.wait_for(has_ended, seconds)
-        if self._connection:  # the service will say that the time is up
-            self.wait_for(has_ended, _ANSWER_SECONDS)
-        del self._standing[gather]
-        if gather in self._answers:
-            return self._answers.pop(gather)
         if self.refusal:
             raise RefusedError(self.refusal, unreached=True)
         why = f"did not answer within {brief(seconds)} s: {self.problem}"
         if self._end:
-            why = f"is gone, and cannot take part in {gather.purpose}: {self._end}"
+            why = f"is gone, and cannot take part in {purpose}: {self._end}"
         raise RendezvousError(f"{self.address.name} {why}.", unreached=True)
 
     def offer(self, purpose: str, value: Any, **options: Any) -> Gather:
@@ -174,7 +161,7 @@ class Client:
         with self._changed:
             self._standing[key] = message
             self._send(message)
-            self._notify()
+            self._changed.notify_all()
 
     def wait_for(self, predicate: Callable[[], object], seconds: float = inf) -> bool:
         """Waits until a condition on messages or `refusal` is true; returns whether it is."""
@@ -199,7 +186,7 @@ class Client:
             self._closed = True
             self._send({"goodbye": failure})
             connection = self._connection
-            self._notify()
+            self._changed.notify_all()
         if connection:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with suppress(OSError):
@@ -209,51 +196,40 @@ class Client:
             self.service.close()
 
     def _start_service(self) -> None:
-        """Starts the service in this process, unless another process of the task runs it."""
-        from slurm_resolver.coordination.service import Service
+        """Starts the service if it runs in this process, and its port is free.
 
-        until = monotonic() + _PORT_SECONDS
-        while self.service is None:
-            try:
+        Otherwise another process of the task may serve, beside which this one is refused.
+        """
+        if self.address.hosts_service and not self.service:
+            from slurm_resolver.coordination.service import Service
+
+            with suppress(OSError):
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
-            except OSError as error:
-                # The task's launcher may serve, or another process, beside which this is refused.
-                with suppress(OSError):
-                    with suppress(RefusedError):
-                        open_connection(self.address, self._process)[0].socket.close()
-                    return
-                if monotonic() > until:
-                    raise RendezvousError(
-                        f"the coordination service cannot listen at port {self.address.port} of "
-                        f"this node: {error.strerror}. End the process that uses it, or choose "
-                        "another port_base (--port-base); without it, start the step again."
-                    ) from error
-                sleep(_PAUSE)
 
     def _run(self) -> None:
         """Holds a connection until this process leaves or is refused; the thread of the client."""
+        until = monotonic() + _PORT_SECONDS
         while not (self._closed or self.refusal):
             try:
+                self._start_service()
                 connection, answer = open_connection(self.address, self._process)
-            except RefusedError as error:
-                self.refusal = str(error)
-                continue
-            except (OSError, RendezvousError) as error:
-                self._take_failure(error)
-                self.wait_for(lambda: self._closed, _PAUSE)
-                continue
-            try:
                 with connection.socket:
                     self._attend(connection, answer)
-            except OSError as error:
-                self._was_cut = type(error) is not ConnectionError
-            self._connection = None
-            if self._end is not None:  # there may never be another service, nor a need for one
-                self.wait_for(lambda: self._standing or self._closed)
-            else:
-                # If its node is silent, half of the grace is over.
-                self._gone_at = monotonic() + self.address.grace / 2
-        self._notify()
+            except RefusedError as error:
+                self.refusal = str(error)
+            except (OSError, RendezvousError) as error:
+                self._take_failure(error)
+                if self.address.hosts_service and not self.service and monotonic() > until:
+                    self.refusal = (
+                        f"the coordination service cannot listen at port {self.address.port} of "
+                        "this node. End the process that uses it, or choose another port_base "
+                        "(--port-base); without it, start the step again."
+                    )
+            self.wait_for(lambda: self._closed or self.refusal, _PAUSE)
+            # After the service's end there may never be another one, nor a need for one.
+            self.wait_for(lambda: self._end is None or self._standing or self._closed)
+        with self._changed:
+            self._changed.notify_all()
 
     def _attend(self, connection: Connection, answer: Message) -> None:
         """Passes on what the service says."""
@@ -267,19 +243,25 @@ class Client:
             self._end = None
             for message in self._standing.values():
                 self._send(message)
-            self._notify()
-        silence = Silence(self.address)
+            self._changed.notify_all()
         service = answer["service"]  # how it names itself
+        clock = Clock()
+        heard_at = 0.0
+        is_silent = False
         while True:
-            silence.await_answer(self._service_rank)
-            if silence.find():
+            seconds = clock.tick() - heard_at
+            if seconds > self.address.grace and not is_silent:
+                is_silent = True
                 warn("%s", describe([service], self.address))
-            if silence.silent_for(self.address.silence) and not self._end:
+            if seconds > self.address.silence and not self._end:
                 self._lose_service(why_lost(self.address))
-            if not connection.has_message(monotonic() + TICK_SECONDS):
+            received = connection.receive(monotonic() + TICK_SECONDS)
+            if received is None:
                 continue
-            message = connection.receive()
-            if silence.heard(self._service_rank):
+            message = received
+            heard_at = clock.now
+            if is_silent:
+                is_silent = False
                 warn("%s answers again", self.name_of(self._service_rank))
             if "ping" in message:
                 service = message["ping"]
@@ -290,17 +272,24 @@ class Client:
             self._dispatch(message)
 
     def _take_failure(self, error: Exception) -> None:
-        """Notes that the service cannot be reached; after the grace it is gone."""
+        """Notes that the connection, or a new one, has failed; after the grace it is gone."""
+        now = monotonic()
+        if self._connection:
+            self._connection = None
+            self._was_cut = type(error) is not ConnectionError
+            if self._end is None:
+                # If its node is silent, half of the grace is over.
+                self._gone_at = now + self.address.grace / 2
+            return
         self.problem = str(error).rstrip(".") or type(error).__name__
-        if monotonic() > self._notice_at:
+        if now > self._notice_at:
             self._notice_at = inf
             warn("waiting for %s: %s", self.address.name, self.problem)
-        if self._gone_at == inf:  # it has not been reached before
-            return
         # A firewall refuses, too; it has cut the connection before.
-        if isinstance(error, ConnectionRefusedError) and not self._was_cut:
+        is_refused = isinstance(error, ConnectionRefusedError) and not self._was_cut
+        if self._gone_at < inf and is_refused:
             self._lose_service("its process has ended")
-        elif monotonic() >= self._gone_at:
+        elif now >= self._gone_at:
             self._lose_service(f"it has not answered for {self.address.grace:g} s: {self.problem}")
 
     def _lose_service(self, why: str) -> None:
@@ -320,18 +309,14 @@ class Client:
         elif "told" in message:
             self.told.setdefault(message["told"], message)
         for key in message:
+            self.latest[key] = message
             for listener in self._listeners[key]:
                 listener(message)
-        self._notify()
-
-    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def _send(self, message: Message) -> None:
         """Sends a message, unless there is no connection."""
-        if "until" in message:  # another task has another clock
-            message = {**message, "seconds": max(0.0, message["until"] - monotonic())}
         # The thread notices a failure, and connects again.
         with self._changed, suppress(OSError):
             if self._connection:
@@ -346,8 +331,7 @@ _lock = Lock()
 def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     """Returns this process's connection, which the first call opens.
 
-    `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if
-    the service cannot be started in this process.
+    `name_of` returns how messages name a rank; None leaves it as it is.
     """
     with _lock:
         client = _clients.get(address)

@@ -8,13 +8,13 @@ tasks for which workers the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf, named
-from slurm_resolver.coordination.silence import Silence
-from slurm_resolver.coordination.wire import Message, Process, Send
+from slurm_resolver.coordination.tasks import Tasks
+from slurm_resolver.coordination.wire import Message
 from slurm_resolver.timeouts import Timeouts
 
 # Phases. Those in _PATIENT may take longer than others, as they do on a good run.
@@ -63,12 +63,12 @@ class Report(NamedTuple):
 
     def where(self) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
-        text = f"in step {self.step}" if self.step else "before step 1"
-        if self.stage == TRAINING:
-            return f"{text} of epoch {self.epoch}"
-        if self.stage == VALIDATION:
-            return f"{text} of the validation of epoch {self.epoch}"
-        return f"{text} of {self.stage}"
+        stages = {
+            TRAINING: f"epoch {self.epoch}",
+            VALIDATION: f"the validation of epoch {self.epoch}",
+        }
+        step = f"in step {self.step}" if self.step else "before step 1"
+        return f"{step} of {stages.get(self.stage, self.stage)}"
 
     def does(self) -> str:
         """Returns what the worker does, such as "in step 811, saving"."""
@@ -85,16 +85,16 @@ def report_seconds(limit: float) -> float:
     return min(Timeouts.report, limit / 4) if limit else Timeouts.report
 
 
-def find_stall(workers: Reports, limit: float) -> list[int]:
+def find_stall(workers: Reports, limit: float, name_of: NameOf) -> tuple[list[int], str]:
     """Returns the ranks that the others wait for if none has done anything for too long.
 
-    They are those in the earliest step; all workers if that is unknown. Without a stall it returns
-    [].
+    They are those in the earliest step; all workers if that is unknown. With them, it returns the
+    line that every task logs. Without a stall it returns [] and "".
     """
     reports = workers.values()
     phases = {report.phase for report in reports}
-    if phases == {IDLE}:
-        return []
+    if phases <= {IDLE}:
+        return [], ""
     least = min(report.begun for report in reports)
     late = [rank for rank, report in workers.items() if report.begun == least]
     waits = {STEP, MEETING}
@@ -104,24 +104,20 @@ def find_stall(workers: Reports, limit: float) -> list[int]:
     # An idle worker may prepare its data for long before a fit, but not while the others train.
     if phases == {IDLE, MEETING} or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= Timeouts.patience_factor
-    limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
-    return behind if min(report.age for report in reports) > limit else []
-
-
-def describe_stall(workers: Reports, behind: Sequence[int], name_of: NameOf) -> str:
-    """Returns the line that every task logs; `behind` are the ranks that `find_stall` returns."""
-    seconds = min(report.age for report in workers.values())
-    texts = {rank: report.does() for rank, report in workers.items()}
-    late = {rank: texts.pop(rank) for rank in behind}
-    line = f"no step for {seconds:.0f} s: {'; '.join(named(late, name_of, ' '))}"
-    if texts:
-        return f"{line}. The others wait: {'; '.join(named(texts, name_of, ' '))}"
-    if len(behind) > 1 and {*late.values()} == {workers[behind[0]].where()}:
+    seconds = min(report.age for report in reports)
+    if seconds <= max(limit, *(report.ms / 100 for report in reports)):  # 10 steps
+        return [], ""
+    others = {rank: report.does() for rank, report in workers.items()}
+    texts = {rank: others.pop(rank) for rank in behind}
+    line = f"no step for {seconds:.0f} s: {'; '.join(named(texts, name_of, ' '))}"
+    if others:
+        line += f". The others wait: {'; '.join(named(others, name_of, ' '))}"
+    elif len(behind) > 1 and {*texts.values()} == {workers[behind[0]].where()}:
         line += (
             ". They wait for each other in its collective operations: look at the network between "
             "their nodes (firewalls, the MTU), and at their GPUs (nvidia-smi, dmesg)"
         )
-    return line
+    return behind, line
 
 
 class Monitor:
@@ -132,26 +128,24 @@ class Monitor:
     # when the present stall was last reported; without one, -inf
     _told_at = -inf
 
-    def __init__(self, send: Send, name_of: NameOf, clock: Silence) -> None:
-        self._send = send
-        self._name_of = name_of
-        self._clock = clock
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
         # by rank: when the last report came, and the report
         self._reports: dict[int, tuple[float, Report]] = {}
 
-    def message(self, process: Process, message: Message) -> None:
+    def message(self, rank: int, message: Message) -> None:
         """Takes a worker's report."""
         self._limit = message["limit"]
-        self._reports[process.rank] = (self._clock.now, Report(*message["progress"]))
+        self._reports[rank] = (self._tasks.clock.now, Report(*message["progress"]))
 
-    def ended(self, process: Process) -> None:
+    def ended(self, rank: int) -> None:
         """Forgets a worker."""
-        self._reports.pop(process.rank, None)
+        self._reports.pop(rank, None)
 
-    def describe(self, process: Process) -> str:
+    def describe(self, rank: int, process: str) -> str:
         """Returns how messages name a process, with what it has reported last."""
-        name = f"{self._name_of(process.rank)}, process {process.pid}"
-        _, report = self._reports.get(process.rank, (0.0, None))
+        name = f"{self._tasks.name_of(rank)}, process {process.split()[0]}"
+        _, report = self._reports.get(rank, (0.0, None))
         return f"{name}, last {report.does()}" if report else name
 
     def tick(self) -> None:
@@ -159,34 +153,29 @@ class Monitor:
 
         What a silent process does is unknown; `silence` names it.
         """
-        workers = self._workers()
-        if not (self._limit and workers):
+        if not self._limit:
             return
-        behind = find_stall(workers, self._limit)
-        now = self._clock.now
+        now = self._tasks.clock.now
+        behind, line = find_stall(self._workers(), self._limit, self._tasks.name_of)
         if behind and now - self._told_at > Timeouts.stall_repeat:
-            self._send(
-                None,
-                {
-                    "stall": describe_stall(workers, behind, self._name_of),
-                    "behind": behind[:_MOST_TRACEBACKS],
-                },
-            )
             self._told_at = now
         elif not behind and self._told_at > -inf:
             self._told_at = -inf
-            self._send(None, {"stall": "steps advance again", "behind": []})
+            line = "steps advance again"
+        else:
+            return
+        self._tasks.send(None, {"stall": line, "behind": behind[:_MOST_TRACEBACKS]})
 
     def status(self) -> list[Message]:
         """Returns what `slurm-resolver status` shows of each worker."""
         return [
-            {"rank": rank, "name": self._name_of(rank), **report._asdict()}
+            {"rank": rank, "name": self._tasks.name_of(rank), **report._asdict()}
             for rank, report in self._workers().items()
         ]
 
     def _workers(self) -> Reports:
         """Returns the last reports, with their ages by now."""
-        now = self._clock.now
+        now = self._tasks.clock.now
         return {
             rank: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
             for rank, (at, report) in sorted(self._reports.items())

@@ -6,19 +6,18 @@
    same user can decrypt it, with ``unmunge``.
 3. None. TensorFlow's own ports are not protected either.
 
-The service names its kind of secret first. A task accepts only the kind that it would choose
-itself, so that a stranger cannot make it connect without a secret.
+A task uses only the kind of secret that it would choose itself, so that a stranger cannot make it
+connect without a secret.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from functools import cache
 from math import inf
 from pathlib import Path
-from secrets import token_bytes, token_hex
+from secrets import token_bytes
 from shutil import which
 from time import monotonic
 
@@ -42,73 +41,52 @@ REMEDY = f"Set {VARIABLE} once, before srun: export {VARIABLE}=$(openssl rand -h
 MUNGE = "munge"
 NONE = "no secret"
 
-# The keys that munge has decrypted here, by the random names that their services gave them: it may
-# take longer than a handshake, or than a task may be away.
-_keys: dict[str, bytes] = {}
-
 
 class Secret:
     """The secret of a service.
 
     Attributes:
         key: the secret; b"" without one.
-        offer: the message from which a task of the same user obtains it.
+        offer: what a task of the same user needs to obtain it: with munge, an encrypted key.
+        renew_at: when to call `renew`, which may take long; inf without munge.
     """
 
-    _renew_at = inf
+    renew_at = inf
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        self.offer = {"means": find_means()}
-        self.key = _key_of_variable()
-        if self.offer["means"] == MUNGE:
+        self.offer = ""
+        self.key = os.environb.get(VARIABLE.encode(), b"")
+        if find_means() == MUNGE:
             self.key = token_bytes(32)
-            self.offer["key"] = token_hex(16)
-            self._encrypt()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether `renew` has to call munge, which may take long."""
-        return monotonic() > self._renew_at
+            self.renew()
 
     def renew(self) -> None:
         """Encrypts the key again, before the credential of the offer becomes too old."""
-        with suppress(RendezvousError):
-            self._encrypt()
-
-    def _encrypt(self) -> None:
-        self._renew_at = monotonic() + _RENEW_SECONDS
+        self.renew_at = monotonic() + _RENEW_SECONDS
         # Sites can choose a default cipher that does not encrypt.
         options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-        self.offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
+        self.offer = _run_munge("munge", options, self.key.hex()).strip()
 
 
-def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
-    """Returns the secret that the service `name` offers.
+def accept_offer(offer: str) -> bytes:
+    """Returns the secret that a service with this offer has, if this task has the same kind.
 
-    Raises RendezvousError if this task has another kind of secret, or munge fails.
+    Otherwise it is a key with which no proof is right. Raises RendezvousError if munge fails.
     """
-    means = find_means()
-    if offer.get("means") != means:
-        raise RefusedError(
-            f"{name} and this task have different kinds of secret: {offer.get('means')!r:.40} "
-            f"there, and {means!r} here. {REMEDY}, and see that srun passes it on (--export)."
-        )
-    if means != MUNGE:
-        return _key_of_variable()
-    name_of_key = str(offer.get("key"))
-    if name_of_key not in _keys:
-        # Any user can encrypt a key for this user; only this user's own is accepted.
-        text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
-        match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
-        if not match:
-            raise RendezvousError(f"{name} offers a munge credential of another user. {REMEDY}.")
-        _keys[name_of_key] = bytes.fromhex(match[1])
-    return _keys[name_of_key]
+    if find_means() != MUNGE:
+        return os.environb.get(VARIABLE.encode(), b"")
+    return _decrypt(offer) if offer else token_bytes(32)
 
 
-def _key_of_variable() -> bytes:
-    return os.environb.get(VARIABLE.encode(), b"")
+@cache  # munge may take longer than a handshake, or than a task may be away
+def _decrypt(credential: str) -> bytes:
+    # Any user can encrypt a key for this user; only this user's own is accepted.
+    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], credential)
+    match = re.fullmatch(rf"UID:\s*{os.geteuid()}\s+([0-9a-f]{{64}})\s*", text)
+    if not match:
+        raise RendezvousError(f"the service's munge credential is another user's. {REMEDY}.")
+    return bytes.fromhex(match[1])
 
 
 def find_means() -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.wording import shorten
@@ -25,42 +24,20 @@ TICK_SECONDS = 0.5  # between two looks of a task at whether the service is sile
 _LONGEST_TICK = 1.0
 
 
-class Silence:
-    """What a process knows of the answers of other processes, or of the ranks of these."""
+class Clock:
+    """A clock that stands still while this process is stopped itself: it blames no other then."""
 
-    # A clock that stands still while this process is stopped itself: it blames no other then.
     now = 0.0
 
-    def __init__(self, address: ServiceAddress) -> None:
-        self._address = address
+    def __init__(self) -> None:
         self._ticked_at = monotonic()
-        # since when a message of them is due
-        self._since: dict[Any, float] = {}
-        self._named: set[Any] = set()
 
-    def await_answer(self, who: Any) -> None:
-        """Expects a message, unless it is expected already."""
-        self._since.setdefault(who, self.now)
-
-    def heard(self, who: Any) -> bool:
-        """Takes a message, or the end of a connection; returns whether `find` has returned it."""
-        self._since.pop(who, None)
-        was_named = who in self._named
-        self._named.discard(who)
-        return was_named
-
-    def find(self) -> list[Any]:
-        """Returns those that have been silent for the grace, each once. Call it twice a second."""
+    def tick(self) -> float:
+        """Moves the clock on, and returns its time. Call it twice a second."""
         at = monotonic()
         self.now += min(at - self._ticked_at, _LONGEST_TICK)
         self._ticked_at = at
-        new = [who for who in self.silent_for(self._address.grace) if who not in self._named]
-        self._named.update(new)
-        return new
-
-    def silent_for(self, seconds: float) -> list[Any]:
-        """Returns those whose message has been due for longer than this."""
-        return [who for who, since in self._since.items() if self.now - since > seconds]
+        return self.now
 
 
 def describe(who: Sequence[str], address: ServiceAddress) -> str:

@@ -21,15 +21,16 @@ leader is the chief, or worker 0 without a chief.
 from __future__ import annotations
 
 from asyncio import get_running_loop
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from json import dumps
 from math import inf
 from time import monotonic
 from typing import NamedTuple
 
-from slurm_resolver.coordination import TAKE_PART, TRAIN, NameOf
-from slurm_resolver.coordination.wire import Message, Process, Send, pack, unpack
+from slurm_resolver.coordination import TAKE_PART, TRAIN
+from slurm_resolver.coordination.tasks import Tasks
+from slurm_resolver.coordination.wire import Message, pack, unpack
 from slurm_resolver.log import print_line
 from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.wording import shorten
@@ -67,8 +68,6 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
 class ServedTraining:
     """What the service knows of the training; it runs in the service's thread."""
 
-    # whether the service's process is about to end
-    is_leaving = False
     # the job of each task, by rank; () before the first announcement
     _jobs: Sequence[str] = ()
     # the leader's rank, and a digest of the cluster, both as the first task has them
@@ -78,114 +77,95 @@ class ServedTraining:
     _keep_until = inf
     _outcome: Outcome | None = None
 
-    def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
-        self._grace = grace
-        self._send = send
-        self._name_of = name_of
-        # by rank of a task that has come: its last process
-        self._processes: dict[int, Process] = {}
-        # the ranks of the tasks whose processes have not ended
-        self._present: set[int] = set()
-        # by rank of a task that trains: None, or once it has ended, why it failed or ''
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        # by rank of a task that has come: None, or once it has ended, why it failed or ''
         self._ends: dict[int, str | None] = {}
+        # the ranks of those that train; beside a chief, workers may only serve
+        self._trainers: set[int] = set()
 
     def has_to_tell(self) -> bool:
         """Returns whether some tasks have to be told how the training ends."""
         if monotonic() >= self._keep_until:
             return False
-        if self._present:
+        if None in self._ends.values():
             return True
         if not self._outcome:
             return bool(self._ends.get(self._leader))  # its failure counts a little later
         # Tasks that come late to a failed training are told.
-        return self._outcome.status != 0 and len(self._processes) < sum(
-            job in TAKE_PART for job in self._jobs
-        )
+        coming = [job for job in self._jobs if job in TAKE_PART]
+        return self._outcome.status != 0 and len(self._ends) < len(coming)
 
-    def message(self, process: Process, message: Message) -> None:
+    def message(self, rank: int, message: Message) -> None:
         """Takes the announcement of a task, and answers with the state of the training."""
-        rank = process.rank
-        # The task's next program belongs to the next training, whose service has not started yet.
-        if self._outcome and self._processes.get(rank, process) != process:
-            return
         if not self._jobs:
-            if self.is_leaving:
-                return
             self._jobs = unpack(message["training"])
             self._leader = message["leader"]
             self._cluster = message["cluster"]
-            # Beside a chief, workers may only serve: the training need not wait for them.
-            self._ends = dict.fromkeys(self._ranks_of(self._jobs[self._leader]))
+            self._trainers = self._ranks_of(self._jobs[self._leader])
+        self._ends[rank] = None
+        if message["serves"]:
+            self._trainers.discard(rank)
+        else:
+            self._trainers.add(rank)
         if "seconds" in message:
             get_running_loop().call_later(message["seconds"], self._end_wait, message["seconds"])
-        if message["serves"]:
-            self._ends.pop(rank, None)
-        elif rank not in self._present:
-            self._ends[rank] = None
-        self._processes[rank] = process
-        self._present.add(rank)
         if message["cluster"] != self._cluster:
-            first = next(iter(self._processes))
-            self._end(
-                f"{self._names([first, rank])} define different clusters: all tasks need the same "
-                "arguments"
-            )
+            names = self._tasks.names([next(iter(self._ends)), rank])
+            self._end(f"{names} define different clusters: all tasks need the same arguments")
         self._end_if_finished()
-        self._send([rank], {"over": self._outcome})
+        self._tasks.send([rank], {"over": self._outcome})
 
     def _ranks_of(self, wanted: str) -> set[int]:
         return {rank for rank, job in enumerate(self._jobs) if job == wanted}
 
-    def ended(self, process: Process, failure: str) -> None:
-        """Takes the end of a process, before any message of the task's next one."""
-        rank = process.rank
-        if rank not in self._present:
+    def ended(self, rank: int, failure: str) -> None:
+        """Takes the end of a task."""
+        if rank not in self._ends:
             return
-        self._present.remove(rank)
+        self._ends[rank] = failure
         if self._outcome:
             return
-        name = self._name_of(rank)
-        if rank not in self._ends:  # a server
+        name = self._tasks.name_of(rank)
+        call_later = get_running_loop().call_later
+        if rank not in self._trainers:
             failure = failure or "its process ended before those that it serves"
-            ended = self._processes.keys() - self._present
+            workers = map(self._ends.get, self._ranks_of("worker"))
             # TensorFlow waits without end for a lost ps, and for a worker if none is left.
-            if self._jobs[rank] == "ps" or self._ranks_of("worker") <= ended:
+            if self._jobs[rank] == "ps" or None not in workers:
                 self._end(f"{name} is lost, and the training needs it: {failure}")
             else:
                 print_line(f"{name} is lost; the others continue: {failure}")
-            return
-        self._ends[rank] = failure
-        call_later = get_running_loop().call_later
-        if rank == self._leader and failure:
+        elif rank != self._leader and failure:
+            print_line(f"{name} has failed; the others continue: {failure}")
+        elif failure:
             call_later(_REASON_SECONDS, self._end, f"{name} has failed: {failure}")
         elif rank == self._leader:
             call_later(Timeouts.still_running, self._report_running)
-        elif failure:
-            print_line(f"{name} has failed; the others continue: {failure}")
         self._end_if_finished()
 
     def _missing(self) -> set[int]:
         """Returns the leader and the servers that have not come yet."""
-        return {self._leader, *self._ranks_of("ps")}.difference(self._processes)
+        return {self._leader, *self._ranks_of("ps")} - self._ends.keys()
 
     def _end_wait(self, timeout: float) -> None:
         """Ends the training if the leader or a server has not come in time."""
         why = f"did not start within {timeout:g} s"
         missing = self._missing()
         if missing:
-            self._end(f"{self._names(missing)} {why}")
-        for rank in self._ends.keys() - self._processes.keys():
+            self._end(f"{self._tasks.names(missing)} {why}")
+        for rank in self._trainers - self._ends.keys():
             self._ends[rank] = f"it {why}"
         self._end_if_finished()
 
     def _report_running(self) -> None:
         """Names the workers that still run although the leader has ended."""
-        still = [rank for rank, end in self._ends.items() if end is None and rank in self._present]
+        still = [rank for rank in self._trainers if self._ends.get(rank, "") is None]
         if still and not self._outcome:
             print_line(
-                f"{self._name_of(self._leader)} has ended; still running: {self._names(still)}. A "
-                "TensorFlow 1 session also waits for ended workers, unless it has "
-                'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
+                f"{self._tasks.name_of(self._leader)} has ended; still running: "
+                f"{self._tasks.names(still)}. A TensorFlow 1 session also waits for ended workers, "
+                'unless it has ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
 
     def _end_if_finished(self) -> None:
@@ -193,25 +173,18 @@ class ServedTraining:
 
         A server that comes later cannot be told.
         """
-        if self._ends.get(self._leader) != "" or None in self._ends.values() or self._missing():
+        ends = {rank: self._ends.get(rank) for rank in sorted(self._trainers)}
+        if ends.get(self._leader) != "" or None in ends.values() or self._missing():
             return
         failed = [
-            f"{self._name_of(rank)} has failed: {why}"
-            for rank, why in sorted(self._ends.items())
-            if why
+            f"{self._tasks.name_of(rank)} has failed: {end}" for rank, end in ends.items() if end
         ]
-        if failed:
-            self._end(shorten(failed))
-        else:
-            self._end("all who train have finished", status=0)
+        self._end(shorten(failed) or "all who train have finished", status=int(bool(failed)))
 
     def _end(self, message: str, status: int = 1) -> None:
         """Notes how the training has ended, unless that is known, and tells all tasks."""
         if not self._outcome:
             self._outcome = Outcome(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
-            self._keep_until = monotonic() + self._grace
-            self._send(self._present, {"over": self._outcome})
-
-    def _names(self, ranks: Iterable[int]) -> str:
-        return shorten([*map(self._name_of, sorted(ranks))])
+            self._keep_until = monotonic() + self._tasks.address.grace
+            self._tasks.send(self._ends, {"over": self._outcome})

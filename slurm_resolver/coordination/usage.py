@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from operator import itemgetter
-from statistics import mean, median, median_low
+from operator import attrgetter, itemgetter
+from statistics import mean, median_low
 
 from slurm_resolver.coordination.progress import Report
 from slurm_resolver.wording import brief, counted
@@ -35,7 +35,7 @@ _BUSY = (
 
 _SHOWN = 0.005  # shares below this one are left out
 _SLOWER = 0.05  # the slowest worker loses this much less of its time to the others
-# A loss is worth a remedy from this share on, and from so many seconds.
+# A loss is worth a remedy from this share of the time on, and from so many seconds.
 _LOSS = 0.2
 _LOST_SECONDS = 10.0
 
@@ -98,37 +98,27 @@ def describe(workers: Workers, nodes: int = 0) -> str:
         nodes: on how many nodes they run; 0 if that is not known.
     """
     reports = workers.values()
-    steps = max((report.steps for report in reports), default=0)
-    if not steps:
+    most = max(reports, key=attrgetter("steps"), default=Report())
+    if not most.steps:
         return ""
-    epochs = max(report.epochs for report in reports)
-    ms = median(report.ms for report in reports)
-    pace = f", {ms:.1f} ms a step (median)" if ms else ""  # of one step, it is not known
-    place = f" on {counted(nodes, 'node')}" if nodes else ""
-    return (
-        f"{counted(epochs, 'epoch')}, {counted(steps, 'step')} in {brief(seconds_of(workers))} s "
-        f"with {counted(len(workers), 'worker')}{place}{pace}: {', '.join(_details(workers))}"
-    )
-
-
-def _details(workers: Workers) -> list[str]:
-    """Returns the share of each cause, and what is known of the GPUs and of a slow worker."""
-    shares = shares_of(*workers.values())
-    parts = [
-        f"{cause} {share:.0%}"
-        for cause, share in sorted(shares.items(), key=itemgetter(1), reverse=True)
-        if share >= _SHOWN
-    ]
-    memory = max(report.gpu_memory for report in workers.values())
+    shares = sorted(shares_of(*reports).items(), key=itemgetter(1), reverse=True)
+    parts = [f"{cause} {share:.0%}" for cause, share in shares if share >= _SHOWN]
+    memory = max(report.gpu_memory for report in reports)
     if memory:
         parts.append(f"GPU memory at most {memory / 2**30:.1f} GiB")
-    busy = [report.gpu_busy for report in workers.values() if report.gpu_busy is not None]
+    busy = [report.gpu_busy for report in reports if report.gpu_busy is not None]
     if busy:
         parts.append(f"GPUs busy {mean(busy):.0%} of the time")
     slow = slowest(workers)
     if slow:
         parts.append(f"slowest: {slow}")
-    return parts
+    pace = f", {most.ms:.1f} ms a step (median)" if most.ms else ""  # of one step, it is not known
+    place = f" on {counted(nodes, 'node')}" if nodes else ""
+    return (
+        f"{counted(most.epochs, 'epoch')}, {counted(most.steps, 'step')} in "
+        f"{brief(seconds_of(workers))} s with {counted(len(workers), 'worker')}{place}{pace}: "
+        f"{', '.join(parts)}"
+    )
 
 
 def advise(workers: Workers) -> list[str]:
@@ -137,22 +127,15 @@ def advise(workers: Workers) -> list[str]:
     A loss of less than a fifth of the time, or of a few seconds, is not worth a line.
     """
     lines = []
-    slow = slowest(workers)
-    # Where it is not known how long the others wait, they wait for the slowest one.
-    waits_unseen = slow and STEPS in workers[slow].seconds
-    shares = shares_of(*([workers[slow]] if waits_unseen else workers.values()))
-    cause = max(_REMEDIES, key=shares.__getitem__)
-    share = shares[cause]
     is_whole = any(report.whole_data for report in workers.values())
-    if share >= _LOSS and share * seconds_of(workers) >= _LOST_SECONDS:
-        # A worker that waits nearly as long as the others waits for the network, as they do.
-        is_slow = slow and (
-            waits_unseen or (cause == WAITING and shares_of(workers[slow])[cause] < share / 2)
-        )
-        if is_slow and cause != VALIDATION:
-            lines.append(_advise_of_one(workers, slow))
-        elif cause != DATA or not is_whole:
-            lines.append(f"{cause} takes {share:.0%} of the time: {_REMEDIES[cause]}")
+    least = max(_LOSS, _LOST_SECONDS / (seconds_of(workers) or 1.0))
+    slow, excess = _busiest(workers)
+    shares = shares_of(*workers.values())
+    cause = max(_REMEDIES, key=shares.__getitem__)
+    if excess >= least:
+        lines.append(_advise_of_one(workers, slow))
+    elif shares[cause] >= least and not (cause == DATA and is_whole):
+        lines.append(f"{cause} takes {shares[cause]:.0%} of the time: {_REMEDIES[cause]}")
     if is_whole:
         lines.append(_WHOLE_DATA)
     if any(report.whole_steps for report in workers.values()):
@@ -162,18 +145,24 @@ def advise(workers: Workers) -> list[str]:
 
 def slowest(workers: Workers) -> str:
     """Returns the name of the worker for which the others wait; "" if none is clearly slower."""
+    slow, excess = _busiest(workers)
+    return slow if excess >= _SLOWER else ""
+
+
+def _busiest(workers: Workers) -> tuple[str, float]:
+    """Returns a worker, and the share of its time for which the others wait for it."""
     busy = {
         name: sum(shares_of(report)[cause] for cause in _BUSY) for name, report in workers.items()
     }
-    slow = max(busy, key=busy.__getitem__, default="")
-    if not slow or busy[slow] - median_low(busy.values()) < _SLOWER:
-        return ""
-    return slow
+    if not busy:
+        return "", 0.0
+    slow = max(busy, key=busy.__getitem__)
+    return slow, busy[slow] - median_low(busy.values())
 
 
 def seconds_of(workers: Workers) -> float:
     """Returns for how long the workers have trained."""
-    return max(sum(report.seconds.values()) for report in workers.values())
+    return max((sum(report.seconds.values()) for report in workers.values()), default=0.0)
 
 
 def shares_of(*reports: Report) -> Mapping[str, float]:

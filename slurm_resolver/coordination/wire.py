@@ -2,15 +2,16 @@ r"""What a task and the coordination service send each other: JSON objects, one 
 
 A connection begins with a mutual handshake, in which the secret itself is never sent::
 
-    service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
-    task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
-              "challenge": M, "proof": HMAC(secret, "task" N and all of the above)}
+    service: {"protocol": 2, "identity": I, "challenge": N, "offer": munge's credential}
+    task:    {"rank": 3, "process": "71 X", "challenge": M,
+              "proof": HMAC(secret, "task" N and all of the above)}
     service: {"proof": HMAC(secret, "service" N and the same), "rank": 0, "service": its name}
              and what an observer asks for
 
-Instead of the last message, the service may say {"refused": "why"}, or {"other": true} to a task of
-another step. One that cannot start greets with {"protocol": 1, "identity": I, "refused": "why"},
-and the task answers with its rank and role.
+The task names its process by the id and a random number. An observer has the rank -1.
+A service that cannot start greets with {"protocol": 2, "identity": I, "refused": "why"}. Instead of
+the last message, the service may say {"refused": "why"}, or {"later": "why"}: the task tries again.
+All messages of the service up to here have its protocol and identity.
 
 Both challenges are random, so no proof is valid twice. After the handshake, the first key says what
 a message is. A task sends:
@@ -18,7 +19,8 @@ a message is. A task sends:
 | keys | meaning |
 |---|---|
 | gather, value | the task's value for a gather: `rounds` |
-| … without, timeout, seconds | it also waits for the answer; "seconds" are left |
+| … without, patient | it also waits for the answer |
+| gather, late | its time to wait is up |
 | told, value | something for all tasks, also for those that connect later |
 | training, leader, cluster, serves | its part in a training with servers: `training_with_servers` |
 | … seconds | the leader and the servers have to come in this time |
@@ -31,7 +33,7 @@ The service sends:
 | keys | meaning |
 |---|---|
 | gathered, values or error | the answer to a gather |
-| awaited, rank, value | a task waits for this gather without a deadline |
+| awaited, value | a task waits for this gather without a deadline |
 | told, value, rank | what another task tells all |
 | over | how the training has ended; null if it has not |
 | stall, behind | no step ends: a line for the log, and ranks that are behind |
@@ -52,7 +54,7 @@ from secrets import token_hex
 from select import POLLIN, poll
 from socket import SHUT_WR, socket
 from time import monotonic
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 from zlib import compress, decompress
 
 from slurm_resolver.coordination import ServiceAddress
@@ -60,29 +62,15 @@ from slurm_resolver.coordination.secret import RefusedError, accept_offer
 from slurm_resolver.coordination.tcp import connect_to
 
 Message = dict[str, Any]
-TextByRank = dict[int, str]
-# Sends a message to the processes of some ranks, or of all ranks for None.
-Send = Callable[[Any, Message], None]
 
-PROTOCOL = 1
+PROTOCOL = 2
 # The longest line that a task may send, and the longest of a handshake; asyncio buffers at most
 # twice as much for a connection.
 MOST_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
 NO_ANSWER = "accepts connections, but does not answer: it is stopped, or hangs in C code"
-
-
-class Process(NamedTuple):
-    """A process that represents a task: its "program", or before that `exec`, the "launcher".
-
-    `slurm-resolver status` is an "observer", with the rank 0.
-    """
-
-    rank: int
-    role: str
-    number: str  # random
-    pid: int
+_STRANGER = "another program or another version of slurm_resolver answers there"
 
 
 class Gather(NamedTuple):
@@ -95,17 +83,6 @@ class Gather(NamedTuple):
 def encode(message: Message) -> bytes:
     """Returns a message as a line."""
     return dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    """Returns the message on a line; raises ConnectionError if that is not a JSON object."""
-    try:
-        message = loads(line)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict):
-        raise ConnectionError("another program answers there")
-    return message
 
 
 def prove(key: bytes, role: str, challenge: object, hello: Message) -> str:
@@ -125,17 +102,14 @@ def is_proof(proof: object, *proven: Any) -> bool:
 
 
 def pack(values: Iterable[str]) -> str:
-    """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
-    numbers: dict[str, int] = {}
-    index = [numbers.setdefault(value, len(numbers)) for value in values]
-    text = f"[[{','.join(numbers)}],{dumps(index)}]"
-    return b64encode(compress(text.encode(), 1)).decode()
+    """Returns JSON texts as one short text: most tasks give the same."""
+    return b64encode(compress(f"[{','.join(values)}]".encode(), 1)).decode()
 
 
 def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
-    distinct, index = loads(decompress(b64decode(packed)))
-    return [distinct[number] for number in index]
+    values: list[Any] = loads(decompress(b64decode(packed)))
+    return values
 
 
 class Connection:
@@ -146,7 +120,7 @@ class Connection:
         self._arrival = poll()
         self._arrival.register(sock, POLLIN)
         # what has come of the next message, and perhaps beyond it
-        self._pieces = [b""]
+        self._received = b""
 
     def send(self, message: Message) -> None:
         """Sends a message; raises OSError if the connection has failed."""
@@ -156,39 +130,42 @@ class Connection:
         """Says that no message follows; the other end can still send."""
         self.socket.shutdown(SHUT_WR)
 
-    def receive(self, until: float = 0.0) -> Message:
-        """Returns the next message; raises ConnectionError at the end of the connection.
+    def receive(self, until: float) -> Message | None:
+        """Returns the next message; None if it has not come whole by then.
 
-        Raises TimeoutError if it has not come whole by then, however its bytes come.
+        Raises ConnectionError at the end of the connection, and ValueError for another program's
+        answer.
         """
-        if not self.has_message(until):
-            raise TimeoutError("it never ends its line" if any(self._pieces) else NO_ANSWER)
-        line, _, rest = b"".join(self._pieces).partition(b"\n")
-        self._pieces = [rest]
-        return decode(line)
-
-    def has_message(self, until: float) -> bool:
-        """Waits until the next message has come whole, or until then; returns whether it has."""
-        while b"\n" not in self._pieces[-1]:
+        while b"\n" not in self._received:
             if not self._arrival.poll(1000 * max(until - monotonic(), 0.001)):
-                return False
-            self._pieces.append(self.socket.recv(MOST_BYTES))
-            if not self._pieces[-1]:
+                return None
+            piece = self.socket.recv(MOST_BYTES)
+            if not piece:
                 raise ConnectionError("it closed the connection")
-            if sum(map(len, self._pieces)) > _MOST_ANSWER_BYTES:
-                raise ConnectionError("another program answers there")
-        return True
+            self._received += piece
+            if len(self._received) > _MOST_ANSWER_BYTES:
+                raise ConnectionError(_STRANGER)
+        line, _, self._received = self._received.partition(b"\n")
+        message: Message = loads(line)
+        return message
 
 
-def open_connection(address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
-    """Returns a connection, and the service's answer to the handshake.
+def open_connection(address: ServiceAddress, process: str) -> tuple[Connection, Message]:
+    """Returns a connection of a process, and the service's answer to the handshake.
 
     Raises OSError or RendezvousError if no service of this step answers as expected. Connecting and
-    the handshake take `HANDSHAKE_SECONDS` each at most; looking up the name may take longer.
+    each answer take `HANDSHAKE_SECONDS` at most; looking up the name may take longer.
     """
     host = "127.0.0.1" if address.hosts_service else address.host
     try:
-        return _shake(connect_to(host, address.port, HANDSHAKE_SECONDS), address, process)
+        sock = connect_to(host, address.port, HANDSHAKE_SECONDS)
+        try:
+            return _shake(Connection(sock), address, process)
+        except BaseException:
+            sock.close()
+            raise
+    except (KeyError, TypeError, ValueError, RecursionError):  # by what a stranger sends
+        raise ConnectionError(_STRANGER) from None
     except OSError as error:
         # Only the network raises these; what was received raises ConnectionError itself.
         if address.hosts_service or type(error) is ConnectionError:
@@ -196,46 +173,37 @@ def open_connection(address: ServiceAddress, process: Process) -> tuple[Connecti
         raise type(error)(f"{error}{address.remedy}") from None
 
 
-def _shake(sock: socket, address: ServiceAddress, process: Process) -> tuple[Connection, Message]:
-    """Does a task's part of the handshake; the socket is closed if that fails."""
-    until = monotonic() + HANDSHAKE_SECONDS
-    connection = Connection(sock)
-    try:
-        greeting = connection.receive(until)
-        if greeting.get("identity") == address.identity:
-            connection.send(process._asdict())
-            _end_if_refused(greeting, address)
-        offer = greeting.get("offer")
-        if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
-            raise ConnectionError(
-                "another program or another version of slurm_resolver answers there"
-            )
-        key = accept_offer(offer, address.name)  # which may take long
-        until = monotonic() + HANDSHAKE_SECONDS
-        hello = {
-            **process._asdict(),
-            "identity": address.identity,
-            "challenge": token_hex(16),
-        }
-        challenge = greeting.get("challenge")
-        connection.send({**hello, "proof": prove(key, "task", challenge, hello)})
-        answer = connection.receive(until)
-        _end_if_refused(answer, address)
-        if "other" in answer:
-            raise ConnectionError(
-                "a service answers there, but it belongs to another step, or another start"
-            )
-        if not is_proof(answer.get("proof"), key, "service", challenge, hello):
-            raise ConnectionError(
-                "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
-            )
-        sock.settimeout(None)
-        return connection, answer
-    except BaseException:
-        sock.close()
-        raise
+def _shake(
+    connection: Connection, address: ServiceAddress, process: str
+) -> tuple[Connection, Message]:
+    """Does a task's part of the handshake."""
+    greeting = _expect(connection, address)
+    key = accept_offer(greeting["offer"])  # which may take long
+    hello = {"rank": address.rank, "process": process, "challenge": token_hex(16)}
+    proven = (greeting["challenge"], hello)
+    connection.send({**hello, "proof": prove(key, "task", *proven)})
+    answer = _expect(connection, address)
+    if not is_proof(answer["proof"], key, "service", *proven):
+        raise ConnectionError(
+            "what answers there does not know the step's secret, SLURM_RESOLVER_SECRET or munge"
+        )
+    connection.socket.settimeout(None)
+    return connection, answer
 
 
-def _end_if_refused(message: Message, address: ServiceAddress) -> None:
+def _expect(connection: Connection, address: ServiceAddress) -> Message:
+    """Returns the next message of this step's service in the handshake."""
+    message = connection.receive(monotonic() + HANDSHAKE_SECONDS)
+    if message is None:
+        raise TimeoutError(NO_ANSWER)
+    if message["protocol"] != PROTOCOL:
+        raise ConnectionError(_STRANGER)
+    if message["identity"] != address.identity:
+        raise ConnectionError(
+            "a service answers there, but it belongs to another step, or another start"
+        )
     if "refused" in message:
         raise RefusedError(f"{address.name} refuses this process: {message['refused']}.")
+    if "later" in message:
+        raise ConnectionError(message["later"])
+    return message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from glob import glob
 from operator import itemgetter
@@ -12,7 +11,7 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_service_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import VARIABLE
-from slurm_resolver.coordination.wire import Message, Process, open_connection
+from slurm_resolver.coordination.wire import Message, open_connection
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.ancestors import read_proc
@@ -40,11 +39,10 @@ def ask_service(job_id: str, step_id: str, given_port: int | None) -> Message:
     slurm_job = scontrol.show_job(JobRef(job_id))
     addresses = [*_find_addresses(slurm_job, step_id, given_port)]
     _take_secret(slurm_job)
-    observer = Process(rank=0, role="observer", number=secrets.token_hex(8), pid=0)
     errors = []
     for address in addresses:
         try:
-            connection, answer = open_connection(address, observer)
+            connection, answer = open_connection(address, "observer")
         except (OSError, RendezvousError) as error:
             errors.append(f"{address.node}: {error}")
         else:
@@ -119,6 +117,6 @@ def _find_addresses(
                 node,
                 identity_of(step),
                 num_tasks=0,
-                rank=0,
+                rank=-1,  # that of an observer
                 hosts_service=False,
             )

@@ -56,12 +56,9 @@ def _tell_rank(connection: socket, rank: int) -> None:
 
 
 def call(address: str) -> socket:
-    """Returns a connection to an address; what takes longer than some seconds there fails.
-
-    TensorFlow, too, tries the first address of a name first.
-    """
+    """Returns a connection to an address; what takes longer than some seconds there fails."""
     host, _, port = address.rpartition(":")
-    return connect_to(host, int(port), _CONNECT_SECONDS, only_first=True)
+    return connect_to(host, int(port), _CONNECT_SECONDS)
 
 
 def answers(address: str) -> bool:

@@ -18,7 +18,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import TRAIN, ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.coordination.training_with_servers import Outcome, announcement
+from slurm_resolver.coordination.training_with_servers import announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.start.probe import answers
@@ -39,8 +39,9 @@ def _note_end() -> None:
         _ends.set()
 
 
-def _end_process(member: Member, outcome: Outcome) -> None:
-    """Ends a process that trains if the training has failed; TensorFlow would wait without end."""
+def _end_process(member: Member) -> None:
+    """Ends a process that trains if the training fails; TensorFlow would wait without end."""
+    outcome = member.await_over()
     if not outcome.status or member.announced["serves"] or _ends.is_set():
         return
     print_line(f"{member.name}: {outcome.message}. This process ends")
@@ -108,7 +109,8 @@ def take_part(cluster: Cluster) -> Member | None:
         private_names.STOP_PREEMPTION.replace(_stop)
     key = (service, announced["cluster"], os.getpid())
     if key not in _members:
-        _members[key] = Member(connect(service, cluster.name_of), announced, _end_process)
+        _members[key] = Member(connect(service, cluster.name_of), announced)
+        threading.Thread(target=_end_process, args=[_members[key]], daemon=True).start()
     return _members[key]
 
 
@@ -141,10 +143,12 @@ def serve(
     assert member
     if start_timeout is None:
         start_timeout = cluster.step.start_seconds
-    member.serve(start_timeout)
-    refusal = member.client.refusal
-    if refusal:
-        raise JobsError(f"serve() in process {os.getpid()}: {refusal}")
+    problem = member.serve(start_timeout)
+    if member.client.refusal:
+        raise JobsError(f"serve() in process {os.getpid()}: {problem}")
+    if problem:
+        print_line(f"{member.name}: {problem}")
+        return 1
     offer_readiness(cluster)
     if server is None and not member.outcome:
         server = tf.distribute.Server(

@@ -16,11 +16,9 @@ from slurm_resolver.coordination.progress import (
     STEP,
     Monitor,
     Report,
-    describe_stall,
     find_stall,
 )
-from slurm_resolver.coordination.silence import Silence
-from slurm_resolver.coordination.wire import Process
+from slurm_resolver.coordination.tasks import Tasks
 
 LIMIT = 300.0
 
@@ -44,9 +42,8 @@ def at(
 
 
 def said(workers: dict[int, Report]) -> str:
-    behind = find_stall(workers, LIMIT)
-    said = describe_stall(workers, behind, task) if behind else ""
-    return said.replace(" of epoch 1", "")
+    _, line = find_stall(workers, LIMIT, task)
+    return line.replace(" of epoch 1", "")
 
 
 FIRST_FIVE = ", ".join(task(rank) for rank in range(5))
@@ -180,15 +177,18 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
 def test_each_stall_is_told_and_repeated_every_300_s() -> None:
     sent: list[str] = []
 
-    def send(ranks: object, message: Fields) -> None:
-        sent.append(f"{clock.now:.0f}: {message['stall'].partition(':')[0]}")
+    class Told(Tasks):
+        def send(self, ranks: object, message: Fields) -> None:
+            sent.append(f"{self.clock.now:.0f}: {message['stall'].partition(':')[0]}")
 
-    clock = Silence(ServiceAddress("n0", 1, "n0", "42.0 start 0", 1, 0, True))
-    monitor = Monitor(send, task, clock)
-    for clock.now in range(500):
-        if clock.now in (0, 70):  # the only steps
-            report = [*at(int(clock.now), age=0.0)]
-            monitor.message(Process(0, "program", "1", 1), {"progress": report, "limit": 60.0})
+    address = ServiceAddress("n0", 1, "n0", "42.0 start 0", 1, 0, True)
+    tasks = Told(address, task)
+    monitor = Monitor(tasks)
+    for now in range(500):
+        tasks.clock.now = now
+        if now in (0, 70):  # the only steps
+            report = [*at(now, age=0.0)]
+            monitor.message(0, {"progress": report, "limit": 60.0})
         monitor.tick()
     assert sent == [
         "61: no step for 61 s",

@@ -6,21 +6,19 @@ import pytest
 from captured import Patch
 
 from slurm_resolver.coordination import ServiceAddress, silence
+from slurm_resolver.coordination.tasks import Link, Tasks
 
 GRACE = 30.0
 ADDRESS = ServiceAddress("n0", 1, "n0", "42.0 start 0", 3, 0, True, GRACE)
 
-
-# By what a process does, and for how many seconds: what is said of it. Another one always answers.
+# By what a process does not answer for, or its watcher is stopped for: whether it is silent, lost.
 RULE = {
-    "answers 500": "",
-    "silent 29, answers 9, silent 29, answers 9": "",
-    "answers 9, silent 119, answers 9": "named after 40, answers again",
-    "silent 40, answers 1, silent 40": "named after 31, answers again, named after 72",
-    "silent 150": "named after 31, lost",
-    # the one who watches is stopped
-    "answers 9, stopped 900, answers 9": "",
-    "silent 20, stopped 900, silent 5": "",
+    "silent 29": (False, False),
+    "silent 31": (True, False),
+    "silent 119": (True, False),
+    "silent 121": (True, True),
+    "stopped 900": (False, False),
+    "silent 20, stopped 900, silent 5": (False, False),
 }
 
 
@@ -28,21 +26,14 @@ RULE = {
 def test_who_is_silent(events: str, monkeypatch: Patch) -> None:
     at = 0.0
     monkeypatch.setattr(silence, "monotonic", lambda: at)
-    watched = silence.Silence(ADDRESS)
-    said = []
+    tasks = Tasks(ADDRESS, str)
+    tasks.links[1] = Link(1, "71 x", due=0.0)
+    tasks.links[2] = Link(2, "72 x")
     for event in events.split(", "):
         does, seconds = event.split()
-        if does == "stopped":
-            at += int(seconds)
-            continue
         for _ in range(int(seconds)):
             at += 1
-            for who in ("it", "the other"):
-                watched.await_answer(who)
-                if (does == "answers" or who != "it") and watched.heard(who):
-                    said.append("answers again")
-            said += [f"named after {watched.now:.0f}" for _ in watched.find()]
-            if watched.silent_for(ADDRESS.silence):
-                said.append("lost")
-                break
-    assert ", ".join(said) == RULE[events]
+            if does == "silent":
+                tasks.clock.tick()
+    found = [tasks.silent_for(limit) for limit in (GRACE, ADDRESS.silence)]
+    assert found == [[1] if is_silent else [] for is_silent in RULE[events]]

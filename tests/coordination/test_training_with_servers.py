@@ -41,8 +41,8 @@ class Job:
         announced = announcement(self.tasks, rank)
         assert announced is not None
         announced.update(more)
-        member = Member(self.connect(rank), announced, lambda member, outcome: None)
-        assert member.client.wait_for(lambda: member._has_joined, 10)
+        member = Member(self.connect(rank), announced)
+        assert member.client.wait_for(lambda: "over" in member.client.latest, 10)
         self.members[name] = member
         return member
 

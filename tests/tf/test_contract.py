@@ -26,7 +26,7 @@ def as_dict(resolver: Any) -> dict[str, Strings]:
 
 def test_the_options_are_those_of_the_resolver() -> None:
     of_tensorflow = {"auto_set_gpu", "rpc_layer"}  # not of the cluster
-    inside = {"until", "starts_program"}  # no caller of the package sets these
+    inside = {"until"}  # no caller of the package sets it
     arguments = set(inspect.signature(SlurmClusterResolver).parameters)
     assert set(ClusterOptions._fields) - inside == arguments - of_tensorflow
 

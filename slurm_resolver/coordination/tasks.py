@@ -1,0 +1,73 @@
+"""The tasks as the service knows them: which process represents each, and how it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from slurm_resolver.coordination import NameOf, ServiceAddress
+from slurm_resolver.coordination.silence import Clock
+from slurm_resolver.coordination.wire import Message, encode
+from slurm_resolver.wording import shorten
+
+if TYPE_CHECKING:  # asyncio takes long to import
+    from asyncio import StreamWriter, TimerHandle
+
+
+@dataclass
+class Link:
+    """A process that represents a task, and its connection."""
+
+    rank: int
+    process: str  # its id, and a random number
+    writer: StreamWriter | None = None  # None while the connection has failed
+    loss: TimerHandle | None = None  # makes the process lost after that
+    due: float = inf  # since when an answer is due, by the clock
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self.writer:
+            self.writer.close()
+        self.writer = None
+
+
+class Tasks:
+    """All tasks, by rank.
+
+    Attributes:
+        links: of the tasks whose processes have come, and have not ended.
+        endings: how the processes of the others have ended.
+        name_of: returns how messages name a rank.
+        clock: by which answers of tasks are due.
+    """
+
+    def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
+        self.address = address
+        self.name_of = name_of
+        self.links: dict[int, Link] = {}
+        self.endings: dict[int, str] = {}
+        self.clock = Clock()
+
+    def send(self, ranks: Container[int] | None, message: Message) -> None:
+        """Sends a message to the processes of these tasks; None for all tasks."""
+        line = encode(message)
+        # The service's own task, which connects first, comes last: it may then hold the
+        # interpreter, and block the service.
+        for rank, link in reversed(self.links.items()):
+            is_wanted = ranks is None or rank in ranks
+            if link.writer and is_wanted and not link.writer.is_closing():
+                link.writer.write(line)
+
+    def connected(self, ranks: Iterable[int]) -> set[int]:
+        """Returns those whose processes have a connection now."""
+        return {rank for rank in ranks if rank in self.links and self.links[rank].writer}
+
+    def silent_for(self, seconds: float) -> list[int]:
+        """Returns those whose answer has been due for longer than this."""
+        return [rank for rank, link in self.links.items() if self.clock.now - link.due > seconds]
+
+    def names(self, ranks: Iterable[int], most: int = 5) -> str:
+        """Returns how messages name some tasks."""
+        return shorten([*map(self.name_of, sorted(ranks))], most)
