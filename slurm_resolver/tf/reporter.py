@@ -24,13 +24,12 @@ from slurm_resolver.coordination.tcp import outlast_outages
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
-from slurm_resolver.log import exit_at_once, warn
+from slurm_resolver.log import exit_at_once, print_line, warn
 from slurm_resolver.start.ready import find_group
 from slurm_resolver.tf.gpu_usage import GpuUsage
-from slurm_resolver.tf.resolver_cluster import cluster_of
+from slurm_resolver.tf.resolver_cluster import cluster_of, slurm_step_of
 from slurm_resolver.timeouts import Timeouts
 
-_MOST_DURATIONS = 10_001  # of the last steps, whose median is reported
 # What the time of a training is spent with in a phase, if not with a validation.
 _CAUSES = {
     phases.FIRST: usage.START,
@@ -59,6 +58,7 @@ class Reporter:
     _began = 0.0  # when the last step of this stage began; 0 before the first one
     _group: Group | None = None  # the workers, once it reports
     _exits = False  # once it is behind in a stall
+    _has_told = False  # where the time of a training went
     _waited_at_compilation = 0.0
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Reporter:
         self._waited = self.waited if is_measured else None
         self._since = time.monotonic()
         self._seconds: dict[str, float] = defaultdict(float)  # by cause
-        self._durations: deque[float] = deque(maxlen=_MOST_DURATIONS)
+        self._durations: deque[float] = deque(maxlen=10_001)  # of the last steps
         self._epochs = 0
         self._steps = 0
         # before this training, and while other workers compiled
@@ -163,6 +163,8 @@ class Reporter:
 
     def report(self) -> phases.Report:
         """Returns what this process is doing."""
+        gpus = self._gpu_usage
+        gpus.sample()
         age = time.monotonic() - self._since
         seconds = defaultdict(float, self._seconds)
         seconds[self._cause()] += age
@@ -178,14 +180,14 @@ class Reporter:
             begun=self.begun,
             phase=self.phase,
             age=age,
-            ms=round(1000 * statistics.median(self._durations or [0.0]), 3),
+            ms=1000 * statistics.median(self._durations or [0.0]),
             epochs=self._epochs,
             steps=self._steps,
-            seconds={cause: round(value, 3) for cause, value in seconds.items()},
+            seconds=seconds,
             whole_data=self.whole_data,
             whole_steps=self.whole_steps,
-            gpu_memory=self._gpu_usage.peak_memory(),
-            gpu_busy=self._gpu_usage.busy(),
+            gpu_memory=gpus.peak_memory,
+            gpu_busy=statistics.mean(gpus.busy) if gpus.busy else None,
         )
 
     def of_all_workers(self, timeout: float) -> Mapping[str, phases.Report]:
@@ -202,6 +204,26 @@ class Reporter:
             return {}
         return {name: phases.Report(*report) for name, report in reports.items()}
 
+    def tell_usage(self, resolver: object, what: str, workers: usage.Workers) -> None:
+        """Prints where the time of a training went, unless SLURM_RESOLVER_REPORT is off.
+
+        A program may call `fit` a thousand times: a short one is reported only if it is the first.
+
+        Args:
+            resolver: of the training.
+            what: what has ended: "fit" or "the loop".
+            workers: the report of each worker; if there is none, nothing is printed.
+        """
+        cluster = cluster_of(resolver)
+        if slurm_step_of(resolver).usage_report == "off" or not workers:
+            return
+        if self._has_told and usage.seconds_of(workers) < 10.0:
+            return
+        self._has_told = True
+        nodes = {task.node for task in cluster.tasks if task.job in TRAIN} if cluster else ()
+        for line in usage.summarize(what, workers, len(nodes)):
+            print_line(line)
+
     def start(self, resolver: object, on_stall: str | None = None) -> None:
         """Begins to report, if this process is one of several workers of a live step.
 
@@ -210,51 +232,47 @@ class Reporter:
         """
         if on_stall not in (None, "report", "exit"):
             raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
+        if on_stall:
+            self._exits = on_stall == "exit"
         cluster = cluster_of(resolver)
-        if not cluster or not cluster.step.is_live:
+        if self._group or not cluster or not cluster.step.is_live:
             return
         group = find_group(cluster, TRAIN)
         if not group:
             return
-        seconds = cluster.step.stall_seconds
-        self._limit = Timeouts.stall if seconds is None else float(seconds)
-        if on_stall:
-            self._exits = on_stall == "exit"
-        if self._group:
-            return
         self._group = group
         client = group.client
-        self._rank = client.address.rank
-        client.listen("stall", self._take_stall)
+        rank = client.address.rank
+        port = int(cluster.tasks[rank].address.rpartition(":")[2])
+        seconds = cluster.step.stall_seconds
+        limit = Timeouts.stall if seconds is None else float(seconds)
         ends = threading.Event()
-        port = int(cluster.tasks[self._rank].address.rpartition(":")[2])
+
+        def take_stall(message: Message) -> None:
+            warn("%s", message["stall"])
+            if rank in message["behind"]:
+                faulthandler.dump_traceback(2, all_threads=True)
+                if self._exits:
+                    warn("this task ends with status 1 (on_stall='exit')")
+                    exit_at_once()
 
         def run() -> None:
-            is_ended = False
             # The last report is the one at exit: what follows may take long, and is no stall.
-            while not is_ended:
-                is_ended = ends.wait(phases.report_seconds(self._limit))
-                self._gpu_usage.sample()
+            while not ends.is_set():
+                ends.wait(phases.report_seconds(limit))
                 outlast_outages(port, 2 * client.address.silence)
                 client.say(
                     "progress",
-                    progress=list(self.report()),
-                    limit=self._limit,
+                    progress=self.report(),
+                    limit=limit,
                 )
 
+        client.listen("stall", take_stall)
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         # The thread calls TensorFlow, which fails once Python has ended. The last one comes first.
         atexit.register(thread.join, 1.0)
         atexit.register(ends.set)
-
-    def _take_stall(self, message: Message) -> None:
-        warn("%s", message["stall"])
-        if self._rank in message["behind"]:
-            faulthandler.dump_traceback(2, all_threads=True)
-            if self._exits:
-                warn("this task ends with status 1 (on_stall='exit')")
-                exit_at_once()
 
 
 reporter = Reporter()
@@ -267,4 +285,3 @@ def noting(iterator: Iterable[Any]) -> Iterator[Any]:
         reporter.enter(phases.STEP)
         yield batch
         reporter.enter(phases.DATA)
-    reporter.enter(phases.STEP)
