@@ -14,9 +14,8 @@ from kinds import Fields, Strings
 
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf import call, exchange
-from slurm_resolver.tf.call import State
-from slurm_resolver.tf.exchange import STEP, Workers
+from slurm_resolver.tf import exchange
+from slurm_resolver.tf.exchange import STEP, State, Workers
 
 NAMES = [f"worker {rank} (rank {rank} on n{rank})" for rank in range(3)]
 
@@ -25,8 +24,7 @@ NAMES = [f"worker {rank} (rank {rank} on n{rank})" for rank in range(3)]
 def aborted(monkeypatch: Patch) -> Strings:
     """Why the collectives of the worker have ended."""
     reasons: Strings = []
-    for module in (call, exchange):
-        monkeypatch.setattr(module, "abort_collectives", reasons.append)
+    monkeypatch.setattr(exchange, "abort_collectives", reasons.append)
     return reasons
 
 
@@ -70,7 +68,7 @@ EVENTS: list[tuple[Fields, str, set[State]]] = [
     ({"gone": 0, "why": f"FitError: {GONE}"}, GONE, {*State}),
     (
         {"gone": 0, "why": f"FitError: {NAMES[1]} is gone: it is silent"},
-        f"{NAMES[1]} was stopped or cut off, and the others have ended without it",
+        f"{NAMES[1]} is gone: it is silent",
         {*State},
     ),
 ]
