@@ -12,7 +12,6 @@ from collections.abc import MutableMapping
 
 from slurm_resolver.cluster.cluster import Cluster
 
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _DIRECT = "no_grpc_proxy"
 
 
@@ -21,8 +20,8 @@ def connect_directly(cluster: Cluster, environ: MutableMapping[str, str]) -> Non
 
     Without a proxy it changes nothing. Call it before TensorFlow connects.
     """
-    if not cluster or not any(map(environ.get, _PROXIES)):
+    if not cluster or not any(map(environ.get, ("grpc_proxy", "https_proxy", "http_proxy"))):
         return
     entries = environ.get(_DIRECT, environ.get("no_proxy", "")).split(",")
-    hosts = [host.strip("[]") for host in cluster.hosts.values()]
-    environ[_DIRECT] = ",".join(dict.fromkeys(filter(None, map(str.strip, [*entries, *hosts]))))
+    entries += [host.strip("[]") for host in cluster.hosts.values()]
+    environ[_DIRECT] = ",".join(dict.fromkeys(filter(None, map(str.strip, entries))))

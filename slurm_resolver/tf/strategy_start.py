@@ -6,9 +6,10 @@ before; those that are missing are named, and TensorFlow starts only when all ar
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
+import copy
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from faulthandler import cancel_dump_traceback_later, dump_traceback_later
 
 import tensorflow as tf
 
@@ -26,12 +27,10 @@ from slurm_resolver.start.transport import (
 )
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
-_CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes some
-
 _served: set[str] = set()  # the addresses at which TensorFlow listens in this process
 
 
-@contextlib.contextmanager
+@contextmanager
 def starting_together(
     resolver: object,
     timeout: float | None,
@@ -62,12 +61,12 @@ def starting_together(
     _refuse_second(cluster)
     group = wait_until_ready(cluster, seconds, jobs)
     if group:
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        dump_traceback_later(seconds, exit=True)
     try:
         yield group
     finally:
         if group:
-            faulthandler.cancel_dump_traceback_later()
+            cancel_dump_traceback_later()
     if cluster.task and "ps" not in cluster.roles:
         _served.add(cluster.task.address)
 
@@ -111,30 +110,28 @@ def choose_communication(
     if cluster is None:
         return of_program
     if cluster.gpus and not usable:
-        why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            f"and computes on CPUs: {why}"
+            "and computes on CPUs: "
+            + why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         )
     nccl = usable > 1
     if group:
         devices_of = group.gather(
             "the choice of NCCL",
             task_devices(cluster, usable),
-            _CHOICE_SECONDS,
+            60.0,  # the tasks have met; the first look for GPUs takes some time
         )
-        tasks = {name: TaskDevices(*devices) for name, devices in devices_of.items()}
-        transport = find_transport(tasks)
-        nccl = transport.nccl
-        text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
+        nccl, sentence, remedy = find_transport(
+            {name: TaskDevices(*devices) for name, devices in devices_of.items()}
+        )
+        text = f"{sentence}: {remedy}".rstrip(": ")
         if "SLURM_STEP_GPUS" in text:
             warn_once(text)
         elif is_free:
             tell_once(text)
     if not (is_free and nccl):
         return of_program
-    return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=options.bytes_per_pack,
-        timeout_seconds=options.timeout_seconds,
-        implementation=implementations.NCCL,
-    )
+    with_nccl = copy.copy(options)
+    with_nccl.implementation = implementations.NCCL
+    return with_nccl
