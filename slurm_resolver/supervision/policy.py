@@ -18,8 +18,7 @@ PROGRESS_SECONDS = 600.0
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
 # means that the node does not respond.
 _UNHEALTHY = re.compile(
-    "^$"
-    "|(^|[+])("
+    "(^|[+])("
     "DOWN"
     "|DRAIN"
     "|FAIL"
@@ -31,13 +30,9 @@ _UNHEALTHY = re.compile(
     "|REBOOT_ISSUED"
     "|POWER"
     ")"
-    "|[*]([+]|$)"
-    "| ",  # in one of those below
+    "|[*]([+]|$)",
     re.IGNORECASE,
 )
-# In place of the state that Slurm gives.
-HOLDS_STEP = "holds the former step"
-LOST = "no longer the job's"
 
 
 @dataclass
@@ -82,9 +77,9 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
         raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
 
 
-def healthy_nodes(states: Fields) -> list[str]:
-    """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
-    return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
+def is_healthy(state: str) -> bool:
+    """Whether a node can start tasks, by its state (`scontrol.show_nodes`)."""
+    return not _UNHEALTHY.search(state)
 
 
 def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
