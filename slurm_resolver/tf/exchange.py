@@ -30,14 +30,15 @@ This ends the collectives of this worker with an error that says why, if another
 from __future__ import annotations
 
 import atexit
-import contextlib
-import enum
-import json
 import re
 import sys
-import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from json import dumps, loads
+from threading import Lock
 from types import TracebackType
 from typing import Any, Callable, NamedTuple
 
@@ -58,24 +59,17 @@ from slurm_resolver.wording import shorten
 MARK = "slurm_resolver: "  # in the errors of collectives that this package ends
 IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
-    "worker alone make it, such as `if task_id == 0:`."
+    "worker alone make it, such as `if task_id == 0:`; set stop_training at the end of an epoch, "
+    "or in every worker at the same step; and check whether each worker's data is complete. Data "
+    "that differs between workers needs AutoShardPolicy.OFF, and steps_per_epoch if its length "
+    "differs."
 )
 
 _PURPOSE = "this call of fit, evaluate or predict"  # what workers tell each other about
 STEP = "begins the next step"
 STEP_OF_CALLBACK = "begins a step in a callback"
-# What to do if a worker ends an epoch while another one begins the next step of it.
-STOPPED = (
-    "stop_training was set within the epoch in the worker that ends it: set it at the end of an "
-    "epoch, or in every worker at the same step."
-)
-ENDED = (
-    "The data has fewer batches in the worker that ends the epoch: check whether its files are "
-    "complete. Data that differs between workers needs AutoShardPolicy.OFF, and steps_per_epoch if "
-    "its length differs."
-)
 
-State = enum.Enum("State", "ENDED BEGUN STEP EXCHANGE FAILED")
+State = Enum("State", "ENDED BEGUN STEP EXCHANGE FAILED")
 
 
 class _Offer(NamedTuple):
@@ -86,7 +80,6 @@ class _Offer(NamedTuple):
     steps: int  # how many it has begun
     within: int | None  # the number of the call in which it fails together with the others
     value: Any = None  # that fits into JSON
-    remedy: str = IN_ALL  # if another worker begins the next step instead
 
 
 class Workers:
@@ -121,7 +114,7 @@ class Workers:
     def __init__(self, strategy: tf.distribute.Strategy, group: Group | None) -> None:
         global _newest
         _newest = self
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self._strategy = strategy
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
@@ -140,21 +133,20 @@ class Workers:
             self.client.listen("left", self._take_goodbyes)
             self.client.listen("awaited", self._take_waiting)
 
-    def exchange(self, does: str, value: object, remedy: str = IN_ALL) -> list[Any]:
+    def exchange(self, does: str, value: object) -> list[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.
 
         Args:
             does: what this worker does, such as "calls fit"; all workers have to do the same.
             value: what this worker gives.
-            remedy: what to do if another worker begins the next step instead.
 
         Raises:
             FitError: if another worker does something else, has ended, or is lost.
         """
         if len(self.names) < 2:
             return [value]
-        offer = self._give(does)._replace(value=value, remedy=remedy)
-        offers = self._gather(offer) if self.client else self._gather_by_tensorflow(offer)
+        offer = self._give(does)._replace(value=value)
+        offers = self._gather(offer)
         for other in offers:
             if other.does != offers[0].does:
                 reason = self.failure or _describe(offers[0], other)
@@ -173,6 +165,13 @@ class Workers:
 
     def _gather(self, offer: _Offer) -> list[_Offer]:
         """Returns what all workers give."""
+        if not self.client:  # under TF_CONFIG
+            strategy = self._strategy
+            line = tf.constant(list(dumps(offer).encode() + b"\n"), tf.int32)
+            values = strategy.experimental_distribute_values_from_function(lambda context: line)
+            lines = bytes(strategy.gather(values, axis=0).numpy().tolist()).splitlines()
+            replicas = len(strategy.extended.worker_devices)
+            return [_Offer(*loads(line)) for line in lines[::replicas]]
         try:
             with self.doing(State.EXCHANGE), reporter.doing(MEETING):
                 by_rank = self.client.gather(
@@ -189,17 +188,7 @@ class Workers:
             ) from None
         return [_Offer(*offer) for offer in by_rank.values()]
 
-    def _gather_by_tensorflow(self, offer: _Offer) -> list[_Offer]:
-        """Returns what all workers give, under TF_CONFIG, where there is no service."""
-        strategy = self._strategy
-        line = tf.constant(list(json.dumps(offer).encode() + b"\n"), tf.int32)
-        per_replica = strategy.experimental_distribute_values_from_function(lambda context: line)
-        lines = bytes(strategy.gather(per_replica, axis=0).numpy().tolist()).splitlines()
-        return [
-            _Offer(*json.loads(line)) for line in lines[:: len(strategy.extended.worker_devices)]
-        ]
-
-    @contextlib.contextmanager
+    @contextmanager
     def step(self, begins: str = STEP) -> Iterator[None]:
         """Takes a step of all workers in the block, or does something else in which all take part.
 
@@ -256,13 +245,12 @@ class Workers:
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
-        texts = []
-        for value in dict.fromkeys(values):
-            held = [name for name, held_value in zip(self.names, values) if held_value == value]
-            texts.append(f"{value} in {shorten(held, 4)}")
-        return ", ".join(texts)
+        held = defaultdict(list)
+        for name, value in zip(self.names, values):
+            held[value].append(name)
+        return ", ".join(f"{value} in {shorten(names, 4)}" for value, names in held.items())
 
-    @contextlib.contextmanager
+    @contextmanager
     def failing_together(self, call: str) -> Iterator[None]:
         """Ends the call in all workers when it fails in one of them, with that worker's error.
 
@@ -275,7 +263,7 @@ class Workers:
         try:
             yield
         except Exception as error:
-            reason = self.reason_of(error) if isinstance(error, tf.errors.OpError) else ""
+            reason = self.reason_of(error)
             # After a loss, errors of Keras follow from it as well.
             if (reason or self.loss) and not isinstance(error, FitError):
                 raise self.passing_on(self.failure or self.loss or reason) from error
@@ -310,7 +298,7 @@ class Workers:
                 or self.client.begun[_PURPOSE] >= number  # it comes
             ):
                 return
-            waiting = _Offer(*json.loads(message["value"]))
+            waiting = _Offer(*loads(message["value"]))
             if waiting.within == self.calls and not self.call:
                 self.client.offer(_PURPOSE, self._give("has ended that call"))
             elif waiting.steps < self._steps and reporter.phase != DATA:  # there may be no data
@@ -327,7 +315,7 @@ class Workers:
             if call:
                 self.calls += 1
 
-    @contextlib.contextmanager
+    @contextmanager
     def doing(self, state: State) -> Iterator[None]:
         """Is in STEP or EXCHANGE in the block.
 
@@ -402,9 +390,8 @@ class Workers:
                 abort_collectives(reason)
 
     def _take_goodbyes(self, message: Message) -> None:
-        left = [rank for rank in self.ranks if rank in message["left"]]
-        if left:
-            name = self.client.name_of(left[0])
+        for rank in {*self.ranks} & {*message["left"]}:
+            name = self.client.name_of(rank)
             with self.lock:
                 self.absence = (
                     self.absence or f"{name} has ended, and cannot take part in a step. {IN_ALL}"
@@ -415,8 +402,7 @@ class Workers:
 
 def _describe(offer: _Offer, other: _Offer) -> str:
     """Returns what two workers do, and what to do about it."""
-    text = f"{offer.worker} {offer.does}, and {other.worker} {other.does}. "
-    return text + {offer.does: other.remedy, other.does: offer.remedy}.get(STEP, IN_ALL)
+    return f"{offer.worker} {offer.does}, and {other.worker} {other.does}. {IN_ALL}"
 
 
 def _describe_loss(name: str, why: str) -> str:
