@@ -20,10 +20,10 @@ from slurm_resolver.log import tell_once, warn_once
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
+    CUDA_REMEDY,
     TaskDevices,
     find_transport,
     task_devices,
-    why_no_gpu,
 )
 from slurm_resolver.tf.resolver_cluster import cluster_of
 
@@ -72,24 +72,21 @@ def starting_together(
 
 
 def _refuse_second(cluster: Cluster) -> None:
-    """Raises RendezvousError if this task has a strategy already, whose server has its port."""
+    """Raises RendezvousError if a strategy's server has this task's port already."""
     task = cluster.task
     assert task
-    if task.address in _served:
-        raise RendezvousError(
-            f"this process has a strategy already, whose server listens at {task.address}, and "
-            "TensorFlow starts only one in a process. Create the strategy once, before any loop, "
-            "and each new model in its scope; or train each model in its own process, one after "
-            "the other."
-        )
-    if len(cluster.tasks) == 1:
+    is_taken = task.address in _served
+    if len(cluster.tasks) == 1:  # else all tasks say it: `wait_until_ready`
         with listening(task) as problem:
-            if problem:
-                raise RendezvousError(
-                    f"{cluster.name_of(task.rank)}, the only task of its step, cannot listen at "
-                    f"{problem}: a second program in the same task, such as a second notebook? To "
-                    "train alone beside it, set SLURM_RESOLVER=off, or give it another port_base."
-                )
+            is_taken |= bool(problem)
+    if is_taken:
+        raise RendezvousError(
+            "this process has a strategy already, or a second program runs in the same task, such "
+            f"as a notebook: a server listens at {task.address}, and TensorFlow starts only one in "
+            "a process. Create the strategy once, before any loop, and each new model in its "
+            "scope; or train each model in its own process, one after the other. To train alone "
+            "beside another program, set SLURM_RESOLVER=off, or give it another port_base."
+        )
 
 
 def choose_communication(
@@ -112,8 +109,11 @@ def choose_communication(
     if cluster.gpus and not usable:
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            "and computes on CPUs: "
-            + why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
+            "and computes on CPUs. If it was built without CUDA (built with CUDA or ROCm: "
+            f"{tf.test.is_built_with_gpu_support()}), {CUDA_REMEDY}. Else NVIDIA's driver is not "
+            "loaded on this node (no /proc/driver/nvidia/version): tell its administrators; or a "
+            "library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
+            "libraries): load the site's CUDA or ROCm module"
         )
     nccl = usable > 1
     if group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from kinds import Texts
@@ -12,12 +11,10 @@ from task_variables import ONE_NODE
 from slurm_resolver import resolve
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.preflight.step_checks import check_gpus
-from slurm_resolver.start import transport
 from slurm_resolver.start.transport import (
     TaskDevices,
     find_transport,
     task_devices,
-    why_no_gpu,
 )
 
 
@@ -144,9 +141,3 @@ def test_what_a_task_tells(variables: Texts, gpus: Sequence[str] | None) -> None
     told = task_devices(resolve(environ={**STEP, **variables}), usable=1)
     assert (told.node, told.usable) == ("n9", 1)
     assert (told.gpus if told.gpus is None else list(told.gpus)) == gpus
-
-
-def test_why_tensorflow_finds_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(transport, "_DRIVER", tmp_path / "none")
-    assert why_no_gpu(False, False).startswith("TensorFlow was built without CUDA: pip uninstall")
-    assert why_no_gpu(True, False).startswith("NVIDIA's driver is not loaded on this node")
