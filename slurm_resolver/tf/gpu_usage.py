@@ -5,10 +5,9 @@ NVML is read by the package nvidia-ml-py, if that is installed.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
-import statistics
+from contextlib import suppress
+from importlib import import_module
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ class GpuUsage:
 
     Attributes:
         peak_memory: the most bytes that TensorFlow had allocated on one of them; 0 without GPUs.
-        busy: the share of each sample's last second or so in which they had work.
+        busy: the percentage of each sample's last second or so in which they had work.
     """
 
     peak_memory = 0
@@ -30,25 +29,19 @@ class GpuUsage:
         """Reads the memory, and whether the GPUs have work."""
         # Some allocators do not count, and there may be no package, no NVML, or parts of GPUs.
         for device in tf.config.list_logical_devices("GPU"):
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 name = device.name.rpartition("device:")[2]
                 peak = tf.config.experimental.get_memory_info(name)["peak"]
                 self.peak_memory = max(self.peak_memory, peak)
         if self.peak_memory:
-            with contextlib.suppress(Exception):
-                self.busy.append(_mean_utilization())
-
-
-def _mean_utilization() -> float:
-    """Returns the share of time in which the GPUs that this process sees had work."""
-    nvml = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
-    handles = [
-        nvml.nvmlDeviceGetHandleByIndex(int(name))
-        if name.isdecimal()
-        else nvml.nvmlDeviceGetHandleByUUID(name)
-        for name in os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
-    ]
-    rates = [nvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles]
-    return float(statistics.mean(rates)) / 100
+            with suppress(Exception):
+                nvml = import_module("pynvml")
+                nvml.nvmlInit()
+                every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+                handles = [
+                    nvml.nvmlDeviceGetHandleByIndex(int(name))
+                    if name.isdecimal()
+                    else nvml.nvmlDeviceGetHandleByUUID(name)
+                    for name in os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+                ]
+                self.busy += [nvml.nvmlDeviceGetUtilizationRates(each).gpu for each in handles]

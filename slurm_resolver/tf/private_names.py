@@ -14,11 +14,11 @@ of that line. A name is given by its place::
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import pkgutil
 import re
+from functools import cache, wraps
+from importlib import import_module
+from inspect import isclass, unwrap
+from pkgutil import resolve_name
 from typing import Any, Callable
 
 from slurm_resolver.errors import KerasError, ResumeError, SlurmResolverError
@@ -263,7 +263,7 @@ class Name:
         """Whether the installed version lacks it, or one of these things that should have it."""
         if self.of_instances:
             return self._find_holder() is None or any(map(self._is_lacked_by, things))
-        function = inspect.unwrap(self.find())
+        function = unwrap(self.find())
         code = getattr(function, "__code__", None)
         parameters = getattr(code, "co_varnames", ())[: len(self._parameters)]
         return function is None or parameters != self._parameters
@@ -275,12 +275,12 @@ class Name:
     def _is_lacked_by(self, thing: object) -> bool:
         """Whether a thing is of the class that should have this attribute, but has it not."""
         kind = self._find_holder()
-        return inspect.isclass(kind) and isinstance(thing, kind) and not hasattr(thing, self.name)
+        return isclass(kind) and isinstance(thing, kind) and not hasattr(thing, self.name)
 
     def _find_holder(self) -> object:
         """Returns the module or class before the last dot; None if it is missing."""
         try:
-            return pkgutil.resolve_name(self._holder)
+            return resolve_name(self._holder)
         except (ImportError, AttributeError):
             return None
 
@@ -319,7 +319,7 @@ def replace(owner: object, name: str, replacement: Method) -> None:
     if not original or hasattr(original, REPLACED):
         return
 
-    @functools.wraps(original)
+    @wraps(original)
     def replaced(*args: object, **kwargs: object) -> object:
         return replacement(original, *args, **kwargs)
 
@@ -330,7 +330,7 @@ def replace(owner: object, name: str, replacement: Method) -> None:
 def error_of(first: Name, *others: Name) -> Exception:
     """Returns the error that says which names are missing, and what to do."""
     library = re.split("[.:]", first.place)[0]
-    version = importlib.import_module(library).__version__
+    version = import_module(library).__version__
     places = ", ".join(name.place for name in (first, *others)).replace(":", ".")
     return first.error(
         f"{library} {version} has no {places}, which {first.needed_by}. Use an older version, "
@@ -344,7 +344,7 @@ def find_problem(kind: type[Name], *things: object) -> Exception | None:
     return error_of(*lacking) if lacking else None
 
 
-@functools.cache  # before anything is replaced
+@cache  # before anything is replaced
 def fit_problem() -> str:
     """Returns which names that `fit` needs are missing, and what to do; '' if none is."""
     return str(find_problem(Name) or "")

@@ -9,19 +9,42 @@ at the moment, such as waiting for data.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import faulthandler
-import statistics
-import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from faulthandler import dump_traceback
+from statistics import mean, median
+from threading import Event, Thread
+from time import monotonic
 from typing import Any, Callable
 
 from slurm_resolver.coordination import TRAIN, usage
-from slurm_resolver.coordination import progress as phases
+from slurm_resolver.coordination.progress import (
+    CALLBACK,
+    COMPILING,
+    DATA,
+    FIRST,
+    IDLE,
+    MEETING,
+    SAVING,
+    START,
+    STEP,
+    TRAINING,
+    VALIDATION,
+    Report,
+    report_seconds,
+)
 from slurm_resolver.coordination.tcp import outlast_outages
 from slurm_resolver.coordination.training_group import Group
+from slurm_resolver.coordination.usage import (
+    BETWEEN,
+    COMPUTING,
+    STEPS,
+    WAITING,
+    Workers,
+    seconds_of,
+    summarize,
+)
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import exit_at_once, print_line, warn
@@ -32,12 +55,12 @@ from slurm_resolver.timeouts import Timeouts
 
 # What the time of a training is spent with in a phase, if not with a validation.
 _CAUSES = {
-    phases.FIRST: usage.START,
-    phases.COMPILING: usage.START,
-    phases.STEP: usage.STEPS,
-    phases.DATA: usage.DATA,
-    phases.SAVING: usage.SAVING,
-    phases.MEETING: usage.WAITING,
+    FIRST: usage.START,
+    COMPILING: usage.START,
+    STEP: STEPS,
+    DATA: usage.DATA,
+    SAVING: usage.SAVING,
+    MEETING: WAITING,
 }
 
 
@@ -50,7 +73,7 @@ class Reporter:
     """
 
     stage = ""
-    phase = phases.IDLE
+    phase = IDLE
     epoch = 0
     step = 0
     begun = 0
@@ -73,7 +96,7 @@ class Reporter:
             is_measured: whether `waited` counts in its steps.
         """
         self._waited = self.waited if is_measured else None
-        self._since = time.monotonic()
+        self._since = monotonic()
         self._seconds: dict[str, float] = defaultdict(float)  # by cause
         self._durations: deque[float] = deque(maxlen=10_001)  # of the last steps
         self._epochs = 0
@@ -85,19 +108,19 @@ class Reporter:
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch, counted from 1."""
-        self.enter(phases.START, self.stage)
+        self.enter(START, self.stage)
         self._epochs += 1
         self.epoch = epoch
         self.step = 0
 
     def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
-        now = time.monotonic()
+        now = monotonic()
         self._seconds[self._cause()] += now - self._since
         if stage is not None:
             self.stage = stage
             self._began = 0.0
-        if phase == phases.COMPILING and self.phase != phase and self._waited:
+        if phase == COMPILING and self.phase != phase and self._waited:
             self._waited_at_compilation = self._waited()
         self.phase = phase
         self._since = now
@@ -106,31 +129,31 @@ class Reporter:
         """Returns what the time is being spent with."""
         if not self._steps:
             return usage.START
-        if self.stage == phases.VALIDATION:
+        if self.stage == VALIDATION:
             return usage.VALIDATION
         if self._is_aside:
-            return usage.BETWEEN
-        return _CAUSES.get(self.phase, usage.BETWEEN)
+            return BETWEEN
+        return _CAUSES.get(self.phase, BETWEEN)
 
-    def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
+    def begin_step(self, steps: int = 1, phase: str = STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
         self.enter(phase)
-        is_validation = self.stage == phases.VALIDATION
-        if self._is_aside and not is_validation:
-            self.step += steps
-        elif self._began and not is_validation:
-            self._durations.append((self._since - self._began) / steps)
+        if self.stage != VALIDATION:
+            if self._is_aside:
+                self.step += steps
+            elif self._began:
+                self._durations.append((self._since - self._began) / steps)
         self._began = self._since
 
     def end_step(self, steps: int = 1) -> None:
         """Ends a step, or several; none if there was no data for it."""
-        if self.phase == phases.COMPILING and self._waited:  # for others, which compiled as well
+        if self.phase == COMPILING and self._waited:  # for others, which compiled as well
             self._waited_before += self._waited() - self._waited_at_compilation
-        self.enter(phases.CALLBACK if self.stage else phases.IDLE)
-        self._steps += steps if self.stage == phases.TRAINING else 0
+        self.enter(CALLBACK if self.stage else IDLE)
+        self._steps += steps if self.stage == TRAINING else 0
 
-    @contextlib.contextmanager
+    @contextmanager
     def doing(self, phase: str) -> Iterator[None]:
         """Is in another phase in the block, such as SAVING."""
         before = self.phase
@@ -140,7 +163,7 @@ class Reporter:
         finally:
             self.enter(before)
 
-    @contextlib.contextmanager
+    @contextmanager
     def aside(self, name: str) -> Iterator[None]:
         """Is in a call that belongs to `fit`: a validation, or what a callback calls.
 
@@ -148,49 +171,49 @@ class Reporter:
             name: of the method, "predict" or "evaluate".
         """
         before = self.stage, self.step, self._is_aside
-        self.enter(phases.START, name)
+        self.enter(START, name)
         self.step = 0
         self._is_aside = True
         try:
             yield
         finally:
             stage, self.step, self._is_aside = before
-            self.enter(phases.CALLBACK, stage)
+            self.enter(CALLBACK, stage)
 
     def where(self) -> str:
         """Returns the step that this process is in, such as "in step 812 of epoch 3", or ''."""
-        return phases.Report(self.stage, self.epoch, self.step).where() if self.stage else ""
+        return Report(self.stage, self.epoch, self.step).where() if self.stage else ""
 
-    def report(self) -> phases.Report:
+    def report(self) -> Report:
         """Returns what this process is doing."""
         gpus = self._gpu_usage
         gpus.sample()
-        age = time.monotonic() - self._since
+        age = monotonic() - self._since
         seconds = defaultdict(float, self._seconds)
         seconds[self._cause()] += age
         if self._waited:
-            in_steps = seconds.pop(usage.STEPS, 0.0)
+            in_steps = seconds.pop(STEPS, 0.0)
             waited = min(max(self._waited() - self._waited_before, 0.0), in_steps)
-            seconds[usage.COMPUTING] += in_steps - waited
-            seconds[usage.WAITING] += waited
-        return phases.Report(
+            seconds[COMPUTING] += in_steps - waited
+            seconds[WAITING] += waited
+        return Report(
             stage=self.stage,
             epoch=self.epoch,
             step=self.step,
             begun=self.begun,
             phase=self.phase,
             age=age,
-            ms=1000 * statistics.median(self._durations or [0.0]),
+            ms=1000 * median(self._durations or [0.0]),
             epochs=self._epochs,
             steps=self._steps,
             seconds=seconds,
             whole_data=self.whole_data,
             whole_steps=self.whole_steps,
             gpu_memory=gpus.peak_memory,
-            gpu_busy=statistics.mean(gpus.busy) if gpus.busy else None,
+            gpu_busy=mean(gpus.busy) / 100 if gpus.busy else None,
         )
 
-    def of_all_workers(self, timeout: float) -> Mapping[str, phases.Report]:
+    def of_all_workers(self, timeout: float) -> Mapping[str, Report]:
         """Returns the report of each worker, by name; {} if one does not call this in time.
 
         Args:
@@ -202,9 +225,9 @@ class Reporter:
             reports = self._group.gather("the end of the training", self.report(), timeout)
         except RendezvousError:
             return {}
-        return {name: phases.Report(*report) for name, report in reports.items()}
+        return {name: Report(*report) for name, report in reports.items()}
 
-    def tell_usage(self, resolver: object, what: str, workers: usage.Workers) -> None:
+    def tell_usage(self, resolver: object, what: str, workers: Workers) -> None:
         """Prints where the time of a training went, unless SLURM_RESOLVER_REPORT is off.
 
         A program may call `fit` a thousand times: a short one is reported only if it is the first.
@@ -217,11 +240,11 @@ class Reporter:
         cluster = cluster_of(resolver)
         if slurm_step_of(resolver).usage_report == "off" or not workers:
             return
-        if self._has_told and usage.seconds_of(workers) < 10.0:
+        if self._has_told and seconds_of(workers) < 10.0:
             return
         self._has_told = True
         nodes = {task.node for task in cluster.tasks if task.job in TRAIN} if cluster else ()
-        for line in usage.summarize(what, workers, len(nodes)):
+        for line in summarize(what, workers, len(nodes)):
             print_line(line)
 
     def start(self, resolver: object, on_stall: str | None = None) -> None:
@@ -246,12 +269,12 @@ class Reporter:
         port = int(cluster.tasks[rank].address.rpartition(":")[2])
         seconds = cluster.step.stall_seconds
         limit = Timeouts.stall if seconds is None else float(seconds)
-        ends = threading.Event()
+        ends = Event()
 
         def take_stall(message: Message) -> None:
             warn("%s", message["stall"])
             if rank in message["behind"]:
-                faulthandler.dump_traceback(2, all_threads=True)
+                dump_traceback(2, all_threads=True)
                 if self._exits:
                     warn("this task ends with status 1 (on_stall='exit')")
                     exit_at_once()
@@ -259,7 +282,7 @@ class Reporter:
         def run() -> None:
             # The last report is the one at exit: what follows may take long, and is no stall.
             while not ends.is_set():
-                ends.wait(phases.report_seconds(limit))
+                ends.wait(report_seconds(limit))
                 outlast_outages(port, 2 * client.address.silence)
                 client.say(
                     "progress",
@@ -268,7 +291,7 @@ class Reporter:
                 )
 
         client.listen("stall", take_stall)
-        thread = threading.Thread(target=run, daemon=True)
+        thread = Thread(target=run, daemon=True)
         thread.start()
         # The thread calls TensorFlow, which fails once Python has ended. The last one comes first.
         atexit.register(thread.join, 1.0)
@@ -280,8 +303,8 @@ reporter = Reporter()
 
 def noting(iterator: Iterable[Any]) -> Iterator[Any]:
     """Yields the items of an iterator; while it waits for one, the phase is DATA."""
-    reporter.enter(phases.DATA)
+    reporter.enter(DATA)
     for batch in iterator:
-        reporter.enter(phases.STEP)
+        reporter.enter(STEP)
         yield batch
-        reporter.enter(phases.DATA)
+        reporter.enter(DATA)

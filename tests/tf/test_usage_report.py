@@ -92,7 +92,7 @@ def test_gpus_are_read_by_nvml(visible: str | None, monkeypatch: pytest.MonkeyPa
     usage_of_gpus = GpuUsage()
     usage_of_gpus.sample()
     usage_of_gpus.sample()
-    assert usage_of_gpus.busy == [0.75 if visible else 0.3] * 2
+    assert usage_of_gpus.busy == ([50, 100] if visible else [10, 50]) * 2
     assert usage_of_gpus.peak_memory == 7
 
 
