@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from os import strerror
@@ -75,11 +75,10 @@ def tasks_to_ask(rank: int, tasks: Sequence[Task]) -> list[Task]:
     """
     number = len(tasks)
     place = [task.rank for task in tasks].index(rank)
-    distances: Iterable[int] = range(number)
+    asked: Collection[int] = range(number)
     if number > 64:
-        distances = [2**bit for bit in range(number.bit_length())]
-    asked = {0, *((place + distance) % number for distance in distances)} - {place}
-    return [tasks[position] for position in sorted(asked)]
+        asked = {0, *((place + 2**bit) % number for bit in range(number.bit_length()))}
+    return [tasks[position] for position in asked if position != place]
 
 
 def find_unreached(asked: Sequence[Task], serving: Collection[int] = ()) -> dict[int, str]:
