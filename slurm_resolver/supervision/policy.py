@@ -7,7 +7,7 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_resolver.slurm.scontrol import RUNNING_STATES, Fields, end_time, is_preempted
@@ -80,14 +80,3 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
 def is_healthy(state: str) -> bool:
     """Whether a node can start tasks, by its state (`scontrol.show_nodes`)."""
     return not _UNHEALTHY.search(state)
-
-
-def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
-    """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
-
-    Suspects are healthy nodes on which a step has failed. They are used only if there would be too
-    few nodes without them.
-    """
-    trusted = [name for name in healthy if name not in suspects]
-    usable = trusted if len(trusted) >= least else healthy
-    return usable[:wanted] if len(usable) >= least else []

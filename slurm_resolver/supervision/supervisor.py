@@ -25,7 +25,6 @@ from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.supervision.batch_host import start_watch
 from slurm_resolver.supervision.policy import (
     NoRestartError,
-    choose,
     is_healthy,
     same_again,
     stop_if_job_ends,
@@ -165,22 +164,22 @@ class Supervisor:
         return [name for name, why in self._nodes.items() if not why]
 
     def _choose(self, wanted: int) -> list[str]:
-        """Returns the nodes for the next start, or raises NoRestartError if too few are left."""
+        """Returns the nodes for the next start, or raises NoRestartError if too few are left.
+
+        Suspects are used only if there would be too few nodes without them.
+        """
         healthy = self._healthy
         least = self._options.min_nodes or self._options.nodes or len(self._nodes)
-        chosen = choose(
-            healthy,
-            self._suspects,
-            wanted,
-            least,
+        trusted = [name for name in healthy if name not in self._suspects]
+        if len(trusted) >= least:
+            return trusted[:wanted]
+        if len(healthy) >= least:
+            return healthy[:wanted]
+        raise NoRestartError(
+            f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
+            f"expected {least} or more (see --min-nodes)",
+            requeue=True,
         )
-        if not chosen:
-            raise NoRestartError(
-                f"{counted(len(healthy), 'healthy node')} left{self._without(healthy)}: "
-                f"expected {least} or more (see --min-nodes)",
-                requeue=True,
-            )
-        return chosen
 
     def _run_on(self, nodes: Sequence[str], command: Sequence[str]) -> StepOutput:
         """Runs a step on these nodes; `command` is srun, its options, and a program."""

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from captured import Captured, Patch
@@ -15,12 +17,12 @@ from local_run import refused
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     NoRestartError,
-    choose,
     is_healthy,
     same_again,
     stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import StepFailure, StepOutput
+from slurm_resolver.supervision.supervisor import Supervisor
 
 HEALTHY = [
     "IDLE",
@@ -57,7 +59,18 @@ def test_the_states_of_a_node() -> None:
 def test_the_choice_of_nodes(
     healthy: str, suspects: str, wanted: int, least: int, chosen: str
 ) -> None:
-    assert choose(list(healthy), set(suspects), wanted, least) == list(chosen)
+    supervisor: Any = SimpleNamespace(
+        _healthy=list(healthy),
+        _suspects=set(suspects),
+        _options=SimpleNamespace(min_nodes=least, nodes=wanted),
+        _nodes=[],
+        _without=lambda used: "",
+    )
+    if chosen:
+        assert Supervisor._choose(supervisor, wanted) == list(chosen)
+    else:
+        with pytest.raises(NoRestartError, match=f"expected {least} or more"):
+            Supervisor._choose(supervisor, wanted)
 
 
 def failure(text: str, status: int = 1) -> StepFailure:
