@@ -1,9 +1,8 @@
-"""Says in one line why a computation of TensorFlow or Keras has failed, and which task is lost."""
+"""Says in one line why a computation of TensorFlow or Keras has failed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -30,23 +29,6 @@ OF_PEERS = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-_TASK = r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])"  # and not its devices
-
-
-def lost_task(error: BaseException, names: Sequence[str], this: str) -> str:
-    """Returns the first other task that an error of TensorFlow reports as lost, or ''.
-
-    Args:
-        error: the error.
-        names: those of all tasks, such as "worker 3". The first task runs TensorFlow's coordination
-            service: errors of calls to it do not name it.
-        this: the name of this task.
-    """
-    text = str(error) if isinstance(error, OF_PEERS) else ""
-    tasks = [f"{job} {index}" for job, index in re.findall(_TASK, text)]
-    if "/tensorflow.CoordinationService/" in text:
-        tasks += names[:1]
-    return next((task for task in tasks if task in names and task != this), "")
 
 
 def cause_of(error: BaseException) -> str:

@@ -52,7 +52,7 @@ from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, KerasError, RendezvousError
 from slurm_resolver.log import debug, exit_at_once, warn
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.causes import OF_PEERS, cause_of, lost_task
+from slurm_resolver.tf.causes import OF_PEERS, cause_of
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.wording import shorten
 
@@ -362,11 +362,18 @@ class Workers:
 
     def lost_by(self, error: BaseException) -> str:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
-        name = lost_task(error, self.names, self.name)
-        return name and _describe_loss(
-            self.full_names[self.names.index(name)],
-            "it does not answer TensorFlow",
-        )
+        text = str(error) if isinstance(error, OF_PEERS) else ""
+        # without the devices of tasks
+        tasks = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])", text)
+        lost = [f"{job} {index}" for job, index in tasks]
+        # The first task runs TensorFlow's coordination service: errors of calls do not name it.
+        if "/tensorflow.CoordinationService/" in text:
+            lost += self.names[:1]
+        for name in lost:
+            if name in self.names and name != self.name:
+                full_name = self.full_names[self.names.index(name)]
+                return _describe_loss(full_name, "it does not answer TensorFlow")
+        return ""
 
     def _take_failure(self, message: Message) -> None:
         """Ends the call, as another worker has failed in it."""

@@ -133,3 +133,21 @@ def test_a_worker_that_does_not_answer_tensorflow_is_named(worker: Workers) -> N
     error = tf.errors.UnavailableError(None, None, "from /job:worker/replica:0/task:2: timed out")
     reason = f"{NAMES[2]} is gone: it does not answer TensorFlow"
     assert worker.lost_by(error) == reason
+
+
+LOST = {
+    "Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending "
+    "heartbeats):\n/job:worker/replica:0/task:2\n": "worker 1",
+    "{{function_node __wrapped__A_device_/job:worker/replica:0/task:3/device:CPU:0}} Socket closed "
+    "from remote target /job:worker/replica:0/task:12 while calling /B": "worker 12",
+    "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat": "chief 0",
+    "/job:worker/replica:0/task:0 said so": "",
+}
+
+
+def test_the_task_that_tensorflow_has_lost() -> None:
+    names = ["chief 0", "worker 0", "worker 1", "worker 12"]
+    workers: Any = SimpleNamespace(names=names, full_names=names, name="worker 0")
+    for text, task in LOST.items():
+        error = tf.errors.DeadlineExceededError(None, None, text)
+        assert Workers.lost_by(workers, error).partition(" is gone")[0] == task
