@@ -27,11 +27,18 @@ def listening(task: Task) -> Iterator[str]:
         yield f"port {port}: {strerror(error.errno or 0)} (ss -ltnp shows by what)"
         return
 
+    def answer(connection: socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(_CONNECT_SECONDS)
+            connection.sendall(b"%d\n" % task.rank)
+            connection.sendall(_PADDING)
+            # The other side closes first: who does so cannot use the port again for a minute.
+            connection.recv(1)
+
     def accept() -> None:
         with suppress(OSError):
             while True:
-                connection, _ = server.accept()
-                Thread(target=_tell_rank, args=[connection, task.rank], daemon=True).start()
+                Thread(target=answer, args=server.accept()[:1], daemon=True).start()
 
     Thread(target=accept, daemon=True).start()
     try:
@@ -41,15 +48,6 @@ def listening(task: Task) -> Iterator[str]:
         with suppress(OSError):
             server.shutdown(SHUT_RDWR)
         server.close()
-
-
-def _tell_rank(connection: socket, rank: int) -> None:
-    with connection, suppress(OSError):
-        connection.settimeout(_CONNECT_SECONDS)
-        connection.sendall(b"%d\n" % rank)
-        connection.sendall(_PADDING)
-        # The other side closes first: who does so cannot use the port again for a minute.
-        connection.recv(1)
 
 
 def call(address: str) -> socket:

@@ -15,9 +15,10 @@ from slurm_resolver.supervision.step import StepFailure
 
 # A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
-# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
-# means that the node does not respond.
-_UNHEALTHY = re.compile(
+# The states (`scontrol.show_nodes`) of a node that cannot start tasks. MAINT, RESERVED and
+# REBOOT_REQUESTED let a job that runs there continue. In older versions, a star means that the node
+# does not respond.
+UNHEALTHY = re.compile(
     "(^|[+])("
     "DOWN"
     "|DRAIN"
@@ -75,8 +76,3 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
     end = end_time(slurm_job)
     if end and end - now < least_time:
         raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
-
-
-def is_healthy(state: str) -> bool:
-    """Whether a node can start tasks, by its state (`scontrol.show_nodes`)."""
-    return not _UNHEALTHY.search(state)

@@ -24,8 +24,8 @@ from slurm_resolver.slurm.settings import Settings
 from slurm_resolver.slurm.step_variables import SlurmStep
 from slurm_resolver.supervision.batch_host import start_watch
 from slurm_resolver.supervision.policy import (
+    UNHEALTHY,
     NoRestartError,
-    is_healthy,
     same_again,
     stop_if_job_ends,
 )
@@ -277,7 +277,7 @@ class Supervisor:
             raise NoRestartError(f"the job has lost {host}, this node", requeue=True)
         self._nodes = dict.fromkeys(self._nodes, "no longer the job's")
         for name, state in states.items():
-            why = "" if is_healthy(state) else state
+            why = state if UNHEALTHY.search(state) else ""
             self._nodes[name] = "holds the former step" if name in self._holding else why
 
     def _without(self, used: Sequence[str]) -> str:

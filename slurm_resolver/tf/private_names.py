@@ -233,8 +233,7 @@ class Name:
 
     def find(self) -> Any:
         """Returns the class, function or method; None if it is missing."""
-        owner = self.owner()
-        return owner and getattr(owner, self.name)
+        return getattr(self._find_holder(), self.name, None)
 
     def get(self) -> Any:
         """Returns the class, function or method; raises an error if it is missing."""

@@ -13,7 +13,6 @@ from faulthandler import cancel_dump_traceback_later, dump_traceback_later
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
@@ -58,21 +57,6 @@ def starting_together(
         yield None
         return
     seconds = timeout or cluster.step.start_seconds
-    _refuse_second(cluster)
-    group = wait_until_ready(cluster, seconds, jobs)
-    if group:
-        dump_traceback_later(seconds, exit=True)
-    try:
-        yield group
-    finally:
-        if group:
-            cancel_dump_traceback_later()
-    if cluster.task and "ps" not in cluster.roles:
-        _served.add(cluster.task.address)
-
-
-def _refuse_second(cluster: Cluster) -> None:
-    """Raises RendezvousError if a strategy's server has this task's port already."""
     task = cluster.task
     assert task
     is_taken = task.address in _served
@@ -87,6 +71,16 @@ def _refuse_second(cluster: Cluster) -> None:
             "scope; or train each model in its own process, one after the other. To train alone "
             "beside another program, set SLURM_RESOLVER=off, or give it another port_base."
         )
+    group = wait_until_ready(cluster, seconds, jobs)
+    if group:
+        dump_traceback_later(seconds, exit=True)
+    try:
+        yield group
+    finally:
+        if group:
+            cancel_dump_traceback_later()
+    if "ps" not in cluster.roles:
+        _served.add(task.address)
 
 
 def choose_communication(
@@ -99,9 +93,8 @@ def choose_communication(
     All tasks of the group call this with what `starting_together` gave. `of_program` are the
     program's options, or None. If they name an implementation, they are returned as they are.
     """
-    implementations = tf.distribute.experimental.CommunicationImplementation
     options = of_program or tf.distribute.experimental.CommunicationOptions()
-    is_free = options.implementation is implementations.AUTO
+    is_free = options.implementation.name == "AUTO"
     usable = len(tf.config.get_visible_devices("GPU"))
     cluster = cluster_of(resolver)
     if cluster is None:
@@ -133,5 +126,5 @@ def choose_communication(
     if not (is_free and nccl):
         return of_program
     with_nccl = copy.copy(options)
-    with_nccl.implementation = implementations.NCCL
+    with_nccl.implementation = type(options.implementation).NCCL
     return with_nccl

@@ -14,10 +14,10 @@ from captured import Captured, Patch
 from kinds import Texts
 from local_run import refused
 
+from slurm_resolver.supervision import policy
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     NoRestartError,
-    is_healthy,
     same_again,
     stop_if_job_ends,
 )
@@ -42,7 +42,7 @@ UNHEALTHY = [
 
 
 def test_the_states_of_a_node() -> None:
-    assert [*filter(is_healthy, HEALTHY + UNHEALTHY)] == HEALTHY
+    assert [*filter(policy.UNHEALTHY.search, HEALTHY + UNHEALTHY)] == UNHEALTHY
 
 
 @pytest.mark.parametrize(
