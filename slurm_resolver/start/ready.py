@@ -136,7 +136,8 @@ def offer_readiness(cluster: Cluster) -> None:
     if group:
         with listening(cluster.task) as problem:
             note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": False}
-        group.client.offer("the start", note)  # from now on, the port is TensorFlow's
+        # from now on, the port is TensorFlow's
+        group.client.offer("the start", note)
 
 
 def find_group(cluster: Cluster, jobs: Collection[str] | None = None) -> Group | None:

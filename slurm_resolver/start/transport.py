@@ -55,8 +55,9 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
         confined_to = slurms[0]
         names = None
         if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
-            rank = task.local_rank
-            names = [f"{number} of local rank {rank}" for number in decision.devices or ()]
+            names = [
+                f"{number} of local rank {task.local_rank}" for number in decision.devices or ()
+            ]
     return TaskDevices(task.node, names, usable, confined_to)
 
 

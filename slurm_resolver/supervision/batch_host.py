@@ -34,7 +34,6 @@ def start_watch(job_ref: JobRef, node: str, every: float, requeue: bool) -> Pope
 
     When the node of the batch file has failed, it requeues or cancels the job.
     """
-    end = "requeued scontrol requeue" if requeue else "cancelled scancel"
     return Popen(
         [
             "srun",
@@ -52,7 +51,7 @@ def start_watch(job_ref: JobRef, node: str, every: float, requeue: bool) -> Pope
             "watch",
             f"{every:g}",
             job_ref,
-            *end.split(),
+            *("requeued scontrol requeue" if requeue else "cancelled scancel").split(),
         ],
         # srun takes the job's other variables for options, such as GPUs, which this step must not
         # ask for.

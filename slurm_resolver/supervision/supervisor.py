@@ -211,8 +211,7 @@ class Supervisor:
             raise NoRestartError(_FINAL[failure.kind].format(failure.status))
         if same_again(self._failures):
             node = failure.node
-            is_same = node == self._failures[-2].node
-            if not (spare and node and is_same) or node in self._suspects:
+            if not spare or node in ("", *self._suspects) or node != self._failures[-2].node:
                 raise NoRestartError(
                     "the last two failures were the same, without any progress in between"
                 )
@@ -250,8 +249,11 @@ class Supervisor:
         until = monotonic() + Timeouts.held_step
         while True:
             self._job_ref, slurm_job = own_job(self._step, _ANSWER_SECONDS)
-            steps = show_steps(slurm_job) if srun else []
-            held = [step for step in steps if step.get("SrunHost:Pid") == srun]
+            held = [
+                step
+                for step in (show_steps(slurm_job) if srun else ())
+                if step.get("SrunHost:Pid") == srun
+            ]
             if not held or relay.received:
                 break
             with suppress(OSError):  # they may have ended by now

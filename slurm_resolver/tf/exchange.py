@@ -145,8 +145,7 @@ class Workers:
         """
         if len(self.names) < 2:
             return [value]
-        offer = self._give(does)._replace(value=value)
-        offers = self._gather(offer)
+        offers = self._gather(self._give(does)._replace(value=value))
         for other in offers:
             if other.does != offers[0].does:
                 reason = self.failure or _describe(offers[0], other)
@@ -364,15 +363,19 @@ class Workers:
         """Returns which worker is gone if an error of TensorFlow says so, or ''."""
         text = str(error) if isinstance(error, OF_PEERS) else ""
         # without the devices of tasks
-        tasks = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])", text)
-        lost = [f"{job} {index}" for job, index in tasks]
+        lost = [
+            f"{job} {index}"
+            for job, index in re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])", text)
+        ]
         # The first task runs TensorFlow's coordination service: errors of calls do not name it.
         if "/tensorflow.CoordinationService/" in text:
             lost += self.names[:1]
         for name in lost:
             if name in self.names and name != self.name:
-                full_name = self.full_names[self.names.index(name)]
-                return _describe_loss(full_name, "it does not answer TensorFlow")
+                return _describe_loss(
+                    self.full_names[self.names.index(name)],
+                    "it does not answer TensorFlow",
+                )
         return ""
 
     def _take_failure(self, message: Message) -> None:
