@@ -153,7 +153,16 @@ class StepOutput(FailureReader):
             kind = "saved"
             if not SAVED.match(end.line):
                 kind = "task"
-                end, line = self._first_end(end)
+                first = self.first() or end  # the task that failed first
+                last = self.ends.get(first.rank, end)
+                if first.is_end:
+                    last = first
+                else:
+                    line = first.line
+                if last.follows and not _EXITED.match(last.line):  # srun has ended it
+                    last = end
+                # The log may not say which task it was.
+                end = (first if first.rank else end)._replace(line=last.line)
             exited = _EXITED.match(end.line)
             signalled = end.line.removesuffix(" (core dumped)")
             status = int(exited[1]) if exited else _BY_SIGNAL.get(signalled, 1)
@@ -178,18 +187,6 @@ class StepOutput(FailureReader):
             node=end.node,
             progress=self._progress,
         )
-
-    def _first_end(self, reported: Failure) -> tuple[Failure, str]:
-        """Returns the end of the task that failed first, and its error in the output, or ''.
-
-        `reported` is the task whose end srun reports first.
-        """
-        first = self.first() or reported
-        end = first if first.is_end else self.ends.get(first.rank, reported)
-        if end.follows and not _EXITED.match(end.line):  # srun has ended it
-            end = reported
-        failed = first if first.rank else reported  # the log may not say which task it was
-        return failed._replace(line=end.line), "" if first.is_end else first.line
 
 
 def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
