@@ -108,7 +108,7 @@ class Workers:
     loss = ""
     absence = ""
     client: Any = None
-    _steps = 0  # how many steps this worker has begun
+    _steps: int = 0  # how many steps this worker has begun
     _begins = STEP  # what it has begun with the others, as messages say it
 
     def __init__(self, strategy: tf.distribute.Strategy, group: Group | None) -> None:

@@ -94,11 +94,3 @@ def test_gpus_are_read_by_nvml(visible: str | None, monkeypatch: pytest.MonkeyPa
     usage_of_gpus.sample()
     assert usage_of_gpus.busy == ([50, 100] if visible else [10, 50]) * 2
     assert usage_of_gpus.peak_memory == 7
-
-
-def test_a_process_without_gpus_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    usage_of_gpus = GpuUsage()
-    usage_of_gpus.sample()
-    assert usage_of_gpus.busy == []
-    assert usage_of_gpus.peak_memory == 0
