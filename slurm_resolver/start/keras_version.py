@@ -6,22 +6,11 @@ are wrong, up to 3.7 the weights as well.
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import metadata
 
 from slurm_resolver.errors import KerasError
-
-_PACKAGES = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-rocm",
-    "rocm_tensorflow",
-    "tf-nightly",
-    "intel-tensorflow",
-    "tf-nightly-cpu",
-    "tensorflow-aarch64",
-)
-_FIRST_RIGHT = "3.10"
 
 
 def keras_problem(version: str) -> str:
@@ -29,12 +18,12 @@ def keras_problem(version: str) -> str:
 
     `version` is '' where there is none.
     """
-    if not version or not (3, 0) <= _minor(version) < _minor(_FIRST_RIGHT):
+    if not re.match(r"3\.\d(\.|$)", version):  # 3.0 to 3.9
         return ""
     return (
         f"Keras {version} trains incorrectly on several workers: its metrics, and up to 3.7 its "
-        f"weights, are not those of one process. Expected Keras {_FIRST_RIGHT} or later: "
-        f"pip install 'keras>={_FIRST_RIGHT}'; or use tf_keras, or write the training loop."
+        "weights, are not those of one process. Expected Keras 3.10 or later: "
+        "pip install 'keras>=3.10'; or use tf_keras, or write the training loop."
     )
 
 
@@ -45,15 +34,19 @@ def check_keras() -> None:
         raise KerasError(problem)
 
 
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
-
-
 def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
-    return _loaded_version("tensorflow") or next(
-        filter(None, map(installed_version, _PACKAGES)), ""
+    packages = (
+        "tensorflow",
+        "tensorflow-cpu",
+        "tensorflow-rocm",
+        "rocm_tensorflow",
+        "tf-nightly",
+        "intel-tensorflow",
+        "tf-nightly-cpu",
+        "tensorflow-aarch64",
     )
+    return _loaded_version("tensorflow") or next(filter(None, map(installed_version, packages)), "")
 
 
 def _loaded_version(module: str) -> str:

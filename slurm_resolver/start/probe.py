@@ -15,21 +15,32 @@ from slurm_resolver.coordination.tcp import connect_to, listen_at
 _CONNECT_SECONDS = 5.0
 # Follows the answer: it fills packets of every interface, also those that a network may drop.
 _PADDING = bytes(16 * 1024)
-# In a step of at most so many tasks each asks all others; in a larger one it asks the first task,
-# and those at the distances 1, 2, 4, …
-_MAX_ASKED = 64
 
 
 @contextmanager
 def listening(task: Task) -> Iterator[str]:
-    """Answers each `ask_rank` of other tasks, in threads; yields why it cannot, or ''."""
+    """Answers each `find_unreached` of other tasks, in threads; yields why it cannot, or ''."""
     port = int(task.address.rpartition(":")[2])
     try:
         server = listen_at(port)
     except OSError as error:
         yield f"port {port}: {strerror(error.errno or 0)} (ss -ltnp shows by what)"
         return
-    Thread(target=_accept, args=[server, task.rank], daemon=True).start()
+
+    def answer(connection: socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(_CONNECT_SECONDS)
+            connection.sendall(b"%d\n" % task.rank)
+            connection.sendall(_PADDING)
+            # The other side closes first: who does so cannot use the port again for a minute.
+            connection.recv(1)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=answer, args=server.accept()[:1], daemon=True).start()
+
+    Thread(target=accept, daemon=True).start()
     try:
         yield ""
     finally:
@@ -37,22 +48,6 @@ def listening(task: Task) -> Iterator[str]:
         with suppress(OSError):
             server.shutdown(SHUT_RDWR)
         server.close()
-
-
-def _accept(server: socket, rank: int) -> None:
-    with suppress(OSError):
-        while True:
-            connection, _ = server.accept()
-            Thread(target=_tell_rank, args=[connection, rank], daemon=True).start()
-
-
-def _tell_rank(connection: socket, rank: int) -> None:
-    with connection, suppress(OSError):
-        connection.settimeout(_CONNECT_SECONDS)
-        connection.sendall(b"%d\n" % rank)
-        connection.sendall(_PADDING)
-        # The other side closes first: who does so cannot use the port again for a minute.
-        connection.recv(1)
 
 
 def call(address: str) -> socket:
@@ -68,43 +63,40 @@ def answers(address: str) -> bool:
     return False
 
 
-def ask_rank(task: Task) -> None:
-    """Raises OSError unless this task answers at its address, with its rank."""
-    with call(task.address) as sock, sock.makefile("rb") as lines:
-        answer = lines.readline(100).strip()
-        if answer != b"%d" % task.rank:
-            raise OSError(f"another process answers there: {answer!r}")
-        try:
-            lines.read(len(_PADDING))
-        except timeout:  # the TimeoutError of Python 3.9 is another one
-            raise OSError(
-                "it answers, but full packets do not arrive: an interface has a larger MTU than "
-                "the network (ip link)"
-            ) from None
-
-
 def tasks_to_ask(rank: int, tasks: Sequence[Task]) -> list[Task]:
-    """Returns those of some tasks that one of them asks: all others, or a limited number."""
+    """Returns those of some tasks that one of them asks: all others.
+
+    Of more than 64, it asks the first task, and those at the distances 1, 2, 4, …
+    """
     number = len(tasks)
     place = [task.rank for task in tasks].index(rank)
     asked: Collection[int] = range(number)
-    if number > _MAX_ASKED:
+    if number > 64:
         asked = {0, *((place + 2**bit) % number for bit in range(number.bit_length()))}
     return [tasks[position] for position in asked if position != place]
 
 
 def find_unreached(asked: Sequence[Task], serving: Collection[int] = ()) -> dict[int, str]:
-    """Asks some tasks, and returns why those that did not answer did not, by rank.
+    """Asks some tasks for their ranks, and returns why it did not get them, by rank.
 
     A server of TensorFlow listens, or soon will, at the ports of the ranks that are `serving`.
     """
 
     def problem(task: Task) -> str:
         try:
-            if task.rank in serving:
-                call(task.address).close()
-            else:
-                ask_rank(task)
+            with call(task.address) as sock, sock.makefile("rb") as lines:
+                if task.rank in serving:
+                    return ""
+                answer = lines.readline(100).strip()
+                if answer != b"%d" % task.rank:
+                    return f"another process answers there: {answer!r}"
+                try:
+                    lines.read(len(_PADDING))
+                except timeout:  # the TimeoutError of Python 3.9 is another one
+                    return (
+                        "it answers, but full packets do not arrive: an interface has a larger MTU "
+                        "than the network (ip link)"
+                    )
         except OSError as error:
             return str(error)
         return ""

@@ -1,6 +1,10 @@
 """Waits, before TensorFlow starts, until all tasks are present, agree and reach each other.
 
-If a task is missing, different or out of reach, TensorFlow waits for ever and prints nothing.
+If a task is missing, different or out of reach, TensorFlow waits for ever and prints nothing. A
+firewall may let only the port of the coordination service pass, or packets of one direction. So the
+tasks ask each other at the ports at which TensorFlow will listen, in rounds. After each one they
+exchange who did not answer whom, so that all of them stop after the same round. Where all answer at
+once there is one round.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from hashlib import sha256
 from json import dumps
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -17,12 +21,15 @@ from slurm_resolver.coordination import named
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
+from slurm_resolver.log import warn
 from slurm_resolver.start.keras_version import find_tensorflow_version
-from slurm_resolver.start.probe import listening
-from slurm_resolver.start.reach import wait_until_reached
+from slurm_resolver.start.probe import find_unreached, listening, tasks_to_ask
+from slurm_resolver.timeouts import Timeouts
 from slurm_resolver.version import __version__
+from slurm_resolver.wording import shorten
 
-_CLOSE_SECONDS = 60.0  # for a machine with far too many processes
+_PAUSE = 1.0
+_MOST_NAMED = 4
 
 Note = dict[str, Any]
 Notes = Mapping[int, Note]  # by rank
@@ -54,27 +61,72 @@ def wait_until_ready(
     with listening(cluster.task) as problem:
         note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": True}
         notes = group.client.gather("the start", note, timeout, group.ranks)
-        _check(notes, cluster)
+        problems = [
+            f"{cluster.name_of(rank)} cannot listen at {note['port_taken']}"
+            for rank, note in notes.items()
+            if note["port_taken"]
+        ]
+        problems += filter(None, [find_disagreement(notes, cluster)])
+        if problems:
+            raise RendezvousError(
+                f"not ready: {'. '.join(problems)}. All tasks must run the same script with the "
+                "same arguments and packages, on ports that no other process uses."
+            )
         waiting = Group(group.client, [rank for rank, note in notes.items() if note["waits"]])
-        wait_until_reached(cluster, waiting, notes.keys() - waiting.ranks, until)
+        _wait_until_reached(cluster, waiting, notes.keys() - waiting.ranks, until)
     # What TensorFlow of another task sends to a port before it is closed here is never answered.
-    waiting.gather("the start of TensorFlow", None, _CLOSE_SECONDS)
+    waiting.gather("the start of TensorFlow", None, 60.0)  # a machine may have too many processes
     return group
 
 
-def _check(notes: Notes, cluster: Cluster) -> None:
-    """Raises RendezvousError if tasks disagree, or cannot listen at their ports."""
-    problems = [
-        f"{cluster.name_of(rank)} cannot listen at {note['port_taken']}"
-        for rank, note in notes.items()
-        if note["port_taken"]
-    ]
-    problems += filter(None, [find_disagreement(notes, cluster)])
-    if problems:
-        raise RendezvousError(
-            f"not ready: {'. '.join(problems)}. All tasks must run the same script with the same "
-            "arguments and packages, on ports that no other process uses."
+def _wait_until_reached(
+    cluster: Cluster,
+    waiting: Group,
+    serving: Collection[int],
+    until: float,
+) -> None:
+    """Returns when all tasks answer each other at their ports.
+
+    Args:
+        cluster: this task's cluster.
+        waiting: the tasks that call this, and listen at their ports as `probe.listening` does.
+        serving: the ranks at whose ports servers of TensorFlow listen, or soon will.
+        until: the time of `time.monotonic` when to give up.
+
+    Raises:
+        RendezvousError: in every task, if some do not answer in time. It names each of them, and a
+            task that it does not answer.
+    """
+    address = waiting.client.address
+    tasks = cluster.tasks
+    began = monotonic()
+    notice_at = began + Timeouts.first_notice - 5.0  # a round takes so long if packets are dropped
+    asked = tasks_to_ask(address.rank, [tasks[rank] for rank in sorted({*waiting.ranks, *serving})])
+    while True:
+        unreached = find_unreached(asked, serving)
+        asked = [tasks[rank] for rank in unreached]
+        now = monotonic()
+        notes = waiting.gather(
+            "the test of the ports",
+            (now > until, [*unreached.items()][:_MOST_NAMED]),
+            # A round may begin when the time is up, and look-ups of names take long.
+            max(0.0, until - now) + 30.0,
         )
+        problems = {
+            silent: f"{cluster.name_of(silent)} does not answer {name} at "
+            f"{tasks[silent].address}: {why}"
+            for name, (_, unanswered) in notes.items()
+            for silent, why in unanswered
+        }
+        if not problems:
+            return
+        text = f"{shorten([*problems.values()], _MOST_NAMED)}{address.remedy}"
+        if any(gives_up for gives_up, _ in notes.values()):
+            raise RendezvousError(f"not ready: {text}.")
+        if address.rank == waiting.ranks[0] and now > notice_at:
+            notice_at += Timeouts.next_notices
+            warn("has waited %.0f s: %s", now - began, text)
+        sleep(_PAUSE)
 
 
 def offer_readiness(cluster: Cluster) -> None:
@@ -84,7 +136,8 @@ def offer_readiness(cluster: Cluster) -> None:
     if group:
         with listening(cluster.task) as problem:
             note = {"facts": agreement_facts(cluster), "port_taken": problem, "waits": False}
-        group.client.offer("the start", note)  # from now on, the port is TensorFlow's
+        # from now on, the port is TensorFlow's
+        group.client.offer("the start", note)
 
 
 def find_group(cluster: Cluster, jobs: Collection[str] | None = None) -> Group | None:

@@ -1,4 +1,4 @@
-"""Whether TensorFlow can use a task's GPUs, and which library reduces the gradients.
+"""Which library reduces the gradients.
 
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
 of GPUs use gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
@@ -12,8 +12,8 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -23,7 +23,6 @@ CUDA_REMEDY = (
     "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'; on aarch64, where pip "
     "has no TensorFlow with CUDA, use NVIDIA's container (nvcr.io/nvidia/tensorflow)"
 )
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class TaskDevices(NamedTuple):
@@ -37,96 +36,70 @@ class TaskDevices(NamedTuple):
     confined_to: str = ""
 
 
-class Transport(NamedTuple):
-    """The library that reduces the gradients."""
-
-    nccl: bool
-    sentence: str  # which library, and why
-    remedy: str = ""  # what to do for a faster way; "" if nothing can be done
-
-
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     """Returns what this task sends to the others; TensorFlow has found `usable` GPUs."""
     task = cluster.task
     decision = cluster.gpu_decision
     assert task
-    devices = TaskDevices(node=task.node, gpus=cluster.gpus, usable=usable)
     step = cluster.step
     shown = decision.visible_before or ()
     slurms = step.step_gpus.split(",") if step.step_gpus else shown
-    hides_others = 0 < len(shown) < (step.gpus_on_node or 0)
+    names: Sequence[str] | None = cluster.gpus
+    confined_to = ""
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
-    from_zero = shown == numbered(shown) and len(shown) == len(slurms)
-    if not hides_others or not from_zero:
-        return devices
-    names = None
-    if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
-        names = [f"{number} of local rank {task.local_rank}" for number in decision.devices or ()]
-    return devices._replace(gpus=names, confined_to=slurms[0])
+    if (
+        0 < len(shown) < (step.gpus_on_node or 0)
+        and shown == numbered(shown)
+        and len(shown) == len(slurms)
+    ):
+        confined_to = slurms[0]
+        names = None
+        if step.gpu_binding in ("per_task", "single:1"):  # Slurm gives no GPU to two tasks
+            names = [
+                f"{number} of local rank {task.local_rank}" for number in decision.devices or ()
+            ]
+    return TaskDevices(task.node, names, usable, confined_to)
 
 
-def find_transport(tasks: Mapping[str, TaskDevices]) -> Transport:
-    """Returns which library reduces the gradients.
+def find_transport(tasks: Mapping[str, TaskDevices]) -> tuple[bool, str, str]:
+    """Returns whether NCCL reduces the gradients, why, and what to do for a faster way, or "".
 
     `tasks` are all that train together, by name, so that all compute the same result.
     """
     if not any(task.usable for task in tasks.values()):
-        return Transport(False, "gradients use gRPC: no task computes on a GPU")
+        return False, "gradients use gRPC: no task computes on a GPU", ""
     hidden = ""  # why NCCL copies through the host's memory
-    first_on: dict[str, str] = {}  # the first task of each node
-    owners: dict[tuple[str, str], str] = {}  # by node and GPU
+    on_node = defaultdict[str, dict[str, TaskDevices]](dict)  # those that are known by now
     for name, task in tasks.items():
-        first_name = first_on.setdefault(task.node, name)
-        first = tasks[first_name]
-        both = f"{first_name} and {name}"
-        is_second = first_name != name
-        if task.confined_to and first.confined_to not in ("", task.confined_to):
-            return _slow(
-                f"{both} see a GPU 0, but SLURM_STEP_GPUS has {first.confined_to} and "
-                f"{task.confined_to}: something sets CUDA_VISIBLE_DEVICES after srun",
-                "remove that line of the program or script",
-            )
         if not task.usable:
             return _slow(f"TensorFlow finds no GPU in {name}")
-        sharing = ""
-        if is_second and None in (task.gpus, first.gpus):
-            sharing = f"{both} may share a GPU"
-        for gpu in task.gpus or ():
-            if gpu.startswith("MIG-"):
-                return _slow(f"{name} has a MIG slice")
-            owner = owners.setdefault((task.node, gpu), name)
-            if owner != name:
-                sharing = f"{owner} shares GPU {gpu} with {name}"
-        if sharing:
-            return _slow(
-                sharing,
-                "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind and "
-                "--ntasks-per-gpu",
-            )
-        if is_second and task.confined_to and not hidden:
-            hidden = f"{both} cannot open each other's GPUs"
-    if hidden:
-        return Transport(
-            True,
-            f"gradients use NCCL through the host's memory, because {hidden}",
-            "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each task "
-            "then takes its share",
-        )
-    return Transport(True, "gradients use NCCL")
-
-
-def _slow(why: str, remedy: str = "") -> Transport:
-    return Transport(False, f"gradients use gRPC (slow), because {why}", remedy)
-
-
-def why_no_gpu(cuda: bool, rocm: bool) -> str:
-    """Returns why TensorFlow, built for `cuda` or `rocm`, finds no GPU, and what to do."""
-    if not cuda and not rocm:
-        return f"TensorFlow was built without CUDA: {CUDA_REMEDY}"
-    if cuda and not _DRIVER.exists():
-        return "NVIDIA's driver is not loaded on this node: tell its administrators"
-    return (
-        "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
-        "libraries): load the site's CUDA or ROCm module; for NVIDIA on x86_64, pip install "
-        "'tensorflow[and-cuda]'"
+        if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
+            return _slow(f"{name} has a MIG slice")
+        for other_name, other in on_node[task.node].items():
+            both = f"{other_name} and {name}"
+            if task.confined_to and other.confined_to not in ("", task.confined_to):
+                return _slow(
+                    f"{both} see a GPU 0, but SLURM_STEP_GPUS has {other.confined_to} and "
+                    f"{task.confined_to}: something sets CUDA_VISIBLE_DEVICES after srun",
+                    "remove that line of the program or script",
+                )
+            if task.gpus is None or other.gpus is None or {*task.gpus} & {*other.gpus}:
+                return _slow(
+                    f"{both} may share a GPU ({task.gpus}, {other.gpus})",
+                    "start one task for each GPU, with srun --gpus-per-node, without --gpu-bind "
+                    "and --ntasks-per-gpu",
+                )
+            if task.confined_to:
+                hidden = f"{both} cannot open each other's GPUs"
+        on_node[task.node][name] = task
+    if not hidden:
+        return True, "gradients use NCCL", ""
+    remedy = (
+        "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each task then "
+        "takes its share"
     )
+    return True, f"gradients use NCCL through the host's memory, because {hidden}", remedy
+
+
+def _slow(why: str, remedy: str = "") -> tuple[bool, str, str]:
+    return False, f"gradients use gRPC (slow), because {why}", remedy

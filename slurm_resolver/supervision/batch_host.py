@@ -7,28 +7,11 @@ be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+import re
+from subprocess import DEVNULL, Popen
 
 from slurm_resolver.slurm.scontrol import JobRef
 
-_OPTIONS = (
-    "--overlap",  # shares all that the node has with the training
-    "--nodes=1",
-    "--ntasks=1",
-    "--ntasks-per-node=1",
-    "--cpus-per-task=1",
-    "--mpi=none",
-    "--job-name=batch-host",
-)
-# srun takes the job's other variables for options, such as GPUs, which this step must not ask for.
-_KEPT_VARIABLES = (
-    "SLURM_JOB_ID",
-    "SLURM_CONF",
-    "SLURM_JWT",
-    "SLURM_CLUSTERS",
-)
 # Every $1 s, it looks whether job $2 still runs on the node of its batch file. Else it writes why
 # the job ends into the job's output, to which that node wrote before, and runs the other words.
 _SCRIPT = """\
@@ -44,59 +27,40 @@ while sleep "$1"; do
     "${@:4}" "$2" && exit
 done
 """
-_END_SECONDS = 10.0  # for srun to end its step
 
 
-class Watch:
-    """A step on another node, which looks every `every` seconds; for 0, there is none.
+def start_watch(job_ref: JobRef, node: str, every: float, requeue: bool) -> Popen[bytes]:
+    """Starts a step on another node, which looks every `every` seconds, and returns its srun.
 
     When the node of the batch file has failed, it requeues or cancels the job.
     """
-
-    _srun: Popen[str] | None = None
-
-    def __init__(self, every: float, requeue: bool) -> None:
-        self._every = every
-        self._end = "requeued scontrol requeue" if requeue else "cancelled scancel"
-
-    def start(self, job_ref: JobRef, nodes: Sequence[str]) -> None:
-        """Starts the step on the last of these nodes, as it may be a spare one, unless it runs."""
-        if not self._every or not nodes or (self._srun and self._srun.poll() is None):
-            return
-        self._srun = Popen(
-            [
-                "srun",
-                *_OPTIONS,
-                f"--nodelist={nodes[-1]}",
-                "bash",
-                "-c",
-                _SCRIPT,
-                "watch",
-                f"{self._every:g}",
-                job_ref,
-                *self._end.split(),
-            ],
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith("SLURM") or name in _KEPT_VARIABLES
-            },
-            stdin=DEVNULL,
-            stdout=DEVNULL,
-            stderr=PIPE,  # srun reports each end, also the one of `stop`
-            text=True,
-            errors="replace",
-        )
-
-    def stop(self) -> str:
-        """Ends the step; if it had ended before, returns what srun said about that, else ''."""
-        srun = self._srun
-        if not srun:
-            return ""
-        ended = srun.poll() is not None
-        srun.terminate()
-        words = ""
-        with suppress(TimeoutExpired):
-            words = srun.communicate(timeout=_END_SECONDS)[1].strip()
-        srun.kill()
-        return words if ended else ""
+    return Popen(
+        [
+            "srun",
+            "--overlap",  # shares all that the node has with the training
+            "--nodes=1",
+            "--ntasks=1",
+            "--ntasks-per-node=1",
+            "--cpus-per-task=1",
+            "--mpi=none",
+            "--job-name=batch-host",
+            f"--nodelist={node}",
+            "bash",
+            "-c",
+            _SCRIPT,
+            "watch",
+            f"{every:g}",
+            job_ref,
+            *("requeued scontrol requeue" if requeue else "cancelled scancel").split(),
+        ],
+        # srun takes the job's other variables for options, such as GPUs, which this step must not
+        # ask for.
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if re.match("(?!SLURM)|SLURM_(JOB_ID|CONF|JWT|CLUSTERS)$", name)
+        },
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=DEVNULL,  # srun reports each end, also the one by a signal
+    )

@@ -7,7 +7,7 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_resolver.slurm.scontrol import RUNNING_STATES, Fields, end_time, is_preempted
@@ -15,11 +15,11 @@ from slurm_resolver.supervision.step import StepFailure
 
 # A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
-# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
-# means that the node does not respond.
-_UNHEALTHY = re.compile(
-    "^$"
-    "|(^|[+])("
+# The states (`scontrol.show_nodes`) of a node that cannot start tasks. MAINT, RESERVED and
+# REBOOT_REQUESTED let a job that runs there continue. In older versions, a star means that the node
+# does not respond.
+UNHEALTHY = re.compile(
+    "(^|[+])("
     "DOWN"
     "|DRAIN"
     "|FAIL"
@@ -31,13 +31,9 @@ _UNHEALTHY = re.compile(
     "|REBOOT_ISSUED"
     "|POWER"
     ")"
-    "|[*]([+]|$)"
-    "| ",  # in one of those below
+    "|[*]([+]|$)",
     re.IGNORECASE,
 )
-# In place of the state that Slurm gives.
-HOLDS_STEP = "holds the former step"
-LOST = "no longer the job's"
 
 
 @dataclass
@@ -80,19 +76,3 @@ def stop_if_job_ends(slurm_job: Fields, restarts: int, least_time: float, now: f
     end = end_time(slurm_job)
     if end and end - now < least_time:
         raise NoRestartError(f"the time limit is {max(0, end - now):.0f} s away", requeue=True)
-
-
-def healthy_nodes(states: Fields) -> list[str]:
-    """Returns the nodes that can start tasks, by their states (`scontrol.show_nodes`)."""
-    return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
-
-
-def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
-    """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
-
-    Suspects are healthy nodes on which a step has failed. They are used only if there would be too
-    few nodes without them.
-    """
-    trusted = [name for name in healthy if name not in suspects]
-    usable = trusted if len(trusted) >= least else healthy
-    return usable[:wanted] if len(usable) >= least else []

@@ -7,7 +7,6 @@ which task failed first: srun may first report one that has ended because of ano
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,37 +17,24 @@ from threading import Event, Thread
 from time import monotonic, sleep, strftime
 from typing import NamedTuple
 
-from slurm_resolver import log, signals
 from slurm_resolver.diagnostics.first_failure import SAVED, FailureReader
 from slurm_resolver.diagnostics.log_lines import find_bad_nodes, find_resumed
 from slurm_resolver.diagnostics.task_output import Failure, kind_of
-from slurm_resolver.slurm.scontrol import cancel_steps, own_job, show_config, show_steps
-from slurm_resolver.slurm.step_variables import SlurmStep
+from slurm_resolver.log import print_line
+from slurm_resolver.signals import PASSED_ON, handle, shell_status
+from slurm_resolver.slurm.scontrol import show_config
 
-_POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
-_END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
-_KILL_SECONDS = 30.0  # Slurm's default KillWait
-_REPORT_SECONDS = 10.0  # for srun to report that it has killed the tasks
-
-FAILED = "failed"  # a node, as messages say it
-_SHOWN_LENGTH = 300
-_VARYING = re.compile("0x[0-9a-f]+|[0-9]{4,}")  # process ids, times and addresses in errors
 # An error of srun; those of options begin with the program as it was called.
 _SRUN_ERROR = re.compile(r"\S*srun: (?:error: |fatal: |(?:unrecognized |invalid )?option\b)")
 # The exit status of a task that a signal has ended, by what srun prints.
+_EXITED = re.compile(r"Exited with exit code (\d+)")
 _BY_SIGNAL = {strsignal(number): 128 + number for number in Signals}
 _BY_SIGNAL["Out Of Memory"] = 128 + SIGKILL
 
 
-def _write(data: bytes) -> None:
-    """Writes to standard error; a full disk must not end a training."""
-    with suppress(OSError), open(2, "wb", closefd=False) as stream:
-        stream.write(data)
-
-
 # prints a line for the user
-say = partial(log.print_line, program="slurm-resolver supervise")
+say = partial(print_line, program="slurm-resolver supervise")
 
 
 class SignalRelay:
@@ -65,7 +51,7 @@ class SignalRelay:
     srun: Popen[bytes] | None = None
 
     def __init__(self) -> None:
-        signals.handle(signals.PASSED_ON, self._pass_on)
+        handle(PASSED_ON, self._pass_on)
 
     def _pass_on(self, number: int, frame: object) -> None:
         self.received = self.received or Signals(number)
@@ -77,7 +63,7 @@ class SignalRelay:
         """Waits for this time, or until a signal has come."""
         until = monotonic() + seconds
         while not self.received and monotonic() < until:
-            sleep(_POLL_SECONDS)
+            sleep(0.2)
 
 
 class StepFailure(NamedTuple):
@@ -131,11 +117,12 @@ class StepOutput(FailureReader):
             text = line.decode(errors="replace")
             self._lines += 1
             self.read(text, self._lines)
+            bad = find_bad_nodes(text)
             if self.node and self.node.node:
-                self.bad[self.node.node] = FAILED
+                bad[self.node.node] = ""
+            for node, why in bad.items():
+                self.bad.setdefault(node, why or "failed")
             self._progress = find_resumed(text) or self._progress
-            for node, why in find_bad_nodes(text).items():
-                self.bad.setdefault(node, why or FAILED)
             if _SRUN_ERROR.match(text):
                 self._srun_error = text.rstrip()
 
@@ -155,7 +142,7 @@ class StepOutput(FailureReader):
         """Returns why the step has ended, if srun's status is not 0."""
         self.feed(b"\n")
         status = self.status
-        line = ""
+        line = ""  # the error in the output
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
             end = self.node
@@ -165,9 +152,18 @@ class StepOutput(FailureReader):
             end = self.reported
             kind = "saved"
             if not SAVED.match(end.line):
-                end, line = self._first_end(end)
                 kind = "task"
-            exited = re.match(r"Exited with exit code (\d+)", end.line)
+                first = self.first() or end  # the task that failed first
+                last = self.ends.get(first.rank, end)
+                if first.is_end:
+                    last = first
+                else:
+                    line = first.line
+                if last.follows and not _EXITED.match(last.line):  # srun has ended it
+                    last = end
+                # The log may not say which task it was.
+                end = (first if first.rank else end)._replace(line=last.line)
+            exited = _EXITED.match(end.line)
             signalled = end.line.removesuffix(" (core dumped)")
             status = int(exited[1]) if exited else _BY_SIGNAL.get(signalled, 1)
         elif self.all_end:
@@ -177,56 +173,27 @@ class StepOutput(FailureReader):
             end = Failure(0, f"exit status {status}", other="srun")
             line = self._srun_error
             kind = "refused" if kind_of(line) == "request" else "srun"
-        why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
+        why = f"{end.line}: {line.rstrip(' :')[:300]}" if line else end.line
+        # Process ids, times and addresses in errors differ in each start.
+        same = re.sub("0x[0-9a-f]+|[0-9]{4,}", "0", why)
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
         return StepFailure(
             kind=kind,
             status=status,
             text=f"{end.task} at {strftime('%Y-%m-%dT%H:%M:%S')}, {why}",
-            error=_VARYING.sub("0", why) if line else f"{end.task}: {end.line}",
+            error=same if line else f"{end.task}: {why}",
             seconds=monotonic() - self._begun,
             node=end.node,
             progress=self._progress,
         )
-
-    def _first_end(self, reported: Failure) -> tuple[Failure, str]:
-        """Returns the end of the task that failed first, and its error in the output, or ''.
-
-        `reported` is the task whose end srun reports first.
-        """
-        first = self.first() or reported
-        task_end = first
-        line = ""
-        if not first.is_end:
-            line = first.line
-            task_end = self.ends.get(first.rank, reported)
-        if task_end.follows and not task_end.line.startswith("Exited"):  # srun has ended it
-            task_end = reported
-        # The log may not say which task it was.
-        return (first if first.rank else reported)._replace(line=task_end.line), line
-
-
-def end_held_steps(step: SlurmStep, srun: int) -> bool:
-    """Ends what this process, an srun, has started and Slurm still holds; returns whether it does.
-
-    Raises:
-        OSError: if Slurm does not say it.
-    """
-    host = platform.node().partition(".")[0]
-    _, slurm_job = own_job(step)
-    steps = [held for held in show_steps(slurm_job) if held.get("SrunHost:Pid") == f"{host}:{srun}"]
-    with suppress(OSError):  # they may have ended by now
-        cancel_steps(steps)
-    return bool(steps)
 
 
 def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
     """Runs srun to its end, and returns its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does. srun may wait
-    for a node that is silent without a limit (26.05): then srun is killed, and leaves a step behind
-    (`end_held_steps`).
+    for a node that is silent without a limit (26.05): then srun is killed, and leaves its step.
     """
     process = Popen(command, stderr=PIPE, bufsize=0)
     relay.srun = process
@@ -236,27 +203,26 @@ def run_step(command: Sequence[str], relay: SignalRelay) -> StepOutput:
     ended = Event()
 
     def end_tasks() -> None:
-        if ended.wait(_END_SECONDS):
+        if ended.wait(2.0):  # srun has ended the other tasks by itself
             return
         if output.leaves_tasks:
             process.terminate()
-        if not ended.wait(_find_kill_wait() + _REPORT_SECONDS):
+        seconds = 30.0  # Slurm's default KillWait
+        with suppress(OSError):
+            seconds = float(show_config()["KillWait"].split()[0])
+        if not ended.wait(seconds + 10.0):  # for srun to report that it has killed the tasks
             process.kill()
 
     ending = Thread(target=end_tasks, daemon=True)
     with process:
         assert process.stderr
         for data in iter(partial(process.stderr.read, _PIECE), b""):
-            _write(data)
+            # a full disk must not end a training
+            with suppress(OSError), open(2, "wb", closefd=False) as standard_error:
+                standard_error.write(data)
             output.feed(data)
             if (output.leaves_tasks or output.all_end) and ending.ident is None:
                 ending.start()
     ended.set()
-    output.status = signals.shell_status(process.returncode)
+    output.status = shell_status(process.returncode)
     return output
-
-
-def _find_kill_wait() -> float:
-    with suppress(OSError):
-        return float(show_config()["KillWait"].split()[0])
-    return _KILL_SECONDS

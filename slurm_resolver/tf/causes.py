@@ -1,13 +1,11 @@
-"""Says in one line why a computation of TensorFlow or Keras has failed, and which task is lost."""
+"""Says in one line why a computation of TensorFlow or Keras has failed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import tensorflow as tf
 
-_LENGTH = 500  # of the line
 # What surrounds the reason: colours, headings, a frame and its line of code, a function's or
 # operation's name, a dataset's transformation.
 _AROUND = re.compile(
@@ -24,7 +22,6 @@ _AROUND = re.compile(
 )
 # What follows the reason: the nodes of a graph, or the arguments of a layer.
 _AFTER = re.compile(r"^\s*(?:\[\[|Arguments received by )", re.MULTILINE)
-_TRACEBACK = "Traceback (most recent call last)"
 # What TensorFlow raises when another task is silent or has ended.
 OF_PEERS = (
     tf.errors.UnavailableError,
@@ -32,24 +29,6 @@ OF_PEERS = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)(?![\d/])")  # and not its devices
-_CALL_OF_LEADER = "/tensorflow.CoordinationService/"
-
-
-def lost_task(error: BaseException, names: Sequence[str], this: str) -> str:
-    """Returns the first other task that an error of TensorFlow reports as lost, or ''.
-
-    Args:
-        error: the error.
-        names: those of all tasks, such as "worker 3". The first task runs TensorFlow's coordination
-            service: errors of calls to it do not name it.
-        this: the name of this task.
-    """
-    text = str(error) if isinstance(error, OF_PEERS) else ""
-    tasks = [f"{job} {index}" for job, index in _TASK.findall(text)]
-    if _CALL_OF_LEADER in text:
-        tasks += names[:1]
-    return next((task for task in tasks if task in names and task != this), "")
 
 
 def cause_of(error: BaseException) -> str:
@@ -59,11 +38,11 @@ def cause_of(error: BaseException) -> str:
     a dataset, that is the type and text of its exception: TensorFlow's own error has another type.
     """
     text = str(error)
-    head, _, trace = text.partition(_TRACEBACK)
+    head, _, trace = text.partition("Traceback (most recent call last)")
     of_python = trace and isinstance(error, tf.errors.OpError)
     text = _AROUND.sub("", head if of_python else text)
     reason = " ".join(_AFTER.split(text, maxsplit=1)[0].split())
     kind = f"{type(error).__name__}: "
     if not of_python and not reason.startswith(kind):  # AutoGraph's text begins with the type
         reason = kind + reason
-    return reason[:_LENGTH].rstrip(" :")
+    return reason[:500].rstrip(" :")

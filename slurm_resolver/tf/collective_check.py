@@ -9,17 +9,17 @@ the resolver's options, and whether to print JSON.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
 import statistics
 import sys
-import tempfile
 import timeit
 from collections.abc import Sequence
+from glob import glob
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -32,17 +32,13 @@ from slurm_resolver.wording import aligned
 
 Row = dict[str, Any]  # what a task has measured
 
-_BYTES = 16 * 1024**2  # more would take minutes on a slow link
 _MEASUREMENTS = 5  # of a step, the fastest of which counts: another program may disturb the others
-_TIMES = 10  # that a measurement repeats the step: a limit of CPU time counts over 0.1 s
-_FAR_SLOWER = 2.0  # times the median of all tasks
-_FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
 
 def main() -> int:
     """Measures, and prints the table in one task; returns 1 if there is a warning, else 0."""
     options = json.loads(sys.argv[1])
-    folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-nccl-")
+    folder = TemporaryDirectory(prefix="slurm_resolver-nccl-")
     log = os.path.join(folder.name, "nccl")
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=log)
     # Threads that wait for each other take the CPUs from tasks of the same node.
@@ -56,15 +52,16 @@ def main() -> int:
     if resolver.task_type in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
         row = {"rank": cluster.task.rank, **_measure(strategy, log)}
-        measured = strategy.workers.exchange("tells what it has measured", row)
-        rows = sorted(measured, key=itemgetter("rank"))
+        rows = strategy.workers.exchange("tells what it has measured", row)
+        rows.sort(key=itemgetter("rank"))
         warnings = find_warnings(rows, cluster.name_of)
-        if row == rows[0]:
-            print(
-                json.dumps({"ok": not warnings, "tasks": rows, "warnings": warnings})
-                if options["json"]
-                else as_table(rows, warnings)
-            )
+        if row == rows[0] and options["json"]:
+            print(json.dumps({"ok": not warnings, "tasks": rows, "warnings": warnings}))
+        elif row == rows[0]:
+            text = "{rank}|{device}|{step_ms:.2f}|{all_reduce_ms:.1f}|{network}"
+            cells = [text.format(**row).split("|") for row in rows]
+            heads = ["rank", "device", "step ms", "all-reduce ms", "NCCL's network"]
+            print(*aligned([heads, *cells], numbers=(2, 3)), *map(warning, warnings), sep="\n")
     # The service may run in a task that does not train, and must not end before the others.
     connect(cluster.service).gather("the end of the measurement", None, None)
     return 1 if warnings else 0
@@ -84,20 +81,22 @@ def _measure(strategy: MultiWorkerMirroredStrategy, log: str) -> Row:
     @tf.function  # type: ignore[untyped-decorator]
     def reduce() -> tf.Tensor:
         def replica() -> tf.Tensor:
-            # Two tensors, as TensorFlow takes NCCL only for several at once.
-            halves = [tf.ones((_BYTES // 8,)) for _ in range(2)]
+            # Two tensors, as TensorFlow takes NCCL only for several at once; of 16 MB, as more
+            # would take minutes on a slow link.
+            halves = [tf.ones((2 * 1024**2,))] * 2
             return tf.distribute.get_replica_context().all_reduce("sum", halves)[0][0]
 
         return strategy.experimental_local_results(strategy.run(replica))[0]
 
     row = {
         "device": "GPU" if tf.config.get_visible_devices("GPU") else "CPU",  # TensorFlow's default
-        "step_ms": _least_time(step, _TIMES, _MEASUREMENTS),
+        # repeated, as a limit of CPU time counts over 0.1 s
+        "step_ms": _least_time(step, 10, _MEASUREMENTS),
         "all_reduce_ms": _least_time(reduce, _MEASUREMENTS),
+        "network": nccl_network(log),
     }
-    network = nccl_network(log)
-    fast = [path for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
-    return {**row, "network": network, "unused": fast if network == "Socket" else []}
+    fast = glob("/sys/class/net/hsn*") + glob("/sys/class/infiniband/*")
+    return {**row, "unused": fast if row["network"] == "Socket" else []}
 
 
 def _least_time(action: Callable[[], tf.Tensor], times: int, measurements: int = 1) -> float:
@@ -109,7 +108,7 @@ def _least_time(action: Callable[[], tf.Tensor], times: int, measurements: int =
 
 def nccl_network(log: str) -> str:
     """Returns the network that NCCL names in its log, such as "IB"; '' where it names none."""
-    text = "".join(Path(name).read_text("utf-8", "replace") for name in glob.glob(f"{log}*"))
+    text = "".join(Path(name).read_text("utf-8", "replace") for name in glob(f"{log}*"))
     networks = re.findall(r"(?:Using network |via NET/)([^/\n]+)", text)
     return networks[-1].strip() if networks else ""
 
@@ -117,30 +116,22 @@ def nccl_network(log: str) -> str:
 def find_warnings(rows: Sequence[Row], name_of: NameOf) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     median = statistics.median(row["step_ms"] for row in rows)
-    slow = [
+    warnings = [
         # `supervise` reads this line.
         f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
         "median task; look at what else runs on its node, and at the CPUs that it was given"
         for row in rows
-        if row["step_ms"] > _FAR_SLOWER * median
+        if row["step_ms"] > 2 * median
     ]
-    unused = [
-        f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
-        f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
-        "NCCL_DEBUG=INFO"
-        for row in rows
-        if row["unused"]
-    ]
-    return slow + unused[:1]
-
-
-def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
-    """Returns a table by rank, and the warnings."""
-    text = "{rank}|{device}|{step_ms:.2f}|{all_reduce_ms:.1f}|{network}"
-    cells = [text.format(**row).split("|") for row in rows]
-    heads = ["rank", "device", "step ms", "all-reduce ms", "NCCL's network"]
-    lines = aligned([heads, *cells], numbers=(2, 3))
-    return "\n".join([*lines, *[f"warning: {text}" for text in warnings]])
+    for row in rows:
+        if row["unused"]:
+            warnings.append(
+                f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
+                f"{', '.join(row['unused'])}: load your site's NCCL plugin (its module), and see "
+                "NCCL_DEBUG=INFO"
+            )
+            break
+    return warnings
 
 
 if __name__ == "__main__":

@@ -20,17 +20,16 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
         return gpus.devices if cluster.options.gives_gpu_counts else gpus.visible_before
     known = _known_gpus() if gpus.settings else 0
     apply_gpus(gpus, cluster.step, os.environ)
-    looked_early = known and known != len(gpus.devices or ())
     # The program may have hidden some GPUs itself.
-    if not looked_early or len(tf.config.get_visible_devices("GPU")) < known:
-        return gpus.devices
-    warn(
-        "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
-        "the GPUs that it saw then (%d); create the resolver before anything lists or uses devices",
-        ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
-        known,
-    )
-    return None
+    if known not in (0, len(gpus.devices or ())) and known == count_gpus(None):
+        warn(
+            "%s comes too late: TensorFlow has already looked at the devices, and this process "
+            "keeps the GPUs that it saw then (%d); create the resolver before anything lists or "
+            "uses devices",
+            ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
+            known,
+        )
+    return gpus.devices
 
 
 def count_gpus(devices: Devices | None) -> int:

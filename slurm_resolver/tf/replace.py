@@ -70,14 +70,12 @@ def end_servers() -> None:
         tf.distribute.Server.join = join
 
 
-_REPLACE = {
-    "strategy": replace_strategy,
-    "resolver": install,
-    "servers": end_servers,
-}
-
-
 def replace(tensorflow: object) -> None:
     """Replaces what `exec` asks for; called when TensorFlow is imported."""
+    replacing = {
+        "strategy": replace_strategy,
+        "resolver": install,
+        "servers": end_servers,
+    }
     for name in os.environ[VARIABLE].split(","):
-        _REPLACE[name]()
+        replacing[name]()

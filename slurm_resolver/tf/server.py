@@ -7,10 +7,10 @@ service says that the training is over: see `coordination.training_with_servers`
 from __future__ import annotations
 
 import atexit
-import os
 import sys
-import threading
-import time
+from os import environ, getpid
+from threading import Event
+from time import monotonic, sleep
 
 import tensorflow as tf
 
@@ -26,11 +26,9 @@ from slurm_resolver.start.ready import offer_readiness
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.private_names import Method
 
-_END_SECONDS = 5.0  # for a task that trains to end by itself, when the training has failed
-
 # One for all resolvers of the same cluster in a process; a forked child has none.
 _members: dict[tuple[ServiceAddress, str, int], Member] = {}
-_ends = threading.Event()  # set when this process ends without an error
+_ends = Event()  # set when this process ends without an error
 
 
 @atexit.register
@@ -45,7 +43,7 @@ def _end_process(member: Member) -> None:
     if not outcome.status or member.announced["serves"] or _ends.is_set():
         return
     print_line(f"{member.name}: {outcome.message}. This process ends")
-    if not _ends.wait(_END_SECONDS):
+    if not _ends.wait(5.0):  # it may end by itself
         exit_at_once()
 
 
@@ -74,19 +72,19 @@ def _check_connections(own_address: str, seconds: float) -> None:
     def connect(original: Method, server_def: tf.train.ServerDef) -> None:
         jobs = {job.name: dict(job.tasks) for job in server_def.cluster.job}
         del jobs[server_def.job_name][server_def.task_index]  # TensorFlow starts this server
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         addresses = [address for tasks in jobs.values() for address in tasks.values()]
         # With parameter servers, the strategy has waited for them.
         for address in [] if "ps" in jobs else addresses:
             while not answers(address):
-                if address == own_address or time.monotonic() > until:
+                if address == own_address or monotonic() > until:
                     raise JobsError(
                         "tf.config.experimental_connect_to_cluster waits without end unless all "
                         f"tasks of the cluster serve, and no server listens at {address}. Remove "
                         "the call: the strategies connect by themselves. To connect from one task, "
                         "start a tf.distribute.Server in each of the others."
                     )
-                time.sleep(0.2)
+                sleep(0.2)
         original(server_def)
 
     private_names.SET_SERVER_DEF.replace(connect)
@@ -104,10 +102,10 @@ def take_part(cluster: Cluster) -> Member | None:
     if not announced:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     if this_task.job == "chief":
         private_names.STOP_PREEMPTION.replace(_stop)
-    key = (service, announced["cluster"], os.getpid())
+    key = (service, announced["cluster"], getpid())
     if key not in _members:
         _members[key] = Member(connect(service, cluster.name_of), announced)
         threading.Thread(target=_end_process, args=[_members[key]], daemon=True).start()
@@ -116,10 +114,9 @@ def take_part(cluster: Cluster) -> Member | None:
 
 def can_serve(cluster: Cluster) -> bool:
     """Whether this task may only serve those that train: a ps, or a worker beside a chief."""
-    jobs = {*cluster.roles}
-    servers = ("ps", "worker") if {"chief", "ps"} <= jobs else ("ps",)
-    task = cluster.task
-    return task is not None and task.job in servers and not jobs.isdisjoint(TRAIN)
+    jobs = cluster.roles.keys()
+    servers = {"ps", "worker"} if {"chief", "ps"} <= jobs else {"ps"}
+    return bool(cluster.task and cluster.task.job in servers and jobs & {*TRAIN})
 
 
 def serve(
@@ -132,9 +129,8 @@ def serve(
     task = cluster.task
     if not task or not can_serve(cluster):
         where = f"{task.job} {task.index}" if task else "a process"
-        jobs = ", ".join(sorted(cluster.roles)) or "none"
         raise JobsError(
-            f"serve() in {where} of a cluster with the jobs {jobs}; "
+            f"serve() in {where} of a cluster with the jobs {', '.join(cluster.roles) or 'none'}; "
             "expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
             "train. Start the program with srun, or without Slurm with `slurm-resolver run`, and "
             "call serve() as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
@@ -145,7 +141,7 @@ def serve(
         start_timeout = cluster.step.start_seconds
     problem = member.serve(start_timeout)
     if member.client.refusal:
-        raise JobsError(f"serve() in process {os.getpid()}: {problem}")
+        raise JobsError(f"serve() in process {getpid()}: {problem}")
     if problem:
         print_line(f"{member.name}: {problem}")
         return 1

@@ -6,32 +6,30 @@ before; those that are missing are named, and TensorFlow starts only when all ar
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
+import copy
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from faulthandler import cancel_dump_traceback_later, dump_traceback_later
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import tell_once, warn_once
 from slurm_resolver.start.probe import listening
 from slurm_resolver.start.ready import wait_until_ready
 from slurm_resolver.start.transport import (
+    CUDA_REMEDY,
     TaskDevices,
     find_transport,
     task_devices,
-    why_no_gpu,
 )
 from slurm_resolver.tf.resolver_cluster import cluster_of
-
-_CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes some
 
 _served: set[str] = set()  # the addresses at which TensorFlow listens in this process
 
 
-@contextlib.contextmanager
+@contextmanager
 def starting_together(
     resolver: object,
     timeout: float | None,
@@ -59,38 +57,30 @@ def starting_together(
         yield None
         return
     seconds = timeout or cluster.step.start_seconds
-    _refuse_second(cluster)
+    task = cluster.task
+    assert task
+    is_taken = task.address in _served
+    if len(cluster.tasks) == 1:  # else all tasks say it: `wait_until_ready`
+        with listening(task) as problem:
+            is_taken |= bool(problem)
+    if is_taken:
+        raise RendezvousError(
+            "this process has a strategy already, or a second program runs in the same task, such "
+            f"as a notebook: a server listens at {task.address}, and TensorFlow starts only one in "
+            "a process. Create the strategy once, before any loop, and each new model in its "
+            "scope; or train each model in its own process, one after the other. To train alone "
+            "beside another program, set SLURM_RESOLVER=off, or give it another port_base."
+        )
     group = wait_until_ready(cluster, seconds, jobs)
     if group:
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        dump_traceback_later(seconds, exit=True)
     try:
         yield group
     finally:
         if group:
-            faulthandler.cancel_dump_traceback_later()
-    if cluster.task and "ps" not in cluster.roles:
-        _served.add(cluster.task.address)
-
-
-def _refuse_second(cluster: Cluster) -> None:
-    """Raises RendezvousError if this task has a strategy already, whose server has its port."""
-    task = cluster.task
-    assert task
-    if task.address in _served:
-        raise RendezvousError(
-            f"this process has a strategy already, whose server listens at {task.address}, and "
-            "TensorFlow starts only one in a process. Create the strategy once, before any loop, "
-            "and each new model in its scope; or train each model in its own process, one after "
-            "the other."
-        )
-    if len(cluster.tasks) == 1:
-        with listening(task) as problem:
-            if problem:
-                raise RendezvousError(
-                    f"{cluster.name_of(task.rank)}, the only task of its step, cannot listen at "
-                    f"{problem}: a second program in the same task, such as a second notebook? To "
-                    "train alone beside it, set SLURM_RESOLVER=off, or give it another port_base."
-                )
+            cancel_dump_traceback_later()
+    if "ps" not in cluster.roles:
+        _served.add(task.address)
 
 
 def choose_communication(
@@ -103,38 +93,38 @@ def choose_communication(
     All tasks of the group call this with what `starting_together` gave. `of_program` are the
     program's options, or None. If they name an implementation, they are returned as they are.
     """
-    implementations = tf.distribute.experimental.CommunicationImplementation
     options = of_program or tf.distribute.experimental.CommunicationOptions()
-    is_free = options.implementation is implementations.AUTO
+    is_free = options.implementation.name == "AUTO"
     usable = len(tf.config.get_visible_devices("GPU"))
     cluster = cluster_of(resolver)
     if cluster is None:
         return of_program
     if cluster.gpus and not usable:
-        why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            f"and computes on CPUs: {why}"
+            "and computes on CPUs. If it was built without CUDA (built with CUDA or ROCm: "
+            f"{tf.test.is_built_with_gpu_support()}), {CUDA_REMEDY}. Else NVIDIA's driver is not "
+            "loaded on this node (no /proc/driver/nvidia/version): tell its administrators; or a "
+            "library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
+            "libraries): load the site's CUDA or ROCm module"
         )
     nccl = usable > 1
     if group:
         devices_of = group.gather(
             "the choice of NCCL",
             task_devices(cluster, usable),
-            _CHOICE_SECONDS,
+            60.0,  # the tasks have met; the first look for GPUs takes some time
         )
-        tasks = {name: TaskDevices(*devices) for name, devices in devices_of.items()}
-        transport = find_transport(tasks)
-        nccl = transport.nccl
-        text = ": ".join(filter(None, (transport.sentence, transport.remedy)))
+        nccl, sentence, remedy = find_transport(
+            {name: TaskDevices(*devices) for name, devices in devices_of.items()}
+        )
+        text = f"{sentence}: {remedy}".rstrip(": ")
         if "SLURM_STEP_GPUS" in text:
             warn_once(text)
         elif is_free:
             tell_once(text)
     if not (is_free and nccl):
         return of_program
-    return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=options.bytes_per_pack,
-        timeout_seconds=options.timeout_seconds,
-        implementation=implementations.NCCL,
-    )
+    with_nccl = copy.copy(options)
+    with_nccl.implementation = type(options.implementation).NCCL
+    return with_nccl

@@ -93,7 +93,7 @@ def rank_of(line: Fields) -> int:
 
 def use_nccl(lines: Records) -> bool:
     """Returns whether the tasks of a step choose NCCL."""
-    return find_transport({line["rank"]: TaskDevices(*line["devices"]) for line in lines}).nccl
+    return find_transport({line["rank"]: TaskDevices(*line["devices"]) for line in lines})[0]
 
 
 def truth(hosts: Strings) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from task_variables import ALONE, ONE_NODE
 import slurm_resolver as sr
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.local.environment import free_ports
-from slurm_resolver.start import probe, reach, ready
+from slurm_resolver.start import probe, ready
 from slurm_resolver.start.ready import agreement_facts, find_disagreement, wait_until_ready
 from slurm_resolver.timeouts import Timeouts
 
@@ -83,7 +83,7 @@ def test_a_port_that_does_not_answer_is_named_with_its_task_in_every_task(
         return call(address)
 
     monkeypatch.setattr(probe, "call", refuse)
-    monkeypatch.setattr(reach, "_PAUSE", 0.1)
+    monkeypatch.setattr(ready, "_PAUSE", 0.1)
     monkeypatch.setattr(Timeouts, "first_notice", 0.0)
 
     def wait(rank: int) -> str:

@@ -6,21 +6,23 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from captured import Captured, Patch
 from kinds import Texts
 from local_run import refused
 
+from slurm_resolver.supervision import policy
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     NoRestartError,
-    choose,
-    healthy_nodes,
     same_again,
     stop_if_job_ends,
 )
 from slurm_resolver.supervision.step import StepFailure, StepOutput
+from slurm_resolver.supervision.supervisor import Supervisor
 
 HEALTHY = [
     "IDLE",
@@ -40,7 +42,7 @@ UNHEALTHY = [
 
 
 def test_the_states_of_a_node() -> None:
-    assert healthy_nodes({state: state for state in (*HEALTHY, "", *UNHEALTHY)}) == HEALTHY
+    assert [*filter(policy.UNHEALTHY.search, HEALTHY + UNHEALTHY)] == UNHEALTHY
 
 
 @pytest.mark.parametrize(
@@ -50,14 +52,17 @@ def test_the_states_of_a_node() -> None:
         ("abcd", "b", 3, 3, "acd"),
         ("abc", "b", 3, 3, "abc"),  # a suspect node is better than none
         ("abc", "abc", 3, 1, "abc"),
-        ("ab", "", 3, 3, ""),
-        ("", "", 1, 1, ""),
     ],
 )
 def test_the_choice_of_nodes(
     healthy: str, suspects: str, wanted: int, least: int, chosen: str
 ) -> None:
-    assert choose(list(healthy), set(suspects), wanted, least) == list(chosen)
+    supervisor: Any = SimpleNamespace(
+        _healthy=list(healthy),
+        _suspects=set(suspects),
+        _options=SimpleNamespace(min_nodes=least, nodes=wanted),
+    )
+    assert Supervisor._choose(supervisor, wanted) == list(chosen)
 
 
 def failure(text: str, status: int = 1) -> StepFailure:

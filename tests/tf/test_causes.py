@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from kinds import Action, Change
 
-from slurm_resolver.tf.causes import cause_of, lost_task
+from slurm_resolver.tf.causes import cause_of
 
 ROWS = tf.ones([4, 2])
 
@@ -91,21 +91,3 @@ def test_a_cause_is_one_line_without_traces(name: str) -> None:
     assert not [word for word in ("\n", "File", "Graph execution", "node") if word in cause]
     assert "Arguments received" not in cause
     assert len(cause) <= 500
-
-
-LOST = {
-    "Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending "
-    "heartbeats):\n/job:worker/replica:0/task:2\n": "worker 1",
-    "{{function_node __wrapped__A_device_/job:worker/replica:0/task:3/device:CPU:0}} Socket closed "
-    "from remote target /job:worker/replica:0/task:12 while calling /B": "worker 12",
-    "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat": "chief 0",
-    "/job:worker/replica:0/task:0 said so": "",
-}
-
-
-def test_the_task_that_tensorflow_has_lost() -> None:
-    for text, task in LOST.items():
-        error = tf.errors.DeadlineExceededError(None, None, text)
-        assert (
-            lost_task(error, ["chief 0", "worker 0", "worker 1", "worker 12"], "worker 0") == task
-        )

@@ -39,7 +39,6 @@ from slurm_resolver.tf.keras.waits import has_clock
 from slurm_resolver.tf.keras.weight_comparison import callback_of, compare_weights
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.usage_report import tell_usage
 
 _EXIT_SECONDS = 2.0  # for which the workers wait for each other's reports before they exit
 SCOPE = (
@@ -119,7 +118,7 @@ def _fit(call: Method, strategy: tf.distribute.Strategy) -> object:
 def _tell_usage(strategy: tf.distribute.Strategy, reports: Mapping[str, Report]) -> None:
     """Lets the first worker say where the time of this `fit` went."""
     if strategy.workers.index == 0:
-        tell_usage(strategy.cluster_resolver, "fit", reports)
+        reporter.tell_usage(strategy.cluster_resolver, "fit", reports)
 
 
 def _is_in_scope(name: str, model: Model) -> bool:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
-from slurm_resolver.tf.call import MARK
+from slurm_resolver.tf.exchange import MARK
 from slurm_resolver.tf.keras.differences import REMEDY, REMEDY_OF_DATA, difference
 from slurm_resolver.tf.keras.origins import Origin
 from slurm_resolver.tf.keras.protocols import Model, Strategy

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.tf.exchange import ENDED, STOPPED, Workers
+from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY, Entry, compare
 from slurm_resolver.tf.keras.protocols import Logs, Model
 
@@ -92,10 +92,7 @@ def callback_of(workers: Workers, remedy: str) -> object:
     class SlurmResolverCheck(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
             self.on_test_end()  # which `fit` calls only after a validation
-            stops_here = bool(self.model.stop_training)
-            stops = workers.exchange(
-                f"ends epoch {epoch + 1}", stops_here, STOPPED if stops_here else ENDED
-            )
+            stops = workers.exchange(f"ends epoch {epoch + 1}", bool(self.model.stop_training))
             compare_weights(self.model, f"after epoch {epoch + 1}", remedy)
             # All workers take the same steps, so that they also stop together.
             self.model.stop_training = any(stops)

@@ -11,7 +11,6 @@ from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINI
 from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.termination import TerminationConfig
-from slurm_resolver.tf.usage_report import tell_usage
 
 Batch = TypeVar("Batch")
 _END_SECONDS = 60.0  # for which the workers wait for each other's reports
@@ -83,7 +82,7 @@ class ResumableLoop(Backup):
             self.save()
             of_all = reporter.of_all_workers(_END_SECONDS)
             if self.leads:
-                tell_usage(self._resolver, "the loop", of_all)
+                reporter.tell_usage(self._resolver, "the loop", of_all)
 
     def batches(self, data: Iterable[Batch], steps: int | None = None) -> Iterator[Batch]:
         """Yields the batches of this epoch that are left; each is a step.

@@ -14,9 +14,8 @@ from kinds import Fields, Strings
 
 from slurm_resolver.coordination.training_group import Group
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf import call, exchange
-from slurm_resolver.tf.call import State
-from slurm_resolver.tf.exchange import STEP, Workers
+from slurm_resolver.tf import exchange
+from slurm_resolver.tf.exchange import STEP, State, Workers
 
 NAMES = [f"worker {rank} (rank {rank} on n{rank})" for rank in range(3)]
 
@@ -25,8 +24,7 @@ NAMES = [f"worker {rank} (rank {rank} on n{rank})" for rank in range(3)]
 def aborted(monkeypatch: Patch) -> Strings:
     """Why the collectives of the worker have ended."""
     reasons: Strings = []
-    for module in (call, exchange):
-        monkeypatch.setattr(module, "abort_collectives", reasons.append)
+    monkeypatch.setattr(exchange, "abort_collectives", reasons.append)
     return reasons
 
 
@@ -70,7 +68,7 @@ EVENTS: list[tuple[Fields, str, set[State]]] = [
     ({"gone": 0, "why": f"FitError: {GONE}"}, GONE, {*State}),
     (
         {"gone": 0, "why": f"FitError: {NAMES[1]} is gone: it is silent"},
-        f"{NAMES[1]} was stopped or cut off, and the others have ended without it",
+        f"{NAMES[1]} is gone: it is silent",
         {*State},
     ),
 ]
@@ -135,3 +133,21 @@ def test_a_worker_that_does_not_answer_tensorflow_is_named(worker: Workers) -> N
     error = tf.errors.UnavailableError(None, None, "from /job:worker/replica:0/task:2: timed out")
     reason = f"{NAMES[2]} is gone: it does not answer TensorFlow"
     assert worker.lost_by(error) == reason
+
+
+LOST = {
+    "Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending "
+    "heartbeats):\n/job:worker/replica:0/task:2\n": "worker 1",
+    "{{function_node __wrapped__A_device_/job:worker/replica:0/task:3/device:CPU:0}} Socket closed "
+    "from remote target /job:worker/replica:0/task:12 while calling /B": "worker 12",
+    "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat": "chief 0",
+    "/job:worker/replica:0/task:0 said so": "",
+}
+
+
+def test_the_task_that_tensorflow_has_lost() -> None:
+    names = ["chief 0", "worker 0", "worker 1", "worker 12"]
+    workers: Any = SimpleNamespace(names=names, full_names=names, name="worker 0")
+    for text, task in LOST.items():
+        error = tf.errors.DeadlineExceededError(None, None, text)
+        assert Workers.lost_by(workers, error).partition(" is gone")[0] == task
