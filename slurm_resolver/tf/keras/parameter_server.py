@@ -24,7 +24,7 @@ from slurm_resolver.tf.keras.compiled import compiled
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import Structure, without_optionals
-from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_any_rows
+from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_rows
 from slurm_resolver.tf.private_names import Method
 from slurm_resolver.tf.strategy_start import starting_together
 
@@ -260,7 +260,7 @@ class ScheduledFunction:
 
 def _of_any_rows(value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor in a graph without the number of its rows."""
-    spec = type_of_any_rows(value)
+    spec = type_of_rows(value)
     unknown = tf.compat.v1.placeholder_with_default
     if isinstance(spec, tf.SparseTensorSpec):
         sizes = unknown(value.dense_shape, value.dense_shape.shape)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.types.experimental import ConcreteFunction
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.log import debug, warn_once
+from slurm_resolver.log import debug
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.differences import Entry, compare
@@ -40,6 +40,7 @@ _XLA_DRAWS = RANDOM | names(
 )
 _TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
+_OF_ALL = (FitError, *OF_PEERS)  # errors that end the step in all workers
 
 
 class PlannedStep(NamedTuple):
@@ -50,7 +51,7 @@ class PlannedStep(NamedTuple):
         plan: of its graph; None if each worker calls the step itself.
         reason: why each replica computes all rows; None if each computes its own.
         copies: the variables of the replicas.
-        multiples: see `replica_step.multiples_of`.
+        multiples: see `StepFunction._multiples_of`.
         takes_any_rows: whether it is traced for any number of rows.
     """
 
@@ -96,30 +97,27 @@ class TracedStep:
 
         Args:
             spec: the types of the whole batch's tensors, in the batch's structure.
-            multiples: see `replica_step.multiples_of`; None if each replica computes all rows.
+            multiples: see `StepFunction._multiples_of`; None if each replica computes all rows.
         """
-        unknown = tf.nest.map_structure(type_of_any_rows, spec)
+        unknown = tf.nest.map_structure(type_of_rows, spec)
         kind = repr(unknown)
-        first: Exception | None = None
-        if kind not in self._refused:
-            try:
-                return self._look_up(unknown, multiples)
-            except (FitError, *OF_PEERS):
-                raise
-            except Exception as error:
-                if repr(spec) == kind:
-                    raise
-                first = error
-                self._refused[kind] = f"it fails if the number of rows is not a constant: {error}"
-        try:
+        if kind in self._refused:
             return self._look_up(spec, multiples, self._refused[kind])
-        except (FitError, *OF_PEERS):
+        try:
+            return self._look_up(unknown, multiples)
+        except _OF_ALL:
             raise
-        except Exception:
-            if first is None:
+        except Exception as first:
+            if repr(spec) == kind:
                 raise
-        # It may have left a model half built, which hides it in the second attempt.
-        raise first
+            self._refused[kind] = f"it fails if the number of rows is not a constant: {first}"
+            try:
+                return self._look_up(spec, multiples, self._refused[kind])
+            except _OF_ALL:
+                raise
+            except Exception:
+                # The first attempt may have left a model half built, which hides its error.
+                raise first from None
 
     def give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
@@ -151,30 +149,36 @@ class TracedStep:
         Args:
             constant: why the number of rows has to be a constant; None if it has not.
         """
+        sharing = self._strategy.sharing
         reason = constant or self.fault or _reason_of_types(spec)
         if multiples is None:
             reason = reason or _UNEQUAL
-        local_replicas = self._strategy.sharing.local_replicas
         traced = self._trace(spec)
-        self._refuse_collectives(traced.graph)
+        self._check(traced.graph)
         if has(traced.graph, _draws_by_xla):
             reason = reason or "XLA draws other random numbers (jit_compile=True)"
         plan = None
-        if self._strategy.sharing.replicas > 1:
-            if reason is None:
-                plan, reason = self._plan_split(traced, multiples or ())
-            # What only one replica may compute is sent to the others by a plan.
-            if reason is not None and (local_replicas > 1 or has(traced.graph, draws)):
-                with contextlib.suppress(Exception):
+        if sharing.replicas > 1 and reason is None:
+            try:
+                plan = plan_step(
+                    traced,
+                    multiples=multiples or (),
+                    sends_inside=sharing.local_replicas == 1,
+                )
+            except Exception as error:
+                reason = reason_of(error)
+        # What only one replica may compute is sent to the others by a plan.
+        if sharing.replicas > 1 and plan is None:
+            with contextlib.suppress(Exception):
+                if sharing.local_replicas > 1 or has(traced.graph, draws):
                     plan = plan_whole(traced)
-        if local_replicas > 1 and (
+        if sharing.local_replicas > 1 and (
             plan is None or has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
         ):
             raise FitError(
                 f"several GPUs in a task cannot compute a step: {reason or 'it fills a table'}. "
                 "Start a task for each GPU."
             )
-        self._compare_seeds(traced.graph)
         return PlannedStep(
             function=traced,
             plan=plan,
@@ -184,47 +188,30 @@ class TracedStep:
             takes_any_rows=constant is None,
         )
 
-    def _refuse_collectives(self, graph: tf.Graph) -> None:
-        """Raises FitError for what no step of one process has."""
-        with contextlib.suppress(PlanError):  # a function is not known
-            for operation in with_called(graph.get_operations()):
-                if operation.type.startswith("Collective"):
-                    raise FitError(
-                        f"{self._step.__name__} puts values of all replicas together by itself "
-                        f"({operation.name}): leave out the synchronization of tf.Variable"
-                    )
-
-    def _compare_seeds(self, graph: tf.Graph) -> None:
-        """Raises FitError in every worker if they draw other numbers by TensorFlow's seeds."""
-        with contextlib.suppress(PlanError):  # a function is not known
-            seeds = [
-                (operation.get_attr("seed"), operation.get_attr("seed2"))
-                for operation in with_called(graph.get_operations())
-                if operation.type in RANDOM
-            ]
-            if seeds and self._strategy.of_several:
-                compare(
-                    self._strategy.workers,
-                    "in a step that draws numbers",
-                    [Entry("the seeds of tf.random", str(seeds))],
-                    _SAME_SEEDS,
-                )
-
-    def _plan_split(
-        self, traced: ConcreteFunction, multiples: Multiples
-    ) -> tuple[Plan | None, str | None]:
-        """Returns the plan by which each replica computes its own rows, or why there is none."""
+    def _check(self, graph: tf.Graph) -> None:
+        """Raises FitError for what no step of one process has, and if workers draw differently."""
         try:
-            plan = plan_step(
-                traced,
-                multiples=multiples,
-                sends_inside=self._strategy.sharing.local_replicas == 1,
+            operations = list(with_called(graph.get_operations()))
+        except PlanError:  # a function is not known
+            return
+        for operation in operations:
+            if operation.type.startswith("Collective"):
+                raise FitError(
+                    f"{self._step.__name__} puts values of all replicas together by itself "
+                    f"({operation.name}): leave out the synchronization of tf.Variable"
+                )
+        seeds = [
+            (operation.get_attr("seed"), operation.get_attr("seed2"))
+            for operation in operations
+            if operation.type in RANDOM
+        ]
+        if seeds and self._strategy.of_several:
+            compare(
+                self._strategy.workers,
+                "in a step that draws numbers",
+                [Entry("the seeds of tf.random", str(seeds))],
+                _SAME_SEEDS,
             )
-            return plan, None
-        except PlanError as error:
-            return None, str(error)
-        except Exception as error:
-            return None, reason_of_fault(error)
 
     def _trace(self, spec: Structure) -> ConcreteFunction:
         """Traces the step until it makes no variable."""
@@ -253,26 +240,17 @@ class TracedStep:
         return call_outside(make_in_scope)
 
 
-def warn_of_sequences(planned: PlannedStep, why: str) -> None:
-    """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
-    if has(planned.function.graph, _draws_by_seed):
-        warn_once(
-            f"{why}, so the step draws other random numbers than in one process: draw them with a "
-            "keras.random.SeedGenerator"
-        )
-
-
 def as_tensor(value: Any) -> tf.Tensor | None:
     """Converts a number, array or variable."""
     return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
 
 
-def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
-    """Returns the type of a tensor for an unknown number of rows."""
+def type_of_rows(value: Any, count: int | None = None) -> tf.TypeSpec | None:
+    """Returns the type of a tensor for another number of rows, by default an unknown one."""
     spec = type_of(value)
     if not isinstance(spec, _TYPES) or not spec.shape.rank:
         return spec
-    shape = [None, *spec.shape[1:]]
+    shape = [count, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
@@ -285,8 +263,13 @@ def _reason_of_types(spec: Structure) -> str | None:
     return "a tensor of its batches is ragged or sparse"
 
 
-def reason_of_fault(error: Exception) -> str:
-    """Returns why a step is computed whole whose partition has failed, and logs the traceback."""
+def reason_of(error: Exception) -> str:
+    """Returns why a step is computed whole that cannot be planned or written.
+
+    The traceback of a fault of this package is logged.
+    """
+    if isinstance(error, PlanError):
+        return str(error)
     debug("the partition of a step has failed", error)
     return (
         f"slurm_resolver has failed to split it ({type(error).__name__}: {error}); please report "
@@ -307,7 +290,8 @@ def _draws_by_xla(operation: tf.Operation) -> bool:
     return not kinds.isdisjoint(_XLA_DRAWS)
 
 
-def _draws_by_seed(operation: tf.Operation) -> bool:
+def draws_by_seed(operation: tf.Operation) -> bool:
+    """Whether an operation draws the next number of a sequence that TensorFlow's seeds begin."""
     return operation.type in RANDOM and not is_drawn(operation)
 
 
