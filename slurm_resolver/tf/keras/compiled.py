@@ -6,7 +6,6 @@ and fingerprints, that takes longer than the rest of the call.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Callable
 
@@ -41,7 +40,12 @@ class CompiledStep:
         """Returns the results of a batch."""
         values = tf.nest.flatten(batch, expand_composites=True)
         types = [value if value is None else (value.dtype, value.shape) for value in values]
-        if types != self._types or not self._has_last_structure(batch):
+        try:
+            tf.nest.assert_same_structure(self._last, batch, expand_composites=True)
+            is_like_last = types == self._types
+        except (TypeError, ValueError):
+            is_like_last = False
+        if not is_like_last:
             self._graph = self._find(batch)
             self._run = private_names.CALL_FLAT.of(self._graph, None)
             self._last = tf.nest.map_structure(type_of, batch)
@@ -50,9 +54,3 @@ class CompiledStep:
             return self._graph(batch)
         tensors = [value for value in values if value is not None]
         return self._run(tensors, self._graph.captured_inputs)
-
-    def _has_last_structure(self, batch: Structure) -> bool:
-        with contextlib.suppress(TypeError, ValueError):
-            tf.nest.assert_same_structure(self._last, batch, expand_composites=True)
-            return True
-        return False

@@ -215,10 +215,10 @@ class ReplicaStep:
         sharing = self._sharing
         count = count_rows(batch.batch if batch.rows is None else batch.rows)
         total = tf.convert_to_tensor(count // multiples[0] if multiples else count)
-        has_all = total < sharing.replicas
 
-        def every(step: int, first: int, count: int | tf.Tensor) -> tf.Tensor:
-            return tf.range(tf.where(has_all, 0, first), count, tf.where(has_all, 1, step))
+        def every(step: int, number: int, count: int | tf.Tensor) -> tf.Tensor:
+            step = tf.where(total < sharing.replicas, 1, step)
+            return tf.range(number % step, count, step)
 
         own = self._own_rows(total, every(sharing.replicas, self._replica, total))
         of_worker = own

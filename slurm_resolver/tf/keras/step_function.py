@@ -184,9 +184,8 @@ class StepFunction:
             return self._find_graph(batch)
 
     def _writer(self, multiples: Multiples | None) -> PolymorphicFunction:
-        if multiples not in self._writers:
-            self._writers[multiples] = compiled(functools.partial(self._write_step, multiples))
-        return self._writers[multiples]
+        write = functools.partial(self._write_step, multiples)
+        return self._writers.setdefault(multiples, compiled(write))
 
     def _write(self, batch: Share, multiples: Multiples | None) -> bool:
         """Writes the graph of a step for any number of rows, and returns whether it is split.

@@ -90,7 +90,6 @@ class TracedStep:
         self._strategy: Strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
-        self._refused: dict[str, str] = {}  # why the number of rows has to be a constant, by kind
 
     def planned(self, spec: Structure, multiples: Multiples | None) -> PlannedStep:
         """Returns the step for a kind of batch.
@@ -100,24 +99,29 @@ class TracedStep:
             multiples: see `StepFunction._multiples_of`; None if each replica computes all rows.
         """
         unknown = tf.nest.map_structure(type_of_rows, spec)
-        kind = repr(unknown)
-        if kind in self._refused:
-            return self._look_up(spec, multiples, self._refused[kind])
+        of_any_rows = repr((unknown, multiples))
+        of_these_rows = repr((spec, multiples))
+        planned = self._planned.get(of_any_rows) or self._planned.get(of_these_rows)
+        if planned:
+            return planned
         try:
-            return self._look_up(unknown, multiples)
+            planned = call_outside(lambda: self._plan(unknown, multiples))
+            self._planned[of_any_rows] = planned
         except _OF_ALL:
             raise
         except Exception as first:
-            if repr(spec) == kind:
+            if of_any_rows == of_these_rows:
                 raise
-            self._refused[kind] = f"it fails if the number of rows is not a constant: {first}"
+            constant = f"it fails if the number of rows is not a constant: {first}"
             try:
-                return self._look_up(spec, multiples, self._refused[kind])
+                planned = call_outside(lambda: self._plan(spec, multiples, constant))
             except _OF_ALL:
                 raise
             except Exception:
                 # The first attempt may have left a model half built, which hides its error.
                 raise first from None
+            self._planned[of_these_rows] = planned
+        return planned
 
     def give_up(self, reason: str) -> None:
         """Lets each replica compute all rows from now on."""
@@ -133,16 +137,8 @@ class TracedStep:
         with tf.variable_creator_scope(self._make_variable), as_one_process():
             return tf.nest.map_structure(as_tensor, self._step(data))
 
-    def _look_up(
-        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
-    ) -> PlannedStep:
-        kind = repr((spec, multiples))
-        if kind not in self._planned:
-            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, constant))
-        return self._planned[kind]
-
     def _plan(
-        self, spec: Structure, multiples: Multiples | None, constant: str | None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
     ) -> PlannedStep:
         """Traces the step, and plans it.
 
