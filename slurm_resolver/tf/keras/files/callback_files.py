@@ -135,7 +135,8 @@ class CallbackFiles:
         if not reads and topic not in client.told:
             client.tell(topic, "" if os.path.lexists(full) else self._hook)
             client.wait_for(lambda: topic in client.told or self._workers.loss or client.refusal)
-        return client.told.get(topic, {"rank": self._rank, "value": ""})
+        claim: Message = client.told.get(topic, {"rank": self._rank, "value": ""})
+        return claim
 
     def call(self, original: Method, kinds: str, args: list[Any], kwargs: dict[str, Any]) -> object:
         """Calls a function with redirected paths; their `kinds` are those in `_FUNCTIONS`."""
