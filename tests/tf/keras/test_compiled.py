@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.compiled import CompiledStep, compiled
 from slurm_resolver.tf.keras.sharing import type_of
 
@@ -48,6 +49,13 @@ def test_batch_has_the_graph_that_tensorflow_finds(writes: bool) -> None:
         function.get_concrete_function(spec)
     for batch in [*BATCHES, *BATCHES, *BATCHES[::-1]]:
         assert step(batch) == function(batch)
+
+
+def test_a_graph_runs_without_tensorflows_private_method(mocker: Any) -> None:
+    mocker.patch.object(private_names.CALL_FLAT, "of", return_value=None)
+    step = CompiledStep(compiled(described).get_concrete_function)
+    for batch in [*BATCHES, *BATCHES]:
+        assert step(batch) == described(batch)
 
 
 def test_graph_is_looked_for_once(mocker: Any) -> None:

@@ -52,8 +52,6 @@ _FUNCTIONS = {
 _KEYWORDS = ("logdir", "database", "file", "path", "src", "dst", "name")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT  # flags of `os.open`
 
-# Databases in memory, the URI of one, and devices, which each worker has of its own.
-_ALL_WRITE = (":", "file:", "/dev/null", "/dev/std", "/dev/tty", "/dev/fd")
 _current = threading.local()  # its `files` are those of the hook that this thread runs
 
 
@@ -106,7 +104,9 @@ class CallbackFiles:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return path
         name = os.fsdecode(path)
-        if not name or name.startswith((*_ALL_WRITE, self._folder)):
+        is_device = os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name))
+        # a database in memory, the URI of one, and what is redirected already
+        if not name or name.startswith((":", "file:", self._folder)) or is_device:
             return path
         full = os.path.abspath(name)
         reads = kind == "r"
