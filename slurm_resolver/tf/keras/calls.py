@@ -3,7 +3,7 @@
 Workers train as one process only if all of them make the same calls in the same order. What is
 compared, when, and where:
 
-    the method, and the callbacks' kinds   before a call                 `Workers.exchange`
+    the method                             before a call                 `Workers.exchange`
     the arguments and the model            before a call                 `configuration`
     the weights                            the same, and each epoch      `weight_comparison`
     the batch and the learning rate        in each step                  `step_comparison`
@@ -82,21 +82,18 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
     callbacks = listed(arguments["callbacks"])
     arguments["callbacks"] = callbacks
-    kinds = sorted({type(callback).__name__ for callback in callbacks})
     with reporting(name) as report:
-        kinds_of_all = workers.exchange(f"calls {name}", ", ".join(kinds) or "none")
-        remedy = f"{REMEDY} Callbacks: {workers.holders(kinds_of_all)}."
+        workers.exchange(f"calls {name}", None)
         compare_weights(
             model,
             f"at the start of {name}",
-            remedy,
             described=[*describe_call(name, arguments), *describe_model(model)],
         )
         reporter.enter(IDLE, "")
         reporter.begin_training(is_measured=has_clock())
         if arguments["verbose"] == "auto" and workers.index:  # one bar is enough
             arguments["verbose"] = 0
-        arguments["callbacks"] = [report, *callbacks, callback_of(workers, remedy)]
+        arguments["callbacks"] = [report, *callbacks, callback_of(workers, REMEDY)]
         with workers.failing_together(name), one_writer(callbacks, workers):
             call = functools.partial(original, *bound.args, **bound.kwargs)
             return _fit(call, strategy) if name == "fit" else call()
@@ -105,20 +102,19 @@ def _call_in_all(original: Method, model: Model, bound: inspect.BoundArguments) 
 def _fit(call: Method, strategy: tf.distribute.Strategy) -> object:
     """Calls `fit`, at whose end the first worker says where its time went."""
     workers = strategy.workers
+
+    def tell(reports: Mapping[str, Report]) -> None:
+        if workers.index == 0:
+            reporter.tell_usage(strategy.cluster_resolver, "fit", reports)
+
     try:
         result = call()
     except SystemExit:  # in all workers, if the training has been saved
-        _tell_usage(strategy, reporter.of_all_workers(_EXIT_SECONDS))
+        tell(reporter.of_all_workers(_EXIT_SECONDS))
         raise
     reports = itertools.starmap(Report, workers.exchange("ends fit", reporter.report()))
-    _tell_usage(strategy, dict(zip(workers.full_names, reports)))
+    tell(dict(zip(workers.full_names, reports)))
     return result
-
-
-def _tell_usage(strategy: tf.distribute.Strategy, reports: Mapping[str, Report]) -> None:
-    """Lets the first worker say where the time of this `fit` went."""
-    if strategy.workers.index == 0:
-        reporter.tell_usage(strategy.cluster_resolver, "fit", reports)
 
 
 def _is_in_scope(name: str, model: Model) -> bool:

@@ -6,11 +6,11 @@ and fingerprints, that takes longer than the rest of the call.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Callable
 
 import tensorflow as tf
-from tensorflow.types.experimental import PolymorphicFunction
+from tensorflow.types.experimental import ConcreteFunction, PolymorphicFunction
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.sharing import Structure, type_of
@@ -24,33 +24,33 @@ def compiled(function: Method) -> PolymorphicFunction:
 
 
 class CompiledStep:
-    """The graphs of a function of a batch."""
+    """Runs a graph on each batch.
 
-    def __init__(self, function: Method) -> None:
-        self._function = compiled(function)
-        self._spec: Structure = None  # the types in the last batch
-        self._types: list[Any] = []  # of its tensors
+    Args:
+        find: returns the graph for a batch.
+    """
 
-    def write(self, spec: Structure) -> None:
-        """Writes the graph of a batch of these types."""
-        self._function.get_concrete_function(spec)
+    _types: Sequence[object] = ()  # of the tensors in the last batch
+    _last: Structure = None
+
+    def __init__(self, find: Callable[[Structure], ConcreteFunction]) -> None:
+        self._find = find
 
     def __call__(self, batch: Structure) -> Structure:
         """Returns the results of a batch."""
         values = tf.nest.flatten(batch, expand_composites=True)
         types = [value if value is None else (value.dtype, value.shape) for value in values]
-        if types != self._types or not self._has_structure_of(batch):
-            self._graph = self._function.get_concrete_function(batch)
+        try:
+            tf.nest.assert_same_structure(self._last, batch, expand_composites=True)
+            is_like_last = types == self._types
+        except (TypeError, ValueError):
+            is_like_last = False
+        if not is_like_last:
+            self._graph = self._find(batch)
             self._run = private_names.CALL_FLAT.of(self._graph, None)
-            self._spec = tf.nest.map_structure(type_of, batch)
+            self._last = tf.nest.map_structure(type_of, batch)
             self._types = types
         if self._run is None:
-            return self._function(batch)
+            return self._graph(batch)
         tensors = [value for value in values if value is not None]
         return self._run(tensors, self._graph.captured_inputs)
-
-    def _has_structure_of(self, batch: Structure) -> bool:
-        with contextlib.suppress(TypeError, ValueError):
-            tf.nest.assert_same_structure(self._spec, batch, expand_composites=True)
-            return True
-        return False

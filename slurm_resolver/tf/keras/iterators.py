@@ -1,4 +1,4 @@
-"""Iterators over data that cost little to make, and whose end no worker waits for.
+"""Iterators over data, whose end no worker waits for.
 
 To end an iterator, TensorFlow waits for the thread that tunes it, which sleeps for as long as the
 iterator has existed, for a minute at most. That thread often misses that it is woken up: it looks
@@ -13,8 +13,6 @@ import threading
 import weakref
 from typing import Any
 
-from slurm_resolver.tf import private_names
-from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.protocols import EpochIterator
 from slurm_resolver.tf.private_names import Method
 
@@ -38,10 +36,7 @@ def _end_iterators() -> None:
 
 def make_iterator(original: Method, data: EpochIterator) -> Any:
     """Returns an iterator that ends in a thread of its own."""
-    dataset = original(data)
-    if isinstance(dataset, WorkerData) and _is_never_read(data):
-        dataset = dataset.whole
-    iterator = iter(dataset)
+    iterator = iter(original(data))
     # The attributes hold what TensorFlow ends. Without this copy, they would go with the iterator.
     # Clearing the iterator's own dictionary would crash Python 3.13.0.
     attributes = _attributes[iterator] = dict(vars(iterator))
@@ -49,16 +44,3 @@ def make_iterator(original: Method, data: EpochIterator) -> Any:
     ends = threading.Timer(_LATER, attributes.clear)
     weakref.finalize(iterator, ends.start).atexit = False
     return iterator
-
-
-def _is_never_read(data: EpochIterator) -> bool:
-    """Whether Keras' `EpochIterator` makes another iterator before it reads the next one.
-
-    At the end of an epoch, it makes an iterator that it replaces when the next epoch begins, unless
-    `fit` has steps_per_epoch. This iterator has an effect nevertheless: a shuffle draws an order
-    for it. One over the whole dataset draws the same order, and is made in a tenth of the time.
-    """
-    batches = private_names.NUM_BATCHES.of(data, None)
-    if not batches or private_names.STEPS_PER_EPOCH.of(data, 0) is not None:
-        return False
-    return bool(private_names.STEPS_SEEN.of(data) >= batches)

@@ -24,8 +24,7 @@ from slurm_resolver.tf.keras.compiled import compiled
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.protocols import EpochIterator, Model
 from slurm_resolver.tf.keras.sharing import Structure, without_optionals
-from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_any_rows
-from slurm_resolver.tf.private_names import Method
+from slurm_resolver.tf.keras.traced_step import as_tensor, type_of_rows
 from slurm_resolver.tf.strategy_start import starting_together
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
@@ -126,15 +125,18 @@ class ParameterServerStrategy(
         data = dataset_fn(
             tf.distribute.InputContext(num_replicas_in_sync=self.num_replicas_in_sync)
         )
-        is_finite = int(data.cardinality()) >= 0
-
-        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return dataset_fn(context).repeat(None if is_finite else 1)
+        repetitions = None if int(data.cardinality()) >= 0 else 1
 
         @functools.cache
         def of_workers() -> Iterator[object]:  # continues from one epoch to the next
             coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-            return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
+            return iter(
+                coordinator.create_per_worker_dataset(
+                    lambda: distribute(
+                        lambda context: dataset_fn(context).repeat(repetitions), options
+                    )
+                )
+            )
 
         data.of_workers = of_workers
         return data
@@ -193,7 +195,7 @@ class ScheduledFunction:
         self._strategy = model.distribute_strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._step = getattr(model, f"{kind}_step")
-        self._on_batch = compiled(self._run_on_batch)
+        self._on_batch = compiled(self._run)
         self._on_iterator = compiled(lambda iterator: self._run(next(iterator)))
         self._under_way: list[Any] = []
         self._logs: dict[str, Structure] = {}
@@ -204,13 +206,13 @@ class ScheduledFunction:
         if isinstance(data, list):
             return self._predict(data)
         count = self._model.steps_per_execution
-        function = self._on_batch
+        schedule = self._schedule_batch
         batches = data
         of_workers = getattr(private_names.DATASET.of(data, None), "of_workers", None)
         if self._trains and of_workers:
-            function = self._on_iterator
-            batches = itertools.repeat(of_workers())
-        steps = [self._schedule(function, batch) for batch in itertools.islice(batches, count)]
+            schedule = functools.partial(self._coordinator.schedule, self._on_iterator)
+            batches = itertools.repeat((of_workers(),))
+        steps = [schedule(batch) for batch in itertools.islice(batches, count)]
         if not steps:
             raise StopIteration
         self._under_way += steps
@@ -221,8 +223,14 @@ class ScheduledFunction:
             self.join()
         return self._logs
 
-    def _schedule(self, function: Method, data: Structure) -> tf.distribute.coordinator.RemoteValue:
-        return self._coordinator.schedule(function, (without_optionals(data),))
+    def _schedule_batch(self, batch: Structure) -> tf.distribute.coordinator.RemoteValue:
+        """Schedules a step; its graph does not know the number of rows, as that of a dataset.
+
+        Keras weights logs by it.
+        """
+        batch = without_optionals(batch)
+        step = self._on_batch.get_concrete_function(tf.nest.map_structure(type_of_rows, batch))
+        return self._coordinator.schedule(step, (batch,))
 
     @_told_where_data_ends()
     def join(self) -> None:
@@ -241,7 +249,7 @@ class ScheduledFunction:
             self._coordinator.join()
 
     def _predict(self, batches: list[Structure], attempt: int = 1) -> Structure:
-        remotes = [self._schedule(self._on_batch, batch) for batch in batches]
+        remotes = [self._schedule_batch(batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
@@ -250,21 +258,5 @@ class ScheduledFunction:
             return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
-    def _run_on_batch(self, batch: Structure) -> Structure:
-        # Without the number of rows, as from a graph's dataset: Keras weights logs by it.
-        return self._run(tf.nest.map_structure(_of_any_rows, batch))
-
     def _run(self, batch: Structure) -> Structure:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
-
-
-def _of_any_rows(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor in a graph without the number of its rows."""
-    spec = type_of_any_rows(value)
-    unknown = tf.compat.v1.placeholder_with_default
-    if isinstance(spec, tf.SparseTensorSpec):
-        sizes = unknown(value.dense_shape, value.dense_shape.shape)
-        sparse = tf.SparseTensor(value.indices, value.values, sizes)
-        sparse.set_shape(spec.shape)
-        return sparse
-    return unknown(value, spec.shape) if isinstance(spec, tf.TensorSpec) else value

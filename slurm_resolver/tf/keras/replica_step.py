@@ -7,7 +7,7 @@ reads its own data, which together are the global batch.
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,6 @@ from slurm_resolver.tf.keras.sharing import (
     Structure,
     count_rows,
     has_rows,
-    type_of,
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -28,44 +27,15 @@ from slurm_resolver.tf.keras.traced_step import (
     Multiples,
     NotWrittenError,
     PlannedStep,
-    reason_of_fault,
+    reason_of,
 )
 from slurm_resolver.tf.keras.waits import timed
-from slurm_resolver.tf.partition.collectives import OwnRows, own_places
+from slurm_resolver.tf.partition.collectives import OwnRows, as_sent, own_places, received
 from slurm_resolver.tf.partition.emission import AddUp, Emission
 from slurm_resolver.tf.partition.values import Tensors, rows
 
 # Those that add up in any order, so that equal steps on equal numbers round differently.
 unordered_devices = functools.partial(tf.config.list_logical_devices, "GPU")
-
-
-def type_of_batch(batch: Share) -> Structure:
-    """Returns the types of the tensors of a whole batch, in its structure.
-
-    Args:
-        batch: of tensors, or their types.
-    """
-
-    def type_of_whole(value: Any) -> tf.TypeSpec | None:
-        spec = type_of(value)
-        if batch.rows is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            return tf.TensorSpec([batch.rows.shape[0], *spec.shape[1:]], spec.dtype)
-        return spec
-
-    return tf.nest.map_structure(type_of_whole, without_optionals(batch.batch))
-
-
-def multiples_of(batch: Share) -> tuple[int, int, Multiples]:
-    """Returns how many tensors with rows a batch has, N, and how many times N rows each has.
-
-    N is the greatest common divisor of the numbers of rows; 0 if each worker reads its own data,
-    which have no N of all workers. The multiples are empty if all numbers are the same.
-    """
-    numbers = [value.shape[0] for value in tf.nest.flatten(batch.batch) if has_rows(value)]
-    count = math.gcd(*numbers)
-    is_unequal = len({*numbers}) > 1
-    multiples = tuple(number // count for number in numbers if is_unequal)
-    return len(numbers), count if batch.own is None else 0, multiples
 
 
 def call_traced(planned: PlannedStep, whole: Structure) -> Tensors:
@@ -117,7 +87,7 @@ class ReplicaStep:
         except Exception as error:
             if planned.is_whole:
                 raise
-            raise NotWrittenError(reason_of_fault(error)) from error
+            raise NotWrittenError(reason_of(error)) from error
         return tf.nest.pack_sequence_as(
             planned.function.structured_outputs, results, expand_composites=True
         )
@@ -127,12 +97,7 @@ class ReplicaStep:
         if planned.is_whole:
             part = self.whole_batch()
             total = tf.convert_to_tensor(count_rows(part))
-            own = OwnRows(
-                total,
-                tf.range(total),
-                total,
-                self._replica,
-            )
+            own = self._own_rows(total, tf.range(total))
         elif batch.own is None:
             part, own = self._part_of_share(planned.multiples or ())
         else:
@@ -149,10 +114,19 @@ class ReplicaStep:
                 self._of_enough_rows(add_up, own.total),
             ).all()
         if planned.is_whole and self._sharing.replicas > 1 and unordered_devices():
-            return self._of_first_replica(planned, results)
+            return self._with_variables_of_first(planned, results)
         return results
 
-    def _of_first_replica(self, planned: PlannedStep, results: Tensors) -> Tensors:
+    def _own_rows(self, total: tf.Tensor, places: tf.Tensor) -> OwnRows:
+        """Returns that this replica has these rows of a batch of so many."""
+        return OwnRows(
+            total,
+            places,
+            tf.size(places),
+            self._replica,
+        )
+
+    def _with_variables_of_first(self, planned: PlannedStep, results: Tensors) -> Tensors:
         """Gives all replicas the variables, and the results, of the first one.
 
         Each of them has computed the whole step. From step to step, they would drift apart.
@@ -164,16 +138,26 @@ class ReplicaStep:
             if id(handle) in planned.copies
             and any(reader.type != "ReadVariableOp" for reader in inner.consumers())
         ]
-        values = [*map(tf.convert_to_tensor, variables), *results]
-        places = [place for place, value in enumerate(values) if value.dtype.is_floating]
-        sent = [
-            -tf.zeros_like(values[place]) if self._replica else values[place] for place in places
-        ]
-        for place, value in zip(places, self._add_all(sent)):
-            values[place] = value
+        values = self._of_first([*map(tf.convert_to_tensor, variables), *results])
         for variable, value in zip(variables, values):
             variable.assign(value)
         return values[len(variables) :]
+
+    def _of_first(self, values: Iterable[Any]) -> list[Any]:
+        """Returns what the first replica has; strings, ragged and sparse tensors stay as they are.
+
+        The other replicas add -0.0, which leaves also the sign of a zero as it is.
+        """
+        found = list(values)
+        sent = {
+            place: as_sent(value)
+            for place, value in enumerate(found)
+            if isinstance(value, tf.Tensor) and value.dtype != tf.string
+        }
+        of_replica = [-tf.zeros_like(value) if self._replica else value for value in sent.values()]
+        for place, value in zip(sent, self._add(of_replica)):
+            found[place] = received(value, found[place].dtype)
+        return found
 
     def _add(self, tensors: Tensors) -> list[tf.Tensor]:
         """Adds up tensors over all replicas; the first call also compares the workers."""
@@ -186,8 +170,7 @@ class ReplicaStep:
     def _of_enough_rows(self, add: AddUp, total: tf.Tensor) -> AddUp:
         """Returns a function that adds up tensors of a batch with so many rows.
 
-        If all replicas have all rows, because there are too few, the first replica adds them alone:
-        the others add -0.0, which leaves also the sign of a zero as it is.
+        If all replicas have all rows, because there are too few, the first replica adds them alone.
         """
         if not self._replica or self._batch.own is not None:
             return add
@@ -212,17 +195,11 @@ class ReplicaStep:
 
     def _places_of_own_data(self) -> OwnRows:
         """Returns which rows of the batch this replica has, of data that its worker reads."""
-        replica = self._replica
         num_own = count_rows(self._batch.batch)
-        of_replica = tf.one_hot(replica, self._sharing.replicas, dtype=tf.int32)
+        of_replica = tf.one_hot(self._replica, self._sharing.replicas, dtype=tf.int32)
         (counts,) = self._add_all([num_own * of_replica])
-        places = tf.range(num_own) + tf.reduce_sum(counts[:replica])
-        return OwnRows(
-            tf.reduce_sum(counts),
-            places,
-            tf.size(places),
-            replica,
-        )
+        places = tf.range(num_own) + tf.reduce_sum(counts[: self._replica])
+        return self._own_rows(tf.reduce_sum(counts), places)
 
     def _part_of_share(self, multiples: Multiples) -> tuple[Structure, OwnRows]:
         """Returns a replica's part of a batch, and which rows these are.
@@ -232,30 +209,22 @@ class ReplicaStep:
         i mod N.
 
         Args:
-            multiples: m of each tensor that has rows; see `multiples_of`.
+            multiples: m of each tensor that has rows; see `StepFunction._multiples_of`.
         """
         batch = self._batch
         sharing = self._sharing
-        replica = self._replica
         count = count_rows(batch.batch if batch.rows is None else batch.rows)
         total = tf.convert_to_tensor(count // multiples[0] if multiples else count)
-        has_all = total < sharing.replicas
-        of_batch = tf.range(
-            tf.where(has_all, 0, replica),
-            total,
-            tf.where(has_all, 1, sharing.replicas),
-        )
-        own = OwnRows(
-            total,
-            of_batch,
-            tf.size(of_batch),
-            replica,
-        )
+
+        def every(step: int, number: int, count: int | tf.Tensor) -> tf.Tensor:
+            step = tf.where(total < sharing.replicas, 1, step)
+            return tf.range(number % step, count, step)
+
+        own = self._own_rows(total, every(sharing.replicas, self._replica, total))
         of_worker = own
         if batch.rows is not None:  # the worker has no rows but those of its replicas
-            turns = tf.range(own.own) * sharing.local_replicas
-            places = tf.where(has_all, of_batch, turns + self._local)
-            of_worker = own._replace(places=places)
+            read = count_rows(batch.batch)
+            of_worker = own._replace(places=every(sharing.local_replicas, self._local, read))
         outer = iter(multiples)
 
         def part_of(value: Any) -> Any:
@@ -269,20 +238,9 @@ class ReplicaStep:
     def whole_batch(self) -> Structure:
         """Returns all rows of the batch, equal in all replicas, and compares the workers.
 
-        Where each worker draws for itself, a row is that of its own replica, as in a step that is
-        split. Strings, and ragged and sparse tensors, are left as this worker has them.
+        Where each worker draws for itself, the rows are those of the first one.
         """
-        batch = self._batch
-        values = tf.nest.flatten(batch.batch)
-        of_replica = {}
-        for place, value in enumerate(values):
-            is_sent = isinstance(value, tf.Tensor) and has_rows(value) and value.dtype != tf.string
-            if is_sent and batch.drawn is not None:
-                is_own = tf.reshape(
-                    tf.range(tf.shape(value)[0]) % self._sharing.replicas == self._replica,
-                    [-1, *[1] * (value.shape.rank - 1)],
-                )
-                of_replica[place] = tf.where(is_own, value, tf.zeros_like(value))
-        for place, value in zip(of_replica, self._add(list(of_replica.values()))):
-            values[place] = value
-        return tf.nest.pack_sequence_as(batch.batch, values)
+        batch = self._batch.batch
+        is_drawn = self._batch.drawn is not None
+        values = self._of_first(tf.nest.flatten(batch) if is_drawn else ())
+        return tf.nest.pack_sequence_as(batch, values) if is_drawn else batch

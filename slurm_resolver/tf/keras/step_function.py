@@ -16,29 +16,34 @@ of batch, these come one after another:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 
 import tensorflow as tf
+from tensorflow.types.experimental import ConcreteFunction, PolymorphicFunction
 
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.exchange import STEP, STEP_OF_CALLBACK
-from slurm_resolver.tf.keras.compiled import CompiledStep
+from slurm_resolver.tf.keras.compiled import CompiledStep, compiled
 from slurm_resolver.tf.keras.division import WorkerData
 from slurm_resolver.tf.keras.files.callback_files import is_in_hook
 from slurm_resolver.tf.keras.outside_variables import refresh_copies
 from slurm_resolver.tf.keras.protocols import Model, Strategy
-from slurm_resolver.tf.keras.replica_step import ReplicaStep, multiples_of, type_of_batch
+from slurm_resolver.tf.keras.replica_step import ReplicaStep
 from slurm_resolver.tf.keras.replicas import of_first_replica, run_in_replicas
 from slurm_resolver.tf.keras.sharing import (
     Share,
     Structure,
     count_rows,
+    has_rows,
     own_share,
     share,
+    type_of,
     without_optionals,
 )
 from slurm_resolver.tf.keras.step_comparison import Comparison
@@ -48,8 +53,9 @@ from slurm_resolver.tf.keras.traced_step import (
     PlannedStep,
     TracedStep,
     as_tensor,
-    type_of_any_rows,
-    warn_of_sequences,
+    draws_by_seed,
+    has,
+    type_of_rows,
 )
 from slurm_resolver.tf.keras.verification import Verification
 from slurm_resolver.tf.keras.weight_comparison import compare_weights
@@ -77,9 +83,9 @@ class StepFunction:
         )
         steps = strategy.verified_steps
         self._verification = Verification(model, kind, steps) if steps else None
-        # Those of the first batch that can be divided, by the number of its tensors.
-        self._multiples: dict[int, Multiples] = {}
-        self._graphs: dict[Multiples | None, CompiledStep] = {}  # by the multiples
+        self._run = CompiledStep(self._find_graph)
+        # What writes the graphs, by the multiples.
+        self._writers: dict[Multiples | None, PolymorphicFunction] = {}
 
     def __call__(self, data: list[Structure] | Iterator[Structure]) -> Structure:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
@@ -109,11 +115,8 @@ class StepFunction:
         shared = share(tf.nest.map_structure(as_tensor, batch))
         rows = count_rows(shared.batch)
         self._rows = self._rows or rows
-        if rows != self._rows:
-            warn_of_sequences(
-                self._planned(shared, self._multiples_of(shared)),
-                "one process traces a step again for batches of another size",
-            )
+        if rows != self._rows:  # one process traces the step again
+            _warn_of_sequences(self._planned(shared, self._multiples_of(shared)))
         return shared
 
     def _compare_in_own_loop(self) -> None:
@@ -132,8 +135,12 @@ class StepFunction:
             return
         marks = {"rows": tf.TensorSpec([data.size, 0])}  # as of the first batch
         first = data.shares.element_spec._replace(marks=marks)
-        if self._runs_eagerly() or self._verification or not self._write(first, ()):
-            data.undivide()
+        is_whole = self._runs_eagerly() or self._verification or self._planned(first, ()).reason
+        if not is_whole:
+            with contextlib.suppress(FitError):  # it could not be written
+                self._find_graph(first)
+                return
+        data.undivide()
 
     def _runs_eagerly(self) -> bool:
         return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())
@@ -142,67 +149,54 @@ class StepFunction:
         """Returns the result of a step; the first ones may be compared with one process."""
         if self._runs_eagerly():
             return self._run_eagerly(batch)
-        multiples = self._multiples_of(batch)
-        step = functools.partial(self._run, batch, multiples)
-        if self._verification:
-            planned = self._planned(batch, multiples)
-            return self._verification.compute(planned, batch, step)
-        return step()
+        if not self._verification:
+            return self._run(batch)
+        planned = self._planned(batch, self._multiples_of(batch))
+        return self._verification.compute(planned, batch, functools.partial(self._run, batch))
 
     def _multiples_of(self, batch: Share) -> Multiples | None:
-        """Returns how many times N rows each tensor has; None if all workers compute all rows."""
+        """Returns how many times N rows each tensor has; None if all workers compute all rows.
+
+        N is the greatest common divisor of the numbers of rows. There are no multiples if all
+        tensors have N rows. Only those of the first batch that can be divided are used.
+        """
         replicas = self._strategy.sharing.replicas
-        if replicas == 1 or self._step.fault:
+        values = tf.nest.flatten(of_first_replica(self._strategy, batch).batch)
+        numbers = [value.shape[0] for value in values if has_rows(value)]
+        if replicas == 1 or self._step.fault or len(set(numbers)) < 2:
             return ()
-        tensors, count, multiples = multiples_of(of_first_replica(self._strategy, batch))
-        if not multiples or (count >= replicas and 0 not in multiples):
-            self._multiples.setdefault(tensors, multiples)
-        if self._multiples.get(tensors) == multiples:
+        count = math.gcd(*numbers)
+        multiples = tuple(number // count for number in numbers)
+        can_divide = count >= replicas and all(multiples) and batch.own is None
+        if multiples in self._writers or (can_divide and not any(self._writers)):
             return multiples
-        if self._graphs and None not in self._graphs:
-            warn_of_sequences(
-                self._planned(batch, None),
-                "only some batches can be divided, because of their tensors' numbers of rows",
-            )
         return None
 
-    def _run(self, batch: Share, multiples: Multiples | None) -> Structure:
-        """Runs the graph of a step; it is written for whole batches if it cannot be otherwise."""
-        if batch.own is None and multiples not in self._graphs:
-            self._write(batch, multiples)
-        try:
-            return self._graph(multiples)(batch)
-        except NotWrittenError as error:
-            self._give_up(str(error))
-            return self._graph(())(batch)
-
-    def _graph(self, multiples: Multiples | None) -> CompiledStep:
-        if multiples not in self._graphs:
-            self._graphs[multiples] = CompiledStep(functools.partial(self._write_step, multiples))
-        return self._graphs[multiples]
-
-    def _write(self, batch: Share, multiples: Multiples | None) -> bool:
-        """Writes the graph of a step for any number of rows, and returns whether it is split.
+    def _find_graph(self, batch: Share) -> ConcreteFunction:
+        """Returns the graph of a step; it is of whole batches if it cannot be written otherwise.
 
         Args:
-            batch: of tensors, or their types.
+            batch: of tensors; or their types, whose graph is for any number of rows, as the first.
         """
-        planned = self._planned(batch, multiples)
-        graph = self._graph(multiples)
-        if planned.reason and not (planned.takes_any_rows and batch.rows is None):
-            return False
-        spec = tf.nest.map_structure(type_of_any_rows, batch)
+        multiples = self._multiples_of(batch)
+        spec = batch
+        is_first = multiples not in self._writers or isinstance(batch.digest, tf.TensorSpec)
+        if is_first and batch.own is None:
+            planned = self._planned(batch, multiples)
+            if self._writers.keys() - {multiples}:  # only some batches can be divided
+                _warn_of_sequences(planned)
+            if planned.takes_any_rows:
+                spec = tf.nest.map_structure(type_of_rows, batch)._replace(digest=batch.digest)
         try:
-            graph.write(spec._replace(digest=batch.digest))
+            return self._writer(multiples).get_concrete_function(spec)
         except NotWrittenError as error:
-            self._give_up(str(error))
-            return self._write(batch, ())
-        return not planned.reason
+            self._step.fault = str(error)
+            self._writers.clear()
+            return self._find_graph(batch)
 
-    def _give_up(self, reason: str) -> None:
-        """Lets each replica compute all rows from now on."""
-        self._step.give_up(reason)
-        self._graphs.clear()
+    def _writer(self, multiples: Multiples | None) -> PolymorphicFunction:
+        write = functools.partial(self._write_step, multiples)
+        return self._writers.setdefault(multiples, compiled(write))
 
     def _write_step(self, multiples: Multiples | None, batch: Share) -> Structure:
         """Writes a step of all replicas, and returns its result, which is the same in all of them.
@@ -210,20 +204,26 @@ class StepFunction:
         Args:
             batch: of which the graph's inputs are made.
         """
+        reporter.enter(COMPILING)
         planned = self._planned(batch, multiples)
         if planned.reason is not None:
             self._check_whole(batch, planned.reason)
         refresh_copies(self._strategy, planned.copies)
-
-        def compute(batch: Share) -> Structure:
-            return self._replica_step(batch).compute(planned)
-
-        return run_in_replicas(self._strategy, compute, batch)
+        return run_in_replicas(
+            self._strategy,
+            lambda batch: self._replica_step(batch).compute(planned),
+            batch,
+        )
 
     def _planned(self, batch: Share, multiples: Multiples | None) -> PlannedStep:
         """Returns the model's step for batches like this one, of tensors or their types."""
-        reporter.enter(COMPILING)
-        spec = type_of_batch(of_first_replica(self._strategy, batch))
+        first = of_first_replica(self._strategy, batch)
+        spec = tf.nest.map_structure(
+            lambda value: (
+                type_of(value) if batch.rows is None else type_of_rows(value, batch.rows.shape[0])
+            ),
+            without_optionals(first.batch),
+        )
         return self._step.planned(spec, multiples)
 
     def _run_eagerly(self, batch: Share) -> Structure:
@@ -240,20 +240,27 @@ class StepFunction:
         """Says why every worker computes whole batches, or cannot."""
         if self._strategy.sharing.replicas == 1:
             return
-        some = " for some batches" if len(self._graphs) > 1 else ""
+        some = " for some batches" if len(self._writers) > 1 else ""
         text = (
             f"the {self._kind} step of {self._model.name!r} cannot be split{some}: "
             f"{reason.rstrip('.')}."
         )
-        if batch.own is not None:
+        if batch.own is not None or batch.rows is not None:
             raise FitError(
                 f"{text} Each worker reads its own data, so none has a whole batch. Use "
-                "AutoShardPolicy.AUTO."
-            )
-        if batch.rows is not None:
-            raise FitError(
-                f"{text} The workers have already divided the data: change this before the call "
-                "of fit, evaluate or predict."
+                "AutoShardPolicy.AUTO, and set run_eagerly before the call of fit."
             )
         reporter.whole_steps |= not some
         warn_once(f"{text} Every worker computes whole batches, as one process does.")
+
+
+def _warn_of_sequences(planned: PlannedStep) -> None:
+    """Warns if there are more graphs of a step than in one process, or fewer.
+
+    Each graph begins the sequences of TensorFlow's seeds again.
+    """
+    if has(planned.function.graph, draws_by_seed):
+        warn_once(
+            "the batches have different numbers of rows, so the step draws other random numbers "
+            "than in one process: draw them with a keras.random.SeedGenerator"
+        )

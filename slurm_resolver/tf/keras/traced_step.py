@@ -8,8 +8,9 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 from tensorflow.types.experimental import ConcreteFunction
 
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
-from slurm_resolver.log import debug, warn_once
+from slurm_resolver.log import debug
 from slurm_resolver.tf.causes import OF_PEERS
 from slurm_resolver.tf.keras.called_functions import with_called
 from slurm_resolver.tf.keras.differences import Entry, compare
@@ -24,6 +25,7 @@ from slurm_resolver.tf.partition.outside_graph import call_outside
 from slurm_resolver.tf.partition.step import plan_step, plan_whole
 from slurm_resolver.tf.partition.values import PlanError, names
 from slurm_resolver.tf.private_names import Method
+from slurm_resolver.tf.reporter import reporter
 
 _UNEQUAL = (
     "the tensors of a batch have different numbers of rows; it can be split only if these are the "
@@ -40,6 +42,7 @@ _XLA_DRAWS = RANDOM | names(
 )
 _TYPES = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 Multiples = tuple[int, ...]
+_OF_ALL = (FitError, *OF_PEERS)  # errors that end the step in all workers
 
 
 class PlannedStep(NamedTuple):
@@ -50,7 +53,7 @@ class PlannedStep(NamedTuple):
         plan: of its graph; None if each worker calls the step itself.
         reason: why each replica computes all rows; None if each computes its own.
         copies: the variables of the replicas.
-        multiples: see `replica_step.multiples_of`.
+        multiples: see `StepFunction._multiples_of`.
         takes_any_rows: whether it is traced for any number of rows.
     """
 
@@ -89,42 +92,38 @@ class TracedStep:
         self._strategy: Strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
         self._planned: dict[str, PlannedStep] = {}  # by the kind of batch
-        self._refused: dict[str, str] = {}  # why the number of rows has to be a constant, by kind
 
     def planned(self, spec: Structure, multiples: Multiples | None) -> PlannedStep:
         """Returns the step for a kind of batch.
 
         Args:
             spec: the types of the whole batch's tensors, in the batch's structure.
-            multiples: see `replica_step.multiples_of`; None if each replica computes all rows.
+            multiples: see `StepFunction._multiples_of`; None if each replica computes all rows.
         """
-        unknown = tf.nest.map_structure(type_of_any_rows, spec)
-        kind = repr(unknown)
-        first: Exception | None = None
-        if kind not in self._refused:
-            try:
-                return self._look_up(unknown, multiples)
-            except (FitError, *OF_PEERS):
-                raise
-            except Exception as error:
-                if repr(spec) == kind:
-                    raise
-                first = error
-                self._refused[kind] = f"it fails if the number of rows is not a constant: {error}"
+        unknown = tf.nest.map_structure(type_of_rows, spec)
+        of_any_rows = repr((unknown, multiples, self.fault))
+        of_these_rows = repr((spec, multiples, self.fault))
+        planned = self._planned.get(of_any_rows) or self._planned.get(of_these_rows)
+        if planned:
+            return planned
         try:
-            return self._look_up(spec, multiples, self._refused[kind])
-        except (FitError, *OF_PEERS):
+            planned = call_outside(lambda: self._plan(unknown, multiples))
+            self._planned[of_any_rows] = planned
+        except _OF_ALL:
             raise
-        except Exception:
-            if first is None:
+        except Exception as first:
+            if of_any_rows == of_these_rows:
                 raise
-        # It may have left a model half built, which hides it in the second attempt.
-        raise first
-
-    def give_up(self, reason: str) -> None:
-        """Lets each replica compute all rows from now on."""
-        self.fault = reason
-        self._planned.clear()
+            constant = f"it fails if the number of rows is not a constant: {first}"
+            try:
+                planned = call_outside(lambda: self._plan(spec, multiples, constant))
+            except _OF_ALL:
+                raise
+            except Exception:
+                # The first attempt may have left a model half built, which hides its error.
+                raise first from None
+            self._planned[of_these_rows] = planned
+        return planned
 
     def run_eagerly(self, data: Structure) -> Structure:
         """Returns the result of a step that runs eagerly, as in one process."""
@@ -135,46 +134,43 @@ class TracedStep:
         with tf.variable_creator_scope(self._make_variable), as_one_process():
             return tf.nest.map_structure(as_tensor, self._step(data))
 
-    def _look_up(
-        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
-    ) -> PlannedStep:
-        kind = repr((spec, multiples))
-        if kind not in self._planned:
-            self._planned[kind] = call_outside(lambda: self._plan(spec, multiples, constant))
-        return self._planned[kind]
-
     def _plan(
-        self, spec: Structure, multiples: Multiples | None, constant: str | None
+        self, spec: Structure, multiples: Multiples | None, constant: str | None = None
     ) -> PlannedStep:
         """Traces the step, and plans it.
 
         Args:
             constant: why the number of rows has to be a constant; None if it has not.
         """
-        reason = constant or self.fault or _reason_of_types(spec)
-        if multiples is None:
-            reason = reason or _UNEQUAL
-        local_replicas = self._strategy.sharing.local_replicas
+        reporter.enter(COMPILING)
+        sharing = self._strategy.sharing
+        reason = constant or self.fault or _reason_of_batch(spec, multiples)
         traced = self._trace(spec)
-        self._refuse_collectives(traced.graph)
+        self._check(traced.graph)
         if has(traced.graph, _draws_by_xla):
             reason = reason or "XLA draws other random numbers (jit_compile=True)"
         plan = None
-        if self._strategy.sharing.replicas > 1:
-            if reason is None:
-                plan, reason = self._plan_split(traced, multiples or ())
-            # What only one replica may compute is sent to the others by a plan.
-            if reason is not None and (local_replicas > 1 or has(traced.graph, draws)):
-                with contextlib.suppress(Exception):
+        if sharing.replicas > 1 and reason is None:
+            try:
+                plan = plan_step(
+                    traced,
+                    multiples=multiples or (),
+                    sends_inside=sharing.local_replicas == 1,
+                )
+            except Exception as error:
+                reason = reason_of(error)
+        # What only one replica may compute is sent to the others by a plan.
+        if sharing.replicas > 1 and plan is None:
+            with contextlib.suppress(Exception):
+                if sharing.local_replicas > 1 or has(traced.graph, draws):
                     plan = plan_whole(traced)
-        if local_replicas > 1 and (
+        if sharing.local_replicas > 1 and (
             plan is None or has(traced.graph, lambda one: one.type == "LookupTableInsertV2")
         ):
             raise FitError(
                 f"several GPUs in a task cannot compute a step: {reason or 'it fills a table'}. "
                 "Start a task for each GPU."
             )
-        self._compare_seeds(traced.graph)
         return PlannedStep(
             function=traced,
             plan=plan,
@@ -184,47 +180,30 @@ class TracedStep:
             takes_any_rows=constant is None,
         )
 
-    def _refuse_collectives(self, graph: tf.Graph) -> None:
-        """Raises FitError for what no step of one process has."""
-        with contextlib.suppress(PlanError):  # a function is not known
-            for operation in with_called(graph.get_operations()):
-                if operation.type.startswith("Collective"):
-                    raise FitError(
-                        f"{self._step.__name__} puts values of all replicas together by itself "
-                        f"({operation.name}): leave out the synchronization of tf.Variable"
-                    )
-
-    def _compare_seeds(self, graph: tf.Graph) -> None:
-        """Raises FitError in every worker if they draw other numbers by TensorFlow's seeds."""
-        with contextlib.suppress(PlanError):  # a function is not known
-            seeds = [
-                (operation.get_attr("seed"), operation.get_attr("seed2"))
-                for operation in with_called(graph.get_operations())
-                if operation.type in RANDOM
-            ]
-            if seeds and self._strategy.of_several:
-                compare(
-                    self._strategy.workers,
-                    "in a step that draws numbers",
-                    [Entry("the seeds of tf.random", str(seeds))],
-                    _SAME_SEEDS,
-                )
-
-    def _plan_split(
-        self, traced: ConcreteFunction, multiples: Multiples
-    ) -> tuple[Plan | None, str | None]:
-        """Returns the plan by which each replica computes its own rows, or why there is none."""
+    def _check(self, graph: tf.Graph) -> None:
+        """Raises FitError for what no step of one process has, and if workers draw differently."""
         try:
-            plan = plan_step(
-                traced,
-                multiples=multiples,
-                sends_inside=self._strategy.sharing.local_replicas == 1,
+            operations = list(with_called(graph.get_operations()))
+        except PlanError:  # a function is not known
+            return
+        for operation in operations:
+            if operation.type.startswith("Collective"):
+                raise FitError(
+                    f"{self._step.__name__} puts values of all replicas together by itself "
+                    f"({operation.name}): leave out the synchronization of tf.Variable"
+                )
+        seeds = [
+            (operation.get_attr("seed"), operation.get_attr("seed2"))
+            for operation in operations
+            if operation.type in RANDOM
+        ]
+        if seeds and self._strategy.of_several:
+            compare(
+                self._strategy.workers,
+                "in a step that draws numbers",
+                [Entry("the seeds of tf.random", str(seeds))],
+                _SAME_SEEDS,
             )
-            return plan, None
-        except PlanError as error:
-            return None, str(error)
-        except Exception as error:
-            return None, reason_of_fault(error)
 
     def _trace(self, spec: Structure) -> ConcreteFunction:
         """Traces the step until it makes no variable."""
@@ -253,40 +232,36 @@ class TracedStep:
         return call_outside(make_in_scope)
 
 
-def warn_of_sequences(planned: PlannedStep, why: str) -> None:
-    """Warns if a second graph of a step begins the sequences of TensorFlow's seeds again."""
-    if has(planned.function.graph, _draws_by_seed):
-        warn_once(
-            f"{why}, so the step draws other random numbers than in one process: draw them with a "
-            "keras.random.SeedGenerator"
-        )
-
-
 def as_tensor(value: Any) -> tf.Tensor | None:
     """Converts a number, array or variable."""
     return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
 
 
-def type_of_any_rows(value: Any) -> tf.TypeSpec | None:
-    """Returns the type of a tensor for an unknown number of rows."""
+def type_of_rows(value: Any, count: int | None = None) -> tf.TypeSpec | None:
+    """Returns the type of a tensor for another number of rows, by default an unknown one."""
     spec = type_of(value)
     if not isinstance(spec, _TYPES) or not spec.shape.rank:
         return spec
-    shape = [None, *spec.shape[1:]]
+    shape = [count, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
 
 
-def _reason_of_types(spec: Structure) -> str | None:
+def _reason_of_batch(spec: Structure, multiples: Multiples | None) -> str | None:
     """Returns why batches of these types are computed whole: not all tensors have rows."""
-    if {tf.RaggedTensorSpec, tf.SparseTensorSpec}.isdisjoint(map(type, tf.nest.flatten(spec))):
-        return None
-    return "a tensor of its batches is ragged or sparse"
+    if not {tf.RaggedTensorSpec, tf.SparseTensorSpec}.isdisjoint(map(type, tf.nest.flatten(spec))):
+        return "a tensor of its batches is ragged or sparse"
+    return _UNEQUAL if multiples is None else None
 
 
-def reason_of_fault(error: Exception) -> str:
-    """Returns why a step is computed whole whose partition has failed, and logs the traceback."""
+def reason_of(error: Exception) -> str:
+    """Returns why a step is computed whole that cannot be planned or written.
+
+    The traceback of a fault of this package is logged.
+    """
+    if isinstance(error, PlanError):
+        return str(error)
     debug("the partition of a step has failed", error)
     return (
         f"slurm_resolver has failed to split it ({type(error).__name__}: {error}); please report "
@@ -301,13 +276,12 @@ def draws(operation: tf.Operation) -> bool:
 
 def _draws_by_xla(operation: tf.Operation) -> bool:
     """Whether an operation calls a function that XLA compiles and that draws."""
-    if operation.type not in CALLS or not operation.node_def.attr["_XlaMustCompile"].b:
-        return False
-    kinds = {one.type for one in with_called([operation])}
-    return not kinds.isdisjoint(_XLA_DRAWS)
+    is_compiled = operation.type in CALLS and operation.node_def.attr["_XlaMustCompile"].b
+    return is_compiled and any(one.type in _XLA_DRAWS for one in with_called([operation]))
 
 
-def _draws_by_seed(operation: tf.Operation) -> bool:
+def draws_by_seed(operation: tf.Operation) -> bool:
+    """Whether an operation draws the next number of a sequence that TensorFlow's seeds begin."""
     return operation.type in RANDOM and not is_drawn(operation)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.compiled import CompiledStep, compiled
 from slurm_resolver.tf.keras.sharing import type_of
 
@@ -39,19 +40,27 @@ def described(batch: Any) -> tf.Tensor:
 @pytest.mark.parametrize("writes", [False, True])
 def test_batch_has_the_graph_that_tensorflow_finds(writes: bool) -> None:
     """It is that of its structure and types, or of any number of rows."""
-    step = CompiledStep(described)
+    found = compiled(described)
+    step = CompiledStep(found.get_concrete_function)
     function = compiled(described)
     if writes:
         spec = tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)
-        step.write(spec)
+        found.get_concrete_function(spec)
         function.get_concrete_function(spec)
     for batch in [*BATCHES, *BATCHES, *BATCHES[::-1]]:
         assert step(batch) == function(batch)
 
 
+def test_a_graph_runs_without_tensorflows_private_method(mocker: Any) -> None:
+    mocker.patch.object(private_names.CALL_FLAT, "of", return_value=None)
+    step = CompiledStep(compiled(described).get_concrete_function)
+    for batch in [*BATCHES, *BATCHES]:
+        assert step(batch) == described(batch)
+
+
 def test_graph_is_looked_for_once(mocker: Any) -> None:
-    step = CompiledStep(lambda batch: batch[0] + 1)
-    looks_for = mocker.spy(step._function, "get_concrete_function")
+    find = mocker.Mock(side_effect=compiled(lambda batch: batch[0] + 1).get_concrete_function)
+    step = CompiledStep(find)
     for number in range(3):
         assert step((tf.fill([2], number), LABELS))[0] == number + 1
-    assert looks_for.call_count == 1
+    assert find.call_count == 1

@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import pkgutil
 import shutil
@@ -28,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from slurm_resolver.coordination.wire import Message
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.private_names import Method
 
@@ -56,27 +58,32 @@ _current = threading.local()  # its `files` are those of the hook that this thre
 class CallbackFiles:
     """The files that the callbacks of this worker write."""
 
-    hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
-    creates = False  # whether the last path did not exist when this hook began to write it
+    _hook = ""  # that runs, such as "CSVLogger.on_epoch_end 2"
+    _creates = False  # whether the last path did not exist when this hook began to write it
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._rank = workers.client.address.rank
         self._hooks = Counter[str]()
-        self._folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-")
-        atexit.register(self._folder.cleanup)
+        self._folder = tempfile.mkdtemp(prefix="slurm_resolver-")
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def sharing(self, callbacks: Sequence[object]) -> Iterator[None]:
         """Lets one worker write each path that hooks of these callbacks write in the block."""
+        import keras
+
+        base = keras.callbacks.Callback
+        names = [name for name in dir(base) if name.startswith(("on_", "set_"))]
         with contextlib.ExitStack() as undo:
             for kinds, places in _FUNCTIONS.items():
                 for place in places.split():
                     holder, _, name = place.rpartition(".")
                     owner = pkgutil.resolve_name(holder)
                     undo.enter_context(setting(owner, name, _redirect(getattr(owner, name), kinds)))
-            for callback in callbacks:
-                for name, hook in _hooks_of(callback):
+            for callback, name in itertools.product(callbacks, names):
+                hook = getattr(callback, name)
+                if getattr(hook, "__func__", None) is not getattr(base, name):
                     label = f"{type(callback).__name__}.{name}"
                     undo.enter_context(setting(callback, name, self._within(hook, label)))
             yield
@@ -86,37 +93,39 @@ class CallbackFiles:
 
         def call(*args: object, **kwargs: object) -> object:
             self._hooks[label] += 1
-            current = f"{label} {self._hooks[label]}"
-            with setting(self, "hook", current), setting(_current, "files", self):
+            self._hook = f"{label} {self._hooks[label]}"
+            with setting(_current, "files", self):
                 return hook(*args, **kwargs)
 
         return call
 
-    def place(self, path: object, kind: str) -> Any:
+    def _place(self, path: Any, kind: str) -> Any:
         """Returns where this worker reads or writes a path; see `_FUNCTIONS` for the kind."""
-        if kind == "-" or not isinstance(path, (str, bytes, os.PathLike)):
+        if not isinstance(path, (str, bytes, os.PathLike)):
             return path
         name = os.fsdecode(path)
+        is_device = os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name))
         # a database in memory, the URI of one, and what is redirected already
-        if not name or name.startswith((":", "file:", self._folder.name)) or _is_device(name):
+        if not name or name.startswith((":", "file:", self._folder)) or is_device:
             return path
         full = os.path.abspath(name)
         reads = kind == "r"
-        rank, hook = self._claim(full, reads)
-        self.creates = hook == self.hook
-        own = self._folder.name + full
+        claim = self._claim(full, reads)
+        creates = claim["value"]
+        self._creates = creates == self._hook
+        own = self._folder + full
         is_own = os.path.lexists(own)
         # Another worker may still write what it creates in this hook.
-        if rank == self._rank or (reads and not is_own and not self.creates):
+        if claim["rank"] == self._rank or (reads and not is_own and not self._creates):
             return path
         os.makedirs(os.path.dirname(own), exist_ok=True)
-        if not (reads or hook or is_own):
+        if not (reads or creates or is_own):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 shutil.copy2(full, own)
         return own
 
-    def _claim(self, full: str, reads: bool) -> tuple[int, str]:
-        """Returns who writes a path: the rank, and the hook that creates it.
+    def _claim(self, full: str, reads: bool) -> Message:
+        """Returns who writes a path, by "rank", and as "value" the hook that creates it.
 
         The hook is '' if the path existed before. The first worker that claims a path writes it;
         one that only reads it claims nothing.
@@ -124,48 +133,36 @@ class CallbackFiles:
         client = self._workers.client
         topic = _TOPIC + full
         if not reads and topic not in client.told:
-            client.tell(topic, "" if os.path.lexists(full) else self.hook)
+            client.tell(topic, "" if os.path.lexists(full) else self._hook)
             client.wait_for(lambda: topic in client.told or self._workers.loss or client.refusal)
-        claim = client.told.get(topic, {"rank": self._rank, "value": ""})
-        return claim["rank"], claim["value"]
+        claim: Message = client.told.get(topic, {"rank": self._rank, "value": ""})
+        return claim
 
-    def call(self, original: Method, kinds: str, /, *args: Any, **kwargs: Any) -> object:
+    def call(self, original: Method, kinds: str, args: list[Any], kwargs: dict[str, Any]) -> object:
         """Calls a function with redirected paths; their `kinds` are those in `_FUNCTIONS`."""
-        places = list(args)
-        for number, kind in enumerate(kinds):
+        named = [name for name in _KEYWORDS if name in kwargs]
+        while named and len(args) < len(kinds):
+            args.append(kwargs.pop(named.pop(0)))
+        places = args.copy()
+        for number, (kind, path) in enumerate(zip(kinds, args)):
             if kind == "m":
-                kind = _kind_of_mode(
-                    [*args[number + 1 :], kwargs.get("flags", kwargs.get("mode", "r"))][0]
-                )
-            place = self.place(args[number], kind)
-            if kind == "c" and place is not args[number] and not os.path.lexists(place):
+                mode, *_ = *args[number + 1 :], kwargs.get("flags", kwargs.get("mode", "r"))
+                writes = mode & _WRITING if isinstance(mode, int) else set(mode) & set("wax+")
+                kind = "w" if writes else "r"
+            if kind != "-":
+                places[number] = self._place(path, kind)
+            is_own = places[number] is not path
+            if kind == "c" and is_own and not os.path.lexists(places[number]):
                 return None  # the worker that writes it changes it
-            places[number] = place
-        if kinds == "cw" and places != list(args):
+        if kinds == "cw" and places != args:
             return shutil.move(*places[:2])  # perhaps to another file system
         try:
             return original(*places, **kwargs)
         except FileExistsError:
             # Another worker may have made the folder, when all began to save a model there.
-            if original.__name__ != "mkdir" or not self.creates:
+            if original.__name__ != "mkdir" or not self._creates:
                 raise
             return None
-
-
-def _hooks_of(callback: object) -> Iterator[tuple[str, Method]]:
-    """Yields the hooks that a callback has of its own, with their names."""
-    import keras
-
-    base = keras.callbacks.Callback
-    for name in dir(base):
-        if name.startswith(("on_", "set_")):
-            hook = getattr(callback, name)
-            if getattr(hook, "__func__", None) is not getattr(base, name):
-                yield name, hook
-
-
-def _is_device(path: str) -> bool:
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @contextlib.contextmanager
@@ -203,18 +200,7 @@ def _redirect(original: Method, kinds: str) -> Method:
         files = getattr(_current, "files", None)
         if files is None or kwargs.get("dir_fd") is not None:
             return original(*args, **kwargs)
-        missing = max(len(kinds) - len(args), 0)
-        named = [name for name in _KEYWORDS if name in kwargs][:missing]
-        args += tuple(map(kwargs.pop, named))
-        if len(args) < len(kinds):
-            return original(*args, **kwargs)
         with writing_together():
-            return files.call(original, kinds, *args, **kwargs)
+            return files.call(original, kinds, list(args), kwargs)
 
     return call
-
-
-def _kind_of_mode(mode: str | int) -> str:
-    """Returns the kind of a path that is opened in a mode of `open`, or with flags of `os.open`."""
-    writes = mode & _WRITING if isinstance(mode, int) else set(mode) & set("wax+")
-    return "w" if writes else "r"

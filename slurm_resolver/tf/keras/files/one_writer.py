@@ -58,43 +58,31 @@ def one_writer(callbacks: Sequence[object], workers: Workers) -> Iterator[None]:
     import keras
 
     shared = []
+    writers = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):  # its workers save together
             # Several workers would make it at once, which is an error in all but one.
             tf.io.gfile.makedirs(callback.backup_dir)
         elif not getattr(callback, "restores_all_workers", False):
             shared.append(callback)
-    writers = [*_find_writers(callbacks)]
-    paths = workers.exchange("begins to write files", [path for *_, path in writers])
+        writers += [
+            (callback, attribute)
+            for kind, attribute in _WRITERS.items()
+            if isinstance(callback, getattr(keras.callbacks, kind, ()))
+        ]
+    own = [os.path.abspath(getattr(*writer)) for writer in writers]
+    paths = workers.exchange("begins to write files", own)
     earlier = set(itertools.chain(*paths[: workers.index]))
     with contextlib.ExitStack() as undo:
-        for callback, attribute, path in writers:
+        for (callback, attribute), path in zip(writers, own):
             if path in earlier:
-                undo.enter_context(_silencing(callback, attribute, path))
+                scratch = undo.enter_context(tempfile.TemporaryDirectory())
+                place = os.path.join(scratch, os.path.basename(path))
+                undo.enter_context(setting(callback, attribute, place))
+                if hasattr(callback, "checkpointer"):
+                    undo.enter_context(setting(callback, "checkpointer", _Silent()))
         if workers.client and len(workers.names) > 1:
             undo.enter_context(_files_of(workers).sharing(shared))
-        yield
-
-
-def _find_writers(callbacks: Sequence[object]) -> Iterator[tuple[object, str, str]]:
-    """Yields callbacks of `_WRITERS`, with the attribute that holds the path, and the path."""
-    import keras
-
-    for kind, attribute in _WRITERS.items():
-        for callback in callbacks:
-            if isinstance(callback, getattr(keras.callbacks, kind, ())):
-                yield callback, attribute, os.path.abspath(getattr(callback, attribute))
-
-
-@contextlib.contextmanager
-def _silencing(callback: object, attribute: str, path: str) -> Iterator[None]:
-    """Lets a callback write to a temporary folder in the block, instead of a path."""
-    with contextlib.ExitStack() as undo:
-        scratch = undo.enter_context(tempfile.TemporaryDirectory())
-        place = os.path.join(scratch, os.path.basename(path))
-        undo.enter_context(setting(callback, attribute, place))
-        if hasattr(callback, "checkpointer"):
-            undo.enter_context(setting(callback, "checkpointer", _Silent()))
         yield
 
 
