@@ -21,6 +21,7 @@ import tensorflow as tf
 from slurm_resolver import signals
 from slurm_resolver.coordination import TRAIN
 from slurm_resolver.errors import JobsError
+from slurm_resolver.log import warn_once
 from slurm_resolver.tf import early_start, private_names
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.differences import REMEDY_OF_DATA, Entry, compare
@@ -88,6 +89,7 @@ class MultiWorkerMirroredStrategy(
         *,
         start_timeout: float | None = None,
         on_stall: Literal["report", "exit"] = "report",
+        custom_losses: Literal["whole", "mean"] | None = None,
     ) -> None:
         """Waits until all workers are present, and starts this worker's server.
 
@@ -107,6 +109,7 @@ class MultiWorkerMirroredStrategy(
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it; with "exit", the tasks that the others wait for also end, with
                 status 1, so that `slurm-resolver supervise` starts the step again.
+            custom_losses: not needed any more; a value is accepted, and has no effect.
 
         Raises:
             ValueError: for another `on_stall`.
@@ -116,6 +119,11 @@ class MultiWorkerMirroredStrategy(
             JobsError: in an evaluator, which does not train. In a cluster with parameter servers,
                 in every task.
         """
+        if custom_losses is not None:
+            warn_once(
+                f"custom_losses={custom_losses!r} is not needed any more, and has no effect: leave "
+                "it out. A later version does not accept it"
+            )
         self.comparisons: weakref.WeakSet[Comparison] = weakref.WeakSet()
         cluster_resolver = cluster_resolver or SlurmClusterResolver()
         _check_job(cluster_resolver)
@@ -136,14 +144,7 @@ class MultiWorkerMirroredStrategy(
         # handler, such as that of a PyDataset with `use_multiprocessing`.
         signals.end_children_by_sigterm(signal.SIG_DFL, None)
         self.workers = Workers(self, group)
-        local_replicas = len(self.extended.worker_devices)
-        self.sharing = Sharing(
-            first_replica=self.workers.index * local_replicas,
-            local_replicas=local_replicas,
-            replicas=self.num_replicas_in_sync,
-            bytes_per_bucket=getattr(communication_options, "bytes_per_pack", 0)
-            or BYTES_PER_BUCKET,
-        )
+        self.sharing = self._sharing(getattr(communication_options, "bytes_per_pack", 0))
         self.of_several = len(self.workers.names) > 1
         self.unread: WorkerData | None = None  # until a model's function is made that reads it
         # How many seconds this worker has waited in its steps; GPUs end what they do unnoticed.
@@ -154,6 +155,15 @@ class MultiWorkerMirroredStrategy(
         self._take_optimizers()
         prepare(self)
         reporter.start(cluster_resolver, on_stall)
+
+    def _sharing(self, bytes_per_pack: int) -> Sharing:
+        local = len(self.extended.worker_devices)
+        return Sharing(
+            first_replica=self.workers.index * local,
+            local_replicas=local,
+            replicas=self.num_replicas_in_sync,
+            bytes_per_bucket=bytes_per_pack or BYTES_PER_BUCKET,
+        )
 
     def _take_optimizers(self) -> None:
         """Lets optimizers train models of the scope in steps that are traced as in one process.
@@ -273,12 +283,13 @@ def _agree_on_seeds(workers: Workers, job_id: str | None) -> None:
     their own draw, such as ``shuffle(n, seed=1)``.
     """
     seed = zlib.crc32((job_id or "").encode())
-    of_worker = [random.getstate(), np.random.get_state()]
-    digests = [zlib.crc32(pickle.dumps(state)) for state in of_worker]
-    of_workers = zip(*workers.exchange("creates the strategy", digests))
-    setters: list[Method] = [random.seed, np.random.seed]
-    for set_seed, states in zip(setters, of_workers):
-        if len(set(states)) > 1:
+    generators: dict[Method, Method] = {
+        random.getstate: random.seed,
+        np.random.get_state: np.random.seed,
+    }
+    for get_state, set_seed in generators.items():
+        state = zlib.crc32(pickle.dumps(get_state()))
+        if len(set(workers.exchange("creates the strategy", state))) > 1:
             set_seed(seed)
     if tf.compat.v1.get_seed(1)[0] == NO_SEED:  # an argument avoids a random number
         tf.random.set_seed(NO_SEED)
