@@ -46,8 +46,9 @@ from slurm_resolver.tf.keras.sharing import (
     without_conversion,
 )
 from slurm_resolver.tf.partition.creation import attributes_of
-from slurm_resolver.tf.partition.emission import Compute, Plan
+from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.inlining import Flat
+from slurm_resolver.tf.partition.plan import Plan
 from slurm_resolver.tf.partition.step import plan_graph
 from slurm_resolver.tf.partition.values import SAME, PlanError, Sizes, names, rows
 from slurm_resolver.tf.reporter import reporter
@@ -396,7 +397,7 @@ def _check_rows(dataset: Dataset) -> None:
     is_by_row = False
     with contextlib.suppress(PlanError):
         plan = plan_graph(graph, values, wanted)
-        is_by_row = all(isinstance(step, Compute) and step.reason is None for step in plan.steps)
+        is_by_row = all(isinstance(step, Split) and step.reason is None for step in plan.steps)
         # A constant of the map has no rows, though it could be sliced.
         is_by_row = is_by_row and plan.outputs == wanted and not _uses_number_of_rows(plan)
     if not is_by_row:
@@ -410,11 +411,11 @@ def _uses_number_of_rows(plan: Plan) -> bool:
     """
     dependent: set[int] = set()  # tensors whose values depend on the number of rows
     for step in plan.steps:
-        assert isinstance(step, Compute)
+        assert isinstance(step, Split)
         node = step.node
-        pairs = zip(node.inputs, step.split.wants)
+        pairs = zip(node.inputs, step.wants)
         depends = any(number in dependent and not isinstance(want, Sizes) for number, want in pairs)
-        if depends and any(result != SAME for result in step.split.results):
+        if depends and any(result != SAME for result in step.results):
             return True
         if depends or node.operation.type in _TELLING:
             dependent.update(filter(functools.partial(_depends_on_rows, plan), node.outputs))

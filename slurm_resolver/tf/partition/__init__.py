@@ -33,10 +33,9 @@ Read the modules in this order::
     inlining       the operations of a graph, and of the functions that it calls
     sizes          shapes and numbers of sizes, as symbols of the number of rows: scratch infers
                    them, and exactness says of which this is certain
-                   slice_limits says it of slices
     collectives    how replicas put tensors together
     creation       copies operations with other inputs
-    emission       what a plan consists of, and the second phase, which writes it
+    emission       the steps of a plan, and the second phase, which writes it
     operation      an operation as a rule sees it
     table          which rule an operation has; rules, moving, indexing, slices, texts and lists
                    have them

@@ -33,15 +33,9 @@ def own_places(value: Value, rows: OwnRows) -> tf.Tensor:
     """Returns the places of a replica's rows along their axis, in all its blocks."""
     if value.outer == value.inner == 1:
         return rows.places
-    places = tf.range(value.outer * value.inner * rows.total)
-    return tf.reshape(
-        tf.gather(
-            tf.reshape(places, [value.outer, rows.total, value.inner]),
-            rows.places,
-            axis=1,
-        ),
-        [-1],
-    )
+    blocks = [value.outer, rows.total, value.inner]
+    places = tf.reshape(tf.range(value.outer * value.inner * rows.total), blocks)
+    return tf.reshape(tf.gather(places, rows.places, axis=1), [-1])
 
 
 def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
@@ -54,25 +48,20 @@ def sent_part(tensor: tf.Tensor, value: Value, rows: OwnRows) -> tf.Tensor:
     sent = as_sent(tensor)
     if not value.has_rows:
         return sent
-    padding = tf.one_hot(
-        value.axis,
-        tf.rank(sent),
-        dtype=tf.int32,
-    )[:, tf.newaxis] * [1, 0]
     own = own_places(value, rows)
-    count = value.outer * value.inner * rows.total
     # The place 0 has the zeros. They are negative, because -0.0 + 0.0 is 0.0.
     places = tf.scatter_nd(
         own[:, tf.newaxis],
         tf.range(tf.size(own)) + 1,
-        [count],
+        [value.outer * value.inner * rows.total],
     )
-    zero = tf.constant(-0.0 if sent.dtype.is_floating else 0, sent.dtype)
+    padding = tf.one_hot(value.axis, tf.rank(sent), dtype=tf.int32)[:, tf.newaxis] * [1, 0]
+    zero = -0.0 if sent.dtype.is_floating else 0
     return tf.gather(
         tf.pad(
             sent,
             padding,
-            constant_values=zero,
+            constant_values=tf.constant(zero, sent.dtype),
         ),
         places,
         axis=value.axis,
@@ -85,9 +74,7 @@ def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     Args:
         tensor: the sum of what the replicas have sent.
     """
-    if dtype.is_complex:
-        return tf.complex(tensor[..., 0], tensor[..., 1])
-    return tf.cast(tensor, dtype)
+    return tf.bitcast(tensor, dtype) if dtype.is_complex else tf.cast(tensor, dtype)
 
 
 def as_sent(tensor: tf.Tensor) -> tf.Tensor:
@@ -98,7 +85,7 @@ def as_sent(tensor: tf.Tensor) -> tf.Tensor:
     """
     dtype = tensor.dtype
     if dtype.is_complex:
-        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], axis=-1)
+        return tf.bitcast(tensor, dtype.real_dtype)
     if dtype == tf.bool or dtype.is_integer:
         return tf.cast(tensor, tf.int64)
     return tf.cast(tensor, tf.float64 if dtype == tf.float64 else tf.float32)

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.effects import RANDOM
-from slurm_resolver.tf.partition.emission import Emission, Plan, Split, shape_of_part
+from slurm_resolver.tf.partition.emission import Emission, Split, shape_of_part
 from slurm_resolver.tf.partition.inlining import CALLS
 from slurm_resolver.tf.partition.lists import WholeListsError, join
 from slurm_resolver.tf.partition.operation import Operation
@@ -39,6 +39,9 @@ from slurm_resolver.tf.partition.values import (
     Value,
     Values,
 )
+
+if TYPE_CHECKING:
+    from slurm_resolver.tf.partition.plan import Plan
 
 _ROUNDS = 12  # after which what is known of the variables of a loop no longer changes
 

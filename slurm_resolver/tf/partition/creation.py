@@ -11,6 +11,8 @@ import tensorflow as tf
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.partition.values import Tensors
 
+# TensorFlow's method without its check for deprecated arguments, which takes a third of the time.
+_create_op: private_names.Method = inspect.unwrap(tf.Graph.create_op)
 _set_traceback = functools.cache(private_names.SET_TRACEBACK.find)
 
 
@@ -31,7 +33,7 @@ def create(operation: tf.Operation, inputs: Tensors) -> Tensors:
     Args:
         operation: that was traced. Its name is kept, so that errors at run time tell it.
     """
-    made = _create_op()(
+    made = _create_op(
         tf.compat.v1.get_default_graph(),
         operation.type,
         [tf.convert_to_tensor(one) for one in inputs],
@@ -42,16 +44,6 @@ def create(operation: tf.Operation, inputs: Tensors) -> Tensors:
     if operation.traceback:
         _keep_traceback(operation, made)
     return list(made.outputs)
-
-
-@functools.cache
-def _create_op() -> private_names.Method:
-    """Returns TensorFlow's method without its check for deprecated arguments.
-
-    That takes a third of the time.
-    """
-    method: private_names.Method = inspect.unwrap(tf.Graph.create_op)
-    return method
 
 
 def _keep_traceback(operation: tf.Operation, made: tf.Operation) -> None:

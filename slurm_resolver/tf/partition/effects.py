@@ -42,24 +42,19 @@ _ALIKE = RANDOM | names("""
 _UPDATES = ("ResourceApply", "ResourceGather", "ResourceScatter", "ResourceSparseApply")
 
 
-def check_effects(op: Operation) -> None:
-    """Raises PlanError for an operation that may do something else in each replica."""
-    if calls(op.traced) or _is_unknown(op.traced):
-        raise PlanError(f"{op.kind} may do something else in each worker")
-
-
 def changes_more_than_variables(operation: tf.Operation) -> bool:
     """Whether an operation of TensorFlow changes what cannot be set to what it was before."""
     return operation.type == "LookupTableInsertV2" or (
-        _is_unknown(operation) and not calls(operation)
+        has_unknown_effect(operation) and not calls(operation)
     )
 
 
-def _is_unknown(operation: tf.Operation) -> bool:
+def has_unknown_effect(operation: tf.Operation) -> bool:
+    """Whether an operation of TensorFlow may do something else in each replica."""
     kind = operation.type
+    if kind in ("CudnnRNNBackpropV3", "CudnnRNNV3"):
+        return bool(operation.get_attr("dropout"))  # which draws
     is_alike = kind in _ALIKE or kind.startswith(_UPDATES)
-    if kind in ("CudnnRNNBackpropV3", "CudnnRNNV3"):  # their dropout draws
-        is_alike = not operation.get_attr("dropout")
     return operation.op_def.is_stateful and not is_alike
 
 
@@ -79,21 +74,18 @@ def is_drawn(operation: tf.Operation) -> bool:
 def drawn(op: Operation) -> Split:
     """Returns how an operation is computed that only the first replica may compute."""
     is_harmless = op.kind in RANDOM | _OTHERS  # and tells other replicas the shape of its result
-    is_sendable = all(
-        output.dtype != tf.string and output.shape.is_fully_defined()
-        for output in op.traced.outputs
-    )
-    if not (is_sendable or is_harmless):
-        raise PlanError(
-            f"{op.kind} returns strings, or a tensor whose shape is not known beforehand: the "
-            "workers cannot send it to each other"
-        )
+    for output in op.traced.outputs:
+        if not is_harmless and (output.dtype == tf.string or not output.shape.is_fully_defined()):
+            raise PlanError(
+                f"{op.kind} returns strings, or a tensor whose shape is not known beforehand: the "
+                "workers cannot send it to each other"
+            )
 
     def make(emission: Emission, inputs: Tensors) -> Tensors:
         is_first = emission.rows.replica == 0
-        if not is_first and not is_harmless:
-            return [tf.zeros(output.shape, output.dtype) for output in op.traced.outputs]
-        results = create(op.traced, inputs)
-        return results if is_first else list(map(tf.zeros_like, results))
+        if is_first or is_harmless:
+            results = create(op.traced, inputs)
+            return results if is_first else list(map(tf.zeros_like, results))
+        return [tf.zeros(output.shape, output.dtype) for output in op.traced.outputs]
 
     return op.split(SUM, make=make)

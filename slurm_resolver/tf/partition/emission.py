@@ -5,7 +5,7 @@ Both are in this module, because a step of a plan may have its own function that
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Union
+from typing import TYPE_CHECKING, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from slurm_resolver.tf.partition.collectives import (
 )
 from slurm_resolver.tf.partition.creation import create
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.sizes import OPAQUE, SizesOf
+from slurm_resolver.tf.partition.sizes import OPAQUE
 from slurm_resolver.tf.partition.values import (
     LOCAL,
     SAME,
@@ -32,34 +32,29 @@ from slurm_resolver.tf.partition.values import (
     Wants,
 )
 
+if TYPE_CHECKING:
+    from slurm_resolver.tf.partition.plan import Plan
+
 AddUp = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 # Writes an operation, given the emission and its inputs; returns its outputs.
 Make = Callable[["Emission", Tensors], Tensors]
 
 
 class Split(NamedTuple):
-    """How a replica computes an operation.
+    """A step of a plan: how a replica computes an operation.
 
     Attributes:
+        node: the operation.
         results: what its outputs are.
         wants: what it gets as inputs.
         make: writes it; None if the operation stays as it is.
-    """
-
-    results: Values
-    wants: Wants
-    make: Make | None = None
-
-
-class Compute(NamedTuple):
-    """A step of a plan: an operation.
-
-    Attributes:
         reason: why it is computed whole; None if it is divided, or has no rows.
     """
 
     node: Node
-    split: Split
+    results: Values
+    wants: Wants
+    make: Make | None = None
     reason: str | None = None
 
 
@@ -69,36 +64,7 @@ class PutTogether(NamedTuple):
     numbers: TensorNumbers
 
 
-Step = Union[Compute, PutTogether]
-
-
-class Plan:
-    """How a replica computes a graph.
-
-    Attributes:
-        flat: the graph.
-        sizes: of its tensors.
-        inputs: what a replica is given of the graph's inputs.
-        steps: in their order.
-        values: what is known of each tensor in the end, by number.
-        outputs: what the graph's outputs are.
-        wanted: what they are converted into.
-        inner: returns the plan of a function that an operation calls.
-    """
-
-    flat: Flat
-    sizes: SizesOf
-    inputs: Values
-    steps: list[Step]
-    values: dict[int, Value]
-    outputs: list[Value]
-    wanted: Wants
-    inner: Callable[..., Plan]
-
-    @property
-    def levels(self) -> list[TensorNumbers]:
-        """The tensors that are put together, for each collective."""
-        return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
+Step = Union[Split, PutTogether]
 
 
 class Emission:
@@ -132,10 +98,18 @@ class Emission:
     def all(self) -> list[tf.Tensor]:
         """Writes the graph, and returns its outputs."""
         for step in self._plan.steps:
-            if isinstance(step, Compute):
-                self._compute(step)
-            else:
+            if isinstance(step, PutTogether):
                 self._put_together(step.numbers)
+                continue
+            node, results, wants, make, _ = step
+            inputs = list(map(self.get, node.inputs, wants))
+            outputs = make(self, inputs) if make else create(node.operation, inputs)
+            for number, value, tensor in zip(node.outputs, results, outputs):
+                self._keep(
+                    number,
+                    value,
+                    tensor,
+                )
         return list(map(self.get, self._plan.flat.outputs, self._plan.wanted))
 
     def inside(self, plan: Plan, inputs: Tensors) -> Tensors:
@@ -148,23 +122,11 @@ class Emission:
             self._add_up_inside,
         ).all()
 
-    def _compute(self, step: Compute) -> None:
-        node, split, _ = step
-        inputs = list(map(self.get, node.inputs, split.wants))
-        outputs = split.make(self, inputs) if split.make else create(node.operation, inputs)
-        for number, value, tensor in zip(node.outputs, split.results, outputs):
-            self._keep(
-                number,
-                value,
-                tensor,
-            )
-
-    def _keep(self, number: int, value: Value, tensor: tf.Tensor) -> tf.Tensor:
+    def _keep(self, number: int, value: Value, tensor: tf.Tensor) -> None:
         """Notes a form of a tensor, with the shape that is known since the step was traced."""
         if tensor.dtype not in OPAQUE:
             tensor.set_shape(shape_of_part(self._plan.flat.tensors[number], value))
         self._forms[number, value] = tensor
-        return tensor
 
     def as_traced(self, flat: Flat, inputs: Tensors) -> Tensors:
         """Writes a function as it was traced, and returns its outputs."""
@@ -194,8 +156,10 @@ class Emission:
                 want.rows,
                 self.rows.own,
             )
-        if want == SAME:
-            return self._computed_whole(number)
+        if want == SAME:  # each replica can compute it
+            node = self._plan.flat.makers[number]
+            outputs = create(node.operation, [self.get(one, SAME) for one in node.inputs])
+            return outputs[node.outputs.index(number)]
         if want.is_list or want == LOCAL:
             return self._forms[number, value]
         if value == LOCAL and want == SUM:
@@ -203,21 +167,11 @@ class Emission:
         whole = self.get(number, SAME)
         if want == SUM:
             return whole if self.rows.replica == 0 else tf.zeros_like(whole)
-        return self._keep(
-            number,
-            want,
-            tf.gather(
-                whole,
-                own_places(want, self.rows),
-                axis=want.axis,
-            ),
+        return tf.gather(
+            whole,
+            own_places(want, self.rows),
+            axis=want.axis,
         )
-
-    def _computed_whole(self, number: int) -> tf.Tensor:
-        """Writes a tensor that each replica can compute for itself."""
-        node = self._plan.flat.makers[number]
-        outputs = create(node.operation, [self.get(one, SAME) for one in node.inputs])
-        return outputs[node.outputs.index(number)]
 
     def weighted(self, statistic: tf.Tensor) -> tf.Tensor:
         """Returns a replica's own statistic as an addend to the mean over all rows."""
@@ -237,22 +191,16 @@ class Emission:
 
     def _put_together(self, numbers: TensorNumbers) -> None:
         assert self._add_up, "a plan with collectives in conditions or loops"
-        for number, total in zip(numbers, self._add_up(list(map(self._sent, numbers)))):
+        values = [self._plan.values[number] for number in numbers]
+        kept = [value if value.has_rows else SUM for value in values]
+        tensors = map(self.get, numbers, kept)
+        sent = [sent_part(*one, self.rows) for one in zip(tensors, kept)]
+        for number, total in zip(numbers, self._add_up(sent)):
             self._keep(
                 number,
                 SAME,
                 received(total, self._plan.flat.tensors[number].dtype),
             )
-
-    def _sent(self, number: int) -> tf.Tensor:
-        """Returns what this replica adds to a tensor that is put together."""
-        value = self._plan.values[number]
-        value = value if value.has_rows else SUM
-        return sent_part(
-            self.get(number, value),
-            value,
-            self.rows,
-        )
 
 
 def shape_of_part(tensor: tf.Tensor, value: Value) -> tf.TensorShape:

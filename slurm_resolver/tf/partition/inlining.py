@@ -8,13 +8,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from slurm_resolver.tf import private_names
-from slurm_resolver.tf.partition.scratch import Scratch
 from slurm_resolver.tf.partition.values import PlanError, TensorNumbers, Tensors
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -53,11 +52,6 @@ class Node:
         return self.functions[name]
 
 
-# What has to be computed before an operation that waits for one that was added, or for those of a
-# graph; and the numbers of its outputs.
-Added = tuple[list[Node], TensorNumbers]
-
-
 class Flat:
     """A graph without calls of functions, but for those of own rows.
 
@@ -67,19 +61,17 @@ class Flat:
         outputs: the numbers of its outputs.
         tensors: the traced tensors, by number.
         makers: the node that computes a tensor, by number; none for an input.
-        scratch: where shapes are inferred.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
         self.tensors: list[tf.Tensor] = []
         self.makers: dict[int, Node] = {}
-        self.scratch = Scratch()
         self._nodes: list[Node] = []  # each after those of its inputs
         self.inputs = self._add_tensors(graph.inputs)
-        _, self.outputs = self._add(
+        self.outputs, _ = self._add(
             graph,
             self.inputs,
-            (),
+            [],
         )
         self.nodes = self._needed()
 
@@ -93,15 +85,18 @@ class Flat:
         self,
         graph: tf.Graph,
         inputs: TensorNumbers,
-        before: Sequence[Node],
-    ) -> Added:
-        """Adds the operations of a graph.
+        before: list[Node],
+    ) -> tuple[TensorNumbers, list[Node]]:
+        """Adds the operations of a graph, with those of the functions that they only call.
 
         Args:
             inputs: the numbers of its inputs.
             before: what has to be computed before.
+
+        Returns:
+            The numbers of its outputs, and all that it computes.
         """
-        numbers = _by_tensor(graph.inputs, inputs)
+        numbers = {tensor.ref(): number for tensor, number in zip(graph.inputs, inputs)}
         operations = graph.get_operations()
         places = {operation: place for place, operation in enumerate(operations)}
         made: dict[tf.Operation, list[Node]] = {tensor.op: [] for tensor in graph.inputs}
@@ -118,49 +113,29 @@ class Flat:
                 if places[one] < places[operation]:
                     add(one)
                     after += made[one]
-            made[operation], results = self._place(
-                operation,
-                [numbers[tensor.ref()] for tensor in operation.inputs],
-                after,
-            )
-            numbers.update(_by_tensor(operation.outputs, results))
+            given = [numbers[tensor.ref()] for tensor in operation.inputs]
+            function = _called_function(operation)
+            if function:
+                results, nodes = self._add(
+                    function_graph(operation, function),
+                    given,
+                    after,
+                )
+            elif operation.type == "IdentityN":
+                results = given
+                nodes = after + [self.makers[one] for one in given if one in self.makers]
+            else:
+                results = self._add_tensors(operation.outputs)
+                nodes = [Node(operation, given, results, after)]
+                self.makers.update(dict.fromkeys(results, nodes[0]))
+                self._nodes += nodes
+            made[operation] = nodes
+            numbers.update(zip([tensor.ref() for tensor in operation.outputs], results))
 
         for operation in operations:
             add(operation)
-        nodes = list(dict.fromkeys(itertools.chain(*made.values())))
-        return nodes, [numbers[tensor.ref()] for tensor in graph.outputs]
-
-    def _place(
-        self,
-        operation: tf.Operation,
-        given: TensorNumbers,
-        after: list[Node],
-    ) -> Added:
-        """Adds an operation, or those of the function that it calls.
-
-        Args:
-            given: the numbers of its inputs.
-            after: what has to be computed before, besides its inputs.
-        """
-        if operation.type == "IdentityN":
-            return after + [self.makers[one] for one in given if one in self.makers], given
-        name = _called_function(operation)
-        if name:
-            return self._add(
-                function_graph(operation, name),
-                given,
-                after,
-            )
-        results = self._add_tensors(operation.outputs)
-        node = Node(
-            operation,
-            given,
-            results,
-            after,
-        )
-        self._nodes.append(node)
-        self.makers.update(dict.fromkeys(results, node))
-        return [node], results
+        nodes = dict.fromkeys(itertools.chain(*made.values()))
+        return [numbers[tensor.ref()] for tensor in graph.outputs], [*nodes]
 
     def made(self, number: int) -> tuple[str, TensorNumbers]:
         """Returns the type and the inputs of the operation that computes a tensor.
@@ -172,32 +147,25 @@ class Flat:
 
     def _needed(self) -> list[Node]:
         """Returns the nodes on which an output or a side effect depends, in their order."""
-        nodes = []
-        numbers = set(self.outputs)
+        nodes: list[Node] = []
+        numbers = {*self.outputs}
         before: set[Node] = set()
         for node in reversed(self._nodes):
-            if (
-                node in before
-                or not numbers.isdisjoint(node.outputs)
-                or node.operation.op_def.is_stateful
-            ):
+            has_effect = node in before or node.operation.op_def.is_stateful
+            if has_effect or not numbers.isdisjoint(node.outputs):
                 nodes.append(node)
                 numbers.update(node.inputs)
                 before.update(node.after)
         return nodes[::-1]
 
 
-def _by_tensor(tensors: Tensors, numbers: TensorNumbers) -> dict[Hashable, int]:
-    return {tensor.ref(): number for tensor, number in zip(tensors, numbers)}
-
-
 def _called_function(operation: tf.Operation) -> str:
     """Returns the name of the function that an operation only calls; "" for other operations."""
-    if operation.type in CALLS:
-        name: str = operation.get_attr("f").name
+    name: str = operation.type
+    if name in CALLS:
+        name = operation.get_attr("f").name
         return "" if OF_OWN_ROWS in name else name
     # In TensorFlow 1's graphs, the type of a call is the name of the function.
-    name = operation.type
     return "" if hasattr(tf.raw_ops, name) or not _find_function(operation, name) else name
 
 
@@ -211,28 +179,21 @@ def function_graph(operation: tf.Operation, name: str) -> tf.Graph:
     if hasattr(function, "graph"):
         return function.graph
     try:
-        return _graph_of_definition(operation, function.definition)
+        # `tf.nn.ctc_loss` makes functions that have a definition alone, as TensorFlow 1 did. It
+        # says that the shapes of the arguments are unknown.
+        definition = copy.deepcopy(function.definition)
+        definition.arg_attr.clear()
+        given = operation.inputs[-len(definition.signature.input_arg) :]
+        with operation.graph.as_default():
+            return private_names.GRAPH_OF_DEFINITION.get()(
+                definition,
+                input_shapes=[tensor.shape for tensor in given],
+                include_library_functions=True,
+            )
     except Exception as error:
         raise PlanError(
             f"the function of {operation.type} {operation.name} is unknown ({error})"
         ) from error
-
-
-def _graph_of_definition(operation: tf.Operation, definition: Any) -> tf.Graph:
-    """Returns the graph of a function that has a definition alone.
-
-    `tf.nn.ctc_loss` makes such functions, as TensorFlow 1 did. The definition says that the shapes
-    of the arguments are unknown.
-    """
-    definition = copy.deepcopy(definition)
-    definition.arg_attr.clear()
-    given = operation.inputs[-len(definition.signature.input_arg) :]
-    with operation.graph.as_default():
-        return private_names.GRAPH_OF_DEFINITION.get()(
-            definition,
-            input_shapes=[tensor.shape for tensor in given],
-            include_library_functions=True,
-        )
 
 
 def _find_function(operation: tf.Operation, name: str) -> Any:

@@ -20,9 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.emission import Split
+from slurm_resolver.tf.partition.exactness import batches
 from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.rules import by_equation, combined
-from slurm_resolver.tf.partition.sizes import batches, is_count
+from slurm_resolver.tf.partition.sizes import is_count
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
@@ -38,7 +39,11 @@ def reshape(op: Operation) -> Split:
     value = op.of_rows()
     if not (op.rank(RESULT) and is_count(op.size(value.axis), value)):
         raise NotByPartError("another number of rows")
-    result, *others = set(map(_reshaped, (value, value), op.shape(), op.shape(RESULT)))
+    before, after = op.shape(), op.shape(RESULT)
+    if None in (*before, *after):
+        raise NotByPartError("an unknown size")
+    shapes = (zip(*filter(None, shape)) for shape in (before, after))
+    result, *others = set(map(_reshaped, (value, value), *shapes))
     if others:
         raise NotByPartError("the number of rows decides where they are")
     return op.split(
@@ -55,8 +60,8 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
         before: the shape of the input.
         after: the shape of the result.
     """
-    if None in before or None in after or 0 in after:
-        raise NotByPartError("an unknown size, or no entries")
+    if 0 in after:
+        raise NotByPartError("no entries")
     first = math.prod(before[: value.axis]) * value.outer
     last = math.prod(before[value.axis + 1 :]) * value.inner
     for axis in range(len(after)):
@@ -118,7 +123,7 @@ def repeated(op: Operation) -> Split:
     """BroadcastTo and Fill: of rows, or of one entry for all rows."""
     if op.divided:
         return by_equation(op, "...,#->...")
-    value = first_rows(*op.shape(RESULT))
+    value = first_rows(op.shape(RESULT))
     if op.kind == "Fill":
         return op.split(value, Sizes(value))
     axis = value.axis - op.rank(RESULT) + op.rank()
@@ -131,9 +136,9 @@ def repeated(op: Operation) -> Split:
     )
 
 
-def first_rows(*shapes: Shape) -> Value:
+def first_rows(shape: Shape) -> Value:
     """Returns the rows along the first axis whose size is a multiple of N."""
-    for axis, sizes in enumerate(zip(*shapes)):
+    for axis, sizes in enumerate(shape):
         outer = batches(sizes)
         if outer:
             return rows(axis, outer)

@@ -22,16 +22,15 @@ from slurm_resolver.tf.partition.values import (
     Numbers,
     Pair,
     Samples,
-    Shapes,
+    Shape,
     T,
     Value,
     Values,
     Want,
 )
 
-RESULT = -1  # the place of the first result, beside those of the inputs
+RESULT = -1  # the place of the last result, beside those of the inputs
 _LETTERS = "abcdefghijklmnop"
-_MANY = 1000  # entries, of an axis of unknown size
 
 
 class Operation:
@@ -58,6 +57,7 @@ class Operation:
         self.raw = raw
         self.values = [SAME if one.kind in (Kind.SUM, Kind.LOCAL) else one for one in raw]
         self.sizes = sizes
+        self._numbers = (*node.inputs, *node.outputs)
 
     def attribute(self, name: str) -> Any:
         """Returns an attribute of the operation; None if it has none."""
@@ -70,14 +70,9 @@ class Operation:
         """Returns the function that an attribute names, such as the body of a loop."""
         return self.node.function(self.attribute(attribute))
 
-    def _number(self, place: int) -> int:
-        """Returns the number of an input, or of a result, which come after all inputs."""
-        first = len(self.node.inputs)
-        return (*self.node.inputs, *self.node.outputs)[first if place == RESULT else place]
-
     def tensor(self, place: int = 0) -> tf.Tensor:
-        """Returns an input as it was traced, or the first result."""
-        return self.sizes.flat.tensors[self._number(place)]
+        """Returns an input as it was traced, or the last result."""
+        return self.sizes.flat.tensors[self._numbers[place]]
 
     def rank(self, place: int = 0) -> int:
         """Returns the number of axes."""
@@ -86,17 +81,17 @@ class Operation:
             raise NotByPartError("an unknown rank")
         return int(rank)
 
-    def shape(self, place: int = 0) -> Shapes:
-        """Returns the shape for two sizes of the batch."""
-        return self._known(self.sizes.shape(self._number(place)))
+    def shape(self, place: int = 0) -> Shape:
+        """Returns the size of each axis for two sizes of the batch."""
+        return self._known(self.sizes.shape(self._numbers[place]))
 
     def size(self, axis: int, place: int = 0) -> Pair[int]:
         """Returns the size along an axis for two sizes of the batch."""
-        return self._known(self.sizes.size(self._number(place), axis))
+        return self._known(self.sizes.size(self._numbers[place], axis))
 
     def numbers(self, place: int) -> Samples:
         """Returns an input's numbers for two sizes of the batch."""
-        return self._known(self.sizes.numbers(self._number(place)))
+        return self._known(self.sizes.numbers(self._numbers[place]))
 
     def constant(self, place: int) -> Numbers:
         """Returns an input's numbers, which are those for any number of rows."""
@@ -125,12 +120,6 @@ class Operation:
         without = [axis % rank for axis in combined]
         return "".join("_" if axis in without else _LETTERS[axis] for axis in range(rank))
 
-    def entries(self, place: int) -> float:
-        """Returns the number of an input's entries, about."""
-        shape = self.tensor(place).shape
-        sizes = shape.as_list() if shape.rank else []
-        return float(np.prod([size or _MANY for size in sizes], dtype=float))
-
     @property
     def divided(self) -> list[int]:
         """The places of the inputs with rows."""
@@ -152,7 +141,7 @@ class Operation:
             return SAME
         if self.values[place] == wanted:
             return wanted
-        size = self.sizes.size(self._number(place), wanted.axis)
+        size = self.sizes.size(self._numbers[place], wanted.axis)
         if size == (1, 1):
             return SAME
         if not is_count(size, wanted):
@@ -173,6 +162,7 @@ class Operation:
         """
         others = len(self.node.inputs) - len(wants)
         return Split(
+            self.node,
             [results] * len(self.node.outputs) if isinstance(results, Value) else results,
             [*wants, *[SAME] * others],
             make,

@@ -6,12 +6,12 @@ and gathers share a collective.
 
 For example, a step with a mean square error and a metric needs both sums, and the gradients::
 
-    Compute(MatMul)                            ROWS of ROWS and SAME
-    Compute(Mean)                              SUM of ROWS
-    Compute(MatMul, of the gradient)           SUM of ROWS and ROWS
+    Split(MatMul)                              ROWS of ROWS and SAME
+    Split(Mean)                                SUM of ROWS
+    Split(MatMul, of the gradient)             SUM of ROWS and ROWS
     PutTogether(loss, gradient, …)             all that waits, in one collective
-    Compute(ResourceApplyAdam)                 SAME of SAME
-    Compute(AssignAddVariableOp, a metric's)   SAME of SAME
+    Split(ResourceApplyAdam)                   SAME of SAME
+    Split(AssignAddVariableOp, a metric's)     SAME of SAME
 
 A plan can begin again: if a list turns out to be needed whole, `WholeListsError` is raised, and all
 lists, conditions and loops are computed whole from the beginning.
@@ -25,16 +25,17 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from slurm_resolver.tf.partition.control_flow import CONTROL_FLOW
-from slurm_resolver.tf.partition.effects import check_effects, drawn, is_drawn
-from slurm_resolver.tf.partition.emission import Compute, Plan, PutTogether, Split
+from slurm_resolver.tf.partition.effects import calls, drawn, has_unknown_effect, is_drawn
+from slurm_resolver.tf.partition.emission import PutTogether, Split, Step
 from slurm_resolver.tf.partition.exactness import TELLING
 from slurm_resolver.tf.partition.inlining import Flat, Node
 from slurm_resolver.tf.partition.lists import LIST_RULES, uses_lists, wholes
 from slurm_resolver.tf.partition.moving import first_rows
 from slurm_resolver.tf.partition.operation import Operation, Rules
 from slurm_resolver.tf.partition.rules import linear
+from slurm_resolver.tf.partition.scratch import Scratch
 from slurm_resolver.tf.partition.sizes import SizesOf
-from slurm_resolver.tf.partition.table import BY_ENTRY, DIVIDED_AGAIN, REPEATED, TABLE
+from slurm_resolver.tf.partition.table import DIVIDED_AGAIN, REPEATED, TABLE
 from slurm_resolver.tf.partition.texts import OF_WORDS
 from slurm_resolver.tf.partition.values import (
     LOCAL,
@@ -43,46 +44,62 @@ from slurm_resolver.tf.partition.values import (
     Kind,
     NotByPartError,
     PlanError,
+    TensorNumbers,
     Values,
     Want,
     Wants,
     list_of,
 )
 
-_CHEAP = frozenset(BY_ENTRY.split()) | REPEATED | {"ExpandDims", "Reshape", "Squeeze"}
 
-
-class Planner(Plan):
-    """Plans a graph.
+class Plan:
+    """How a replica computes a graph.
 
     Args:
         flat: the graph.
-        values: what its inputs are.
+        inputs: what a replica is given of the graph's inputs.
+        scratch: where sizes are inferred.
         whole: whether all lists, conditions and loops must be computed whole.
         sends_inside: whether tensors can be put together in conditions and loops.
         inside: whether it is in a condition or loop.
+
+    Attributes:
+        sizes: of the graph's tensors.
+        steps: in their order.
+        values: what is known of each tensor in the end, by number.
+        outputs: what the graph's outputs are.
+        wanted: what they are converted into.
     """
+
+    outputs: Values
+    wanted: Wants
 
     def __init__(
         self,
         flat: Flat,
-        values: Values,
+        inputs: Values,
+        scratch: Scratch,
         whole: bool,
         sends_inside: bool,
         inside: bool = False,
     ) -> None:
         self.flat = flat
-        self.inputs = values
-        self.values = dict(zip(flat.inputs, values))  # in the order in which they are planned
-        self.sizes = SizesOf(flat, self.values)
+        self.inputs = inputs
+        self.values = dict(zip(flat.inputs, inputs))  # in the order in which they are planned
+        self.sizes = SizesOf(flat, self.values, scratch)
+        self.steps: list[Step] = []
         self._is_whole = whole
-        self.sends_inside = sends_inside
+        self._sends_inside = sends_inside
         self._inside = inside
-        # Rows that have been put together, or that each replica can compute whole at little cost.
+        # Rows that have been put together, or are one entry for all of them.
         self._known_whole: set[int] = set()
-        self.steps = []
         self._done: set[Node] = set()
-        self._linear: dict[Node, None] = {}  # of SUMs that are not whole, in their order
+        self._linear: list[Node] = []  # of SUMs that are not whole
+
+    @property
+    def levels(self) -> list[TensorNumbers]:
+        """The tensors that are put together, for each collective."""
+        return [step.numbers for step in self.steps if isinstance(step, PutTogether)]
 
     def inner(
         self,
@@ -100,11 +117,12 @@ class Planner(Plan):
                 each call.
             wanted: see `run`.
         """
-        inner = Planner(
+        inner = Plan(
             flat,
             values,
+            self.sizes.scratch,
             self._is_whole,
-            self.sends_inside,
+            self._sends_inside,
             inside,
         )
         for here, number in alike:
@@ -112,7 +130,7 @@ class Planner(Plan):
         return inner.run(wanted)
 
     def run(self, wanted: Wants | None = None) -> Plan:
-        """Returns the plan.
+        """Plans the graph, and returns the plan.
 
         Args:
             wanted: what the outputs should be; by default, what they are.
@@ -145,21 +163,18 @@ class Planner(Plan):
         if not (self._done.issuperset(node.after) and self.values.keys() >= {*node.inputs}):
             return False
         step = self._compute(node)
-        missing = self._missing(zip(node.inputs, step.split.wants))
-        needed.update(missing)
-        if not missing:
-            self._add(step)
-        return not missing
-
-    def _add(self, step: Compute) -> None:
-        node, split, _ = step
+        missing = self._missing(zip(node.inputs, step.wants))
+        if missing:
+            needed.update(missing)
+            return False
         self.steps.append(step)
         self._done.add(node)
-        self.values.update(zip(node.outputs, split.results))
-        if not split.make and SUM in split.wants:
-            self._linear[node] = None
-        if node.kind in _CHEAP and all(map(self._is_known_whole, node.inputs)):
+        self.values.update(zip(node.outputs, step.results))
+        if not step.make and SUM in step.wants:
+            self._linear.append(node)
+        if node.kind in REPEATED and all(map(self._is_known_whole, node.inputs)):
             self._known_whole.update(node.outputs)
+        return True
 
     def _is_known_whole(self, number: int) -> bool:
         """Whether a replica can have the whole tensor without another collective."""
@@ -167,32 +182,34 @@ class Planner(Plan):
 
     def _missing(self, wants: Iterable[tuple[int, Want]]) -> list[int]:
         """Returns the tensors that a replica cannot have as wanted without a collective."""
-        return [number for number, want in wants if not self._has(number, want)]
-
-    def _has(self, number: int, want: Want) -> bool:
-        value = self.values[number]
-        return (
-            value == want
-            or (value.is_list and want != SAME)  # it becomes another list
-            or self._is_known_whole(number)
-        )
+        return [
+            number
+            for number, want in wants
+            if self.values[number] != want
+            and not self._is_known_whole(number)
+            and not (self.values[number].is_list and want != SAME)  # it becomes another list
+        ]
 
     # --- One operation ---------------------------------------------------------------------------
 
-    def _compute(self, node: Node) -> Compute:
+    def _compute(self, node: Node) -> Split:
         op = Operation(
             node,
             [self.values[number] for number in node.inputs],
             self.sizes,
         )
         try:
-            return Compute(node, self._split(op))
+            return self._split(op)
         except NotByPartError as error:
-            return Compute(
-                node,
-                self._whole(op),
-                str(error),
-            )
+            reason = str(error)
+        given = wholes(op)
+        control = CONTROL_FLOW.get(op.kind)
+        if control:
+            found = control(self, op, given)
+        else:
+            lists = (one.dtype == tf.variant for one in op.traced.outputs)
+            found = op.split([list_of(SAME) if one else SAME for one in lists], *given)
+        return found._replace(reason=reason)
 
     def _split(self, op: Operation) -> Split:
         """Returns how a replica computes an operation on what it has."""
@@ -200,20 +217,20 @@ class Planner(Plan):
             return drawn(op)
         if any(value.kind is Kind.WORDS for value in op.raw):
             return _by_rule(op, OF_WORDS)
-        calls = CONTROL_FLOW.get(op.kind)
-        if not calls:
-            check_effects(op)
-        if self._is_whole and (calls or uses_lists(op)):
+        control = CONTROL_FLOW.get(op.kind)
+        if not control and (calls(op.traced) or has_unknown_effect(op.traced)):
+            raise PlanError(f"{op.kind} may do something else in each worker")
+        has_lists = uses_lists(op)
+        if self._is_whole and (control or has_lists):
             raise NotByPartError("a list is needed whole")
-        if calls:
-            return calls(
+        if control:
+            return control(
                 self,
                 op,
                 op.raw,
             )
-        return _by_rule(op, LIST_RULES) if uses_lists(op) else self._split_tensors(op)
-
-    def _split_tensors(self, op: Operation) -> Split:
+        if has_lists:
+            return _by_rule(op, LIST_RULES)
         # The shape of a sum is known, without putting it together.
         is_divided = op.divided or op.kind in TELLING
         found = linear(op) or (_by_rule(op, TABLE) if is_divided else self._same(op))
@@ -231,73 +248,51 @@ class Planner(Plan):
             if op.kind not in TABLE:
                 raise NotByPartError("a replica's own statistics")
             return op.split(LOCAL)
-        if not self._inside and op.kind in REPEATED | DIVIDED_AGAIN:
-            with contextlib.suppress(NotByPartError):
-                return TABLE[op.kind](op if op.kind in REPEATED else self._divided_again(op))
+        with contextlib.suppress(NotByPartError):
+            if op.kind in REPEATED and not self._inside:
+                return TABLE[op.kind](op)
+            if op.kind in DIVIDED_AGAIN and not self._inside:
+                # As if the first input had rows, such as a reversed batch.
+                op.values[0] = first_rows(op.shape())
+                has_rows = any(size and size[0] != size[1] for size in op.shape(1))
+                if not (has_rows or op.values[0].axis or op.attribute("transpose_a")):
+                    return TABLE[op.kind](op)
         return op.split(SAME)
-
-    def _divided_again(self, op: Operation) -> Operation:
-        """Returns a product as if its first input had rows, such as a reversed batch."""
-        value = first_rows(*op.shape())
-        others = op.shape(1)
-        if value.axis or others[0] != others[1] or op.attribute("transpose_a"):
-            raise NotByPartError("no rows, or a sum over rows")
-        return Operation(
-            op.node,
-            (value, *op.values[1:]),
-            self.sizes,
-        )
-
-    def _whole(self, op: Operation) -> Split:
-        """Returns how an operation is computed whole."""
-        if op.kind in CONTROL_FLOW:
-            return CONTROL_FLOW[op.kind](
-                self,
-                op,
-                wholes(op),
-            )
-        return op.split(
-            [list_of(SAME) if one.dtype == tf.variant else SAME for one in op.traced.outputs],
-            *wholes(op),
-        )
 
     # --- Collectives -----------------------------------------------------------------------------
 
     def _put_together(self, needed: set[int]) -> None:
         """Adds the step that puts together what is waited for."""
-        if self._inside and not self.sends_inside:
+        if self._inside and not self._sends_inside:
             raise NotByPartError("rows are put together in a condition or loop")
         sources = set(map(self._source, needed))
         # What is computed first can be sent first: the gradients of the last layers.
         sent = [number for number in self.values if number in sources]
         for number in sent:
-            self._check_type(number)
-            if self.values[number] == SUM:
+            tensor = self.flat.tensors[number]
+            value = self.values[number]
+            if (
+                value.kind is Kind.WORDS
+                or tensor.dtype in (tf.resource, tf.string, tf.variant)
+                or (value == LOCAL and not tensor.dtype.is_floating)
+            ):
+                raise PlanError(
+                    f"all rows of {tensor.name} are needed, a {tensor.dtype.name}: strings and "
+                    "words cannot be put together; the words of each row are enough only for a "
+                    "table of a fixed width, such as TextVectorization's with an "
+                    "output_sequence_length"
+                )
+            if value == SUM:
                 self.values[number] = SAME
         self._known_whole.update(sent)
         self.steps.append(PutTogether(sent))
-        self._note_whole_sums()
-
-    def _check_type(self, number: int) -> None:
-        """Raises PlanError for a tensor that cannot be put together."""
-        tensor = self.flat.tensors[number]
-        value = self.values[number]
-        if value.kind is Kind.WORDS:
-            raise PlanError(
-                "the words of all rows are needed; those of each row are enough only for a table "
-                "of a fixed width, such as TextVectorization's with an output_sequence_length"
-            )
-        if tensor.dtype in (tf.resource, tf.string, tf.variant) or (
-            value == LOCAL and not tensor.dtype.is_floating
-        ):
-            raise PlanError(f"all rows of {tensor.name} are needed, a {tensor.dtype.name}")
-
-    def _note_whole_sums(self) -> None:
-        """Notes what is computed of nothing but whole tensors now."""
-        for node in [*self._linear]:
-            if all(self.values[one] == SAME for one in node.inputs):
+        linear = []
+        for node in self._linear:
+            if all(map(self._is_known_whole, node.inputs)):
                 self.values.update(dict.fromkeys(node.outputs, SAME))
-                del self._linear[node]
+            else:
+                linear.append(node)
+        self._linear = linear
 
     def _source(self, number: int) -> int:
         """Returns the SUM of which a SUM is computed, and which is sent in its place.
@@ -309,15 +304,10 @@ class Planner(Plan):
         if node not in self._linear:
             return number
         first, *others = (one for one in node.inputs if self.values[one] != SAME)
-        given, result = (self.flat.tensors[one] for one in (first, number))
-        if (
-            others
-            or self.values[first] != SUM
-            or given.dtype != result.dtype
-            or given.shape.num_elements() != result.shape.num_elements()
-        ):
-            return number
-        return self._source(first)
+        tensors = (self.flat.tensors[one] for one in (first, number))
+        sizes = {(tensor.dtype, tensor.shape.num_elements()) for tensor in tensors}
+        is_other = others or self.values[first] != SUM or len(sizes) > 1
+        return number if is_other else self._source(first)
 
 
 def _by_rule(op: Operation, table: Rules) -> Split:

@@ -19,9 +19,9 @@ An equation has a term for each input and one for the result, as that of `tf.ein
 
 from __future__ import annotations
 
-import functools
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -36,7 +36,6 @@ from slurm_resolver.tf.partition.values import (
     NotByPartError,
     Sizes,
     Tensors,
-    Value,
     names,
 )
 
@@ -52,8 +51,19 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     Args:
         adds: whether entries are added up along the axes that the result lacks.
     """
-    *terms, result = _terms(op, equation)
-    value, label = _rows_and_label(op, terms)
+    *given, last = re.split(",|->", equation)
+    terms = [_term(op, *one) for one in enumerate(given)]
+    result = _term(op, RESULT, last)
+    labels = [term[value.axis :][:1] for term, value in zip(terms, op.values)]
+    places = [place for place in op.divided if place < len(terms) and labels[place].isalnum()]
+    if not places:
+        raise NotByPartError("all rows together, or in another order")
+    largest = places[0]
+    if places[1:]:
+        sizes = [math.prod(size[0] for size in op.shape(place) if size) for place in places]
+        largest = places[sizes.index(max(sizes))]
+    value = op.values[largest]
+    label = labels[largest]
     wants = [op.beside(place, value.at(term.find(label))) for place, term in enumerate(terms)]
     axis = result.find(label)
     if any(term.count(label) > 1 for term in (*terms, result)):
@@ -74,32 +84,11 @@ def by_equation(op: Operation, equation: str, *, adds: bool = False) -> Split:
     return op.split(value, *wants)
 
 
-def _terms(op: Operation, equation: str) -> list[str]:
-    """Returns the terms of an equation, with a character for each axis."""
-    *terms, result = re.split(",|->", equation)
-    return [_term(op, *one) for one in (*enumerate(terms), (RESULT, result))]
-
-
 def _term(op: Operation, place: int, term: str) -> str:
-    named = re.sub(
-        r"[.*]",
-        "",
-        term,
-    )
-    if named == term:
-        return term
-    others = op.rank(place) - len(named)
+    """Returns a term of an equation with a character for each axis."""
+    named = term.strip(".*")
+    others = 0 if named == term else op.rank(place) - len(named)
     return term.replace("...", _OTHER_AXES[:others][::-1]).replace("*", "_" * others)
-
-
-def _rows_and_label(op: Operation, terms: Sequence[str]) -> tuple[Value, str]:
-    """Returns the rows of the largest input that can keep them, and the letter of their axis."""
-    labels = [term[value.axis :][:1] for term, value in zip(terms, op.values)]
-    places = [place for place in op.divided if place < len(terms) and labels[place].isalnum()]
-    if not places:
-        raise NotByPartError("all rows together, or in another order")
-    largest = max(places, key=op.entries)
-    return op.values[largest], labels[largest]
 
 
 def by_entry(op: Operation) -> Split:
@@ -129,25 +118,23 @@ def combined(
 
 def told_sizes(op: Operation) -> Split:
     """Shape, ShapeN and Size: sizes are those of the whole batch."""
+
+    def make(emission: Emission, inputs: Tensors) -> Tensors:
+        dtype = op.tensor(RESULT).dtype
+        shapes = [tf.shape(part, dtype) for part in inputs]
+        for place in op.divided:
+            shapes[place] = emission.sized(
+                shapes[place],
+                op.raw[place],
+                emission.rows.total,
+            )
+        return list(map(tf.reduce_prod, shapes)) if op.kind == "Size" else shapes
+
     return op.split(
         SAME,
         *op.raw,
-        make=functools.partial(_write_sizes, op),
+        make=make,
     )
-
-
-def _write_sizes(op: Operation, emission: Emission, inputs: Tensors) -> Tensors:
-    shapes = []
-    for part, value in zip(inputs, op.raw):
-        shape = tf.shape(part, op.tensor(RESULT).dtype)
-        if value.has_rows:
-            shape = emission.sized(
-                shape,
-                value,
-                emission.rows.total,
-            )
-        shapes.append(shape)
-    return list(map(tf.reduce_prod, shapes)) if op.kind == "Size" else shapes
 
 
 def reduction(op: Operation) -> Split:
@@ -178,12 +165,6 @@ def matrix_product(op: Operation) -> Split:
     )
 
 
-def sparse_product(op: Operation) -> Split:
-    """SparseTensorDenseMatMul, of a matrix whose columns have rows."""
-    matrix = "C_" if op.attribute("adjoint_b") else "_C"
-    return by_equation(op, f",,,{matrix}->_C")
-
-
 def reversed_sequences(op: Operation) -> Split:
     """ReverseSequence: a part of each row is reversed, which has a length of its own."""
     axes = op.letters(0, [op.attribute("seq_dim")])
@@ -205,23 +186,22 @@ def recurrent_layer(op: Operation) -> Split:
 
 # --- Sums of the replicas' addends ---------------------------------------------------------------
 
-_PRODUCTS = names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul")
-# The gradients of some functions are linear in the gradient of their result.
-_GRADIENTS = "InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"
-_QUOTIENTS = "Div DivNoNan RealDiv"
-_MAY_ENLARGE = _PRODUCTS | names(f"{_GRADIENTS} {_QUOTIENTS}")
-# In which inputs operations are linear together; products are in one of them.
-_LINEAR = {
-    "Add AddN AddV2 Pack Sub": slice(None),
-    "ConcatV2": slice(-1),
-    "SelectV2": slice(1, 3),
-    f"Split {_GRADIENTS}": slice(1, 2),
-    f"""
-    Cast Conj ExpandDims Identity Imag Mean Neg PreventGradient Real Reshape ReverseV2 Slice
-    Snapshot SplitV Squeeze StopGradient StridedSlice Sum Transpose Unpack {_QUOTIENTS}
-    """: slice(1),
+# These are linear in all their inputs together that are no integers.
+_LINEAR = names("""
+    Add AddN AddV2 Cast ConcatV2 Conj ExpandDims Identity Imag Mean Neg Pack PreventGradient Real
+    Reshape ReverseV2 SelectV2 Slice Snapshot Split SplitV Squeeze StopGradient StridedSlice Sub Sum
+    Transpose Unpack
+""")
+# These are so in one of the inputs at these places, such as a gradient of a function in that of its
+# result.
+_PRODUCTS = {
+    **dict.fromkeys(names("BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul"), (0, 1)),
+    **dict.fromkeys(names("Div DivNoNan RealDiv"), (0,)),
+    **dict.fromkeys(
+        names("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad"),
+        (1,),
+    ),
 }
-_ADDENDS = {kind: places for kinds, places in _LINEAR.items() for kind in kinds.split()}
 
 
 def linear(op: Operation) -> Split | None:
@@ -229,20 +209,15 @@ def linear(op: Operation) -> Split | None:
 
     A sum of integers may wrap around, which the addends do not.
     """
-    places = range(len(op.raw))
-    sums = [place for place in places if op.raw[place] == SUM]
-    addends = sums[:1] if op.kind in _PRODUCTS else places[_ADDENDS.get(op.kind, slice(0))]
-    if not sums or op.divided or not set(sums) <= set(addends):
+    sums = [place for place, value in enumerate(op.raw) if value == SUM]
+    if not sums or op.divided or op.kind not in _LINEAR.union(_PRODUCTS):
         return None
-    dtypes = [op.tensor(place).dtype for place in (*sums, RESULT)]
-    if not all(dtype.is_floating or dtype.is_complex for dtype in dtypes):
+    dtypes = {place: op.tensor(place).dtype for place in (*range(len(op.raw)), RESULT)}
+    addends = [one for one, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex]
+    if not {*sums, RESULT} <= {*addends}:
         return None
-    if op.kind in _MAY_ENLARGE and _may_enlarge(op, sums[0]):
-        return None  # what is smaller is put together
-    return op.split(SUM, *[SUM if place in addends else SAME for place in places])
-
-
-def _may_enlarge(op: Operation, place: int) -> bool:
-    """Whether the result may have more entries than an input."""
-    given, result = (op.tensor(one).shape.num_elements() for one in (place, RESULT))
-    return None in (given, result) or result > given
+    if op.kind in _PRODUCTS:
+        if sums[1:] or sums[0] not in _PRODUCTS[op.kind]:
+            return None
+        addends = sums
+    return op.split(SUM, *[SUM if place in addends else SAME for place in range(len(op.raw))])

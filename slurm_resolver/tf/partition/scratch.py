@@ -6,8 +6,8 @@ one of them costs, and what does not depend on the number of rows is the same te
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Callable
+from collections.abc import Hashable, Sequence
+from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.partition.creation import attributes_of, create
-from slurm_resolver.tf.partition.values import Numbers, Shape, Tensors
+from slurm_resolver.tf.partition.values import Numbers, T, Tensors
 
 
 class Scratch:
@@ -23,30 +23,26 @@ class Scratch:
 
     def __init__(self) -> None:
         self._graph = tf.Graph()
-        self._made: dict[Hashable, Tensors] = {}
-        self._numbers: dict[Hashable, Numbers | None] = {}
+        self._made: dict[Hashable, Any] = {}
 
-    def _once(self, key: Hashable, make: Callable[[], Tensors]) -> Tensors:
+    def _once(self, make: Callable[[], T], *key: Hashable) -> T:
         """Returns what is made in the graph for a key, which is made for the first call only."""
         if key not in self._made:
             with self._graph.as_default():
                 self._made[key] = make()
-        return self._made[key]
+        found: T = self._made[key]
+        return found
 
     def constant(self, numbers: npt.ArrayLike, dtype: tf.DType) -> tf.Tensor:
         """Returns a tensor of these numbers."""
         array = np.asarray(numbers, dtype.as_numpy_dtype)
-        return self._once(
-            (dtype, array.shape, array.tobytes()),
-            lambda: [tf.constant(array, dtype)],
-        )[0]
+        return self._once(lambda: tf.constant(array, dtype), dtype, array.shape, array.tobytes())
 
-    def placeholder(self, dtype: tf.DType, shape: Shape) -> tf.Tensor:
+    def placeholder(self, dtype: tf.DType, shape: Sequence[int | None]) -> tf.Tensor:
         """Returns a tensor of unknown numbers."""
         return self._once(
-            (dtype, tf.TensorShape(shape)),
-            lambda: [tf.compat.v1.placeholder(dtype, shape)],
-        )[0]
+            lambda: tf.compat.v1.placeholder(dtype, shape), dtype, tf.TensorShape(shape)
+        )
 
     def copy(self, operation: tf.Operation, inputs: Tensors) -> Tensors:
         """Returns the results of an operation that was traced.
@@ -54,26 +50,27 @@ class Scratch:
         Raises:
             ValueError, TypeError or tf.errors.OpError: if it is impossible with these inputs.
         """
-        definition = frozenset(
-            (name, value.SerializeToString()) for name, value in attributes_of(operation).items()
-        )
+
+        def make() -> Tensors:
+            if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
+                return [tf.shape(one, operation.outputs[0].dtype) for one in inputs]
+            return create(operation, inputs)
+
+        attributes = attributes_of(operation).items()
         return self._once(
-            (operation.type, tuple(one.ref() for one in inputs), definition),
-            lambda: _created(operation, inputs),
+            make,
+            operation.type,
+            tuple(one.ref() for one in inputs),
+            frozenset((name, value.SerializeToString()) for name, value in attributes),
         )
 
     def numbers(self, tensor: tf.Tensor) -> Numbers | None:
         """Returns the numbers of a tensor; None if they are unknown."""
-        key = tensor.ref()
-        if key not in self._numbers:
-            value = tf.get_static_value(tensor)
+
+        def find() -> Numbers | None:
+            value: Numbers | None = tf.get_static_value(tensor)
             if value is None and tensor.dtype.is_integer:
                 value = private_names.EVALUATE_CONSTANT.get()(tensor)
-            self._numbers[key] = value
-        return self._numbers[key]
+            return value
 
-
-def _created(operation: tf.Operation, inputs: Tensors) -> Tensors:
-    if operation.type == "ShapeN":  # of which TensorFlow does not tell the numbers
-        return [tf.shape(one, operation.outputs[0].dtype) for one in inputs]
-    return create(operation, inputs)
+        return self._once(find, tensor.ref())

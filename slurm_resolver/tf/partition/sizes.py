@@ -19,23 +19,31 @@ program. One that is 27,720 in both is such a constant as well, and no number of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from slurm_resolver.tf.partition.exactness import DECIDED_BY_NUMBERS, is_exact
+from slurm_resolver.tf.partition.exactness import (
+    DECIDED_BY_NUMBERS,
+    axes_of_slice,
+    has_bit,
+    is_exact,
+    is_whole,
+    line,
+    sizes_of,
+)
 from slurm_resolver.tf.partition.inlining import Flat, Node
-from slurm_resolver.tf.partition.slice_limits import axes_of_slice, certain_limits, is_whole
+from slurm_resolver.tf.partition.scratch import Scratch
 from slurm_resolver.tf.partition.values import (
     COUNTS,
     SAME,
+    NotByPartError,
     Pair,
     Samples,
     Shape,
-    Shapes,
-    T,
     TensorNumbers,
     Tensors,
     Value,
@@ -45,27 +53,13 @@ from slurm_resolver.tf.partition.values import (
 
 OPAQUE = (tf.resource, tf.variant)
 _CALLS = names("Case If StatelessCase StatelessIf StatelessWhile While")
-_ALL_AXES = range(254)  # TensorFlow has no more
 _FEW = 64  # entries of an integer tensor that may be a shape or axes
 _MANY = 2**22  # entries whose numbers are not computed, such as those of `tf.range(N * N)`
 
 
-def sizes_of(outer: int, inner: int) -> list[int]:
-    """Returns outer · N · inner for both N."""
-    return [outer * count * inner for count in COUNTS]
-
-
-def batches(sizes: Shape | None, inner: int = 1) -> int | None:
-    """Returns how many batches of N · inner places the sizes for both N are; None for others."""
-    if sizes is None:
-        return None
-    outer = int(sizes[0] or 0) // (COUNTS[0] * inner)
-    return outer if list(sizes) == sizes_of(outer, inner) else None
-
-
-def is_count(sizes: Shape | None, value: Value) -> bool:
+def is_count(sizes: Pair[int] | None, value: Value) -> bool:
     """Whether the sizes for both N are those of an axis with rows: outer · N · inner."""
-    return batches(sizes, value.inner) == value.outer
+    return sizes == sizes_of(value.outer, value.inner)
 
 
 class SizesOf:
@@ -74,210 +68,201 @@ class SizesOf:
     Args:
         flat: the graph.
         values: what is known of tensors, by number.
+        scratch: where they are inferred, also those of other graphs.
     """
 
-    def __init__(self, flat: Flat, values: Mapping[int, Value]) -> None:
+    def __init__(self, flat: Flat, values: dict[int, Value], scratch: Scratch) -> None:
         self.flat = flat
+        self.scratch = scratch
         self._values = values
-        self._scratch: dict[int, Tensors] = {}  # a tensor for each N, by number
-        self._shapes: dict[int, Shapes] = {}  # that are known from elsewhere
+        self._pairs: dict[int, Tensors] = {}  # a tensor of the scratch graph for each N, by number
 
     def bind(
         self,
         number: int,
-        shapes: Shapes | None,
+        shape: Shape | None,
         numbers: Pair[npt.ArrayLike] | None = None,
     ) -> None:
         """Notes what is known of a tensor from elsewhere."""
-        if shapes:
-            self._shapes[number] = shapes
+        dtype = self.flat.tensors[number].dtype
         if numbers:
-            dtype = self.flat.tensors[number].dtype
-            self._scratch[number] = [self.flat.scratch.constant(one, dtype) for one in numbers]
+            self._pairs[number] = [self.scratch.constant(one, dtype) for one in numbers]
+        elif shape is not None:
+            self._place(number, shape)
 
-    def shape(self, number: int) -> Shapes | None:
-        """Returns the shape for both N, with None for unknown sizes; None for an unknown rank."""
-        return self._known_shape(number) or _shapes(self._scratched(number))
+    def shape(self, number: int) -> Shape | None:
+        """Returns the size of each axis for both N, or None for it; None for an unknown rank."""
+        known = self._known_shape(number)
+        return _shape(self._pair(number)) if known is None else known
 
     def size(self, number: int, axis: int) -> Pair[int] | None:
         """Returns the size along an axis for both N; None if it is unknown."""
-        shapes = self.shape(number)
-        if not shapes or axis >= len(shapes[0]):
-            return None
-        return _if_known(*(shape[axis] for shape in shapes))
+        return dict(enumerate(self.shape(number) or ())).get(axis)
 
     def numbers(self, number: int) -> Samples | None:
         """Returns a tensor's numbers for both N, as arrays; None if they are unknown."""
-        return _if_known(*map(self.flat.scratch.numbers, self._scratched(number)))
+        first, second = map(self.scratch.numbers, self._pair(number))
+        return None if first is None or second is None else (first, second)
 
-    def known(self, number: int) -> tuple[Shapes | None, Pair[Any] | None]:
+    def known(self, number: int) -> tuple[Shape | None, Pair[Any] | None]:
         """Returns the shape of a tensor, and its numbers if it may be a shape, for `bind`."""
-        return self.shape(number), self.small_numbers(number)
-
-    def small_numbers(self, number: int) -> Pair[Any] | None:
-        """Returns the numbers of a tensor that may be a shape, as tuples; None for all others."""
         tensor = self.flat.tensors[number]
         # The numbers of all rows are no sizes.
-        is_small = tensor.shape.rank in (0, 1) and tensor.shape.is_fully_defined()
-        return as_tuple(self.numbers(number)) if is_small and tensor.dtype.is_integer else None
+        is_small = tensor.shape.num_elements() in range(_FEW)
+        numbers = self.numbers(number) if is_small and tensor.dtype.is_integer else None
+        return self.shape(number), as_tuple(numbers)
 
-    def _known_shape(self, number: int) -> Shapes | None:
+    def limits_of_slice(
+        self, node: Node, place: int, size: Pair[int] | None
+    ) -> list[Sequence[float]] | None:
+        """Returns where a StridedSlice begins and ends along an axis for both N.
+
+        Args:
+            place: in the specification.
+            size: of the axis; None if it is unknown.
+
+        Returns:
+            None if a limit is unknown, or may be beyond the axis for another N.
+        """
+        if size is None:
+            return None
+        whole = line(*size)
+        limits = []
+        for mask, default, number in zip(("begin", "end"), ((0, 0), size), node.inputs[1:]):
+            is_open = has_bit(node.operation, mask, place)
+            pair = default if is_open else [one[place] for one in self.numbers(number) or ()]
+            if not pair:
+                return None
+            limit = line(*map(int, pair))
+            limits.append(limit + whole if limit.max() < 0 else limit)  # counted from the end
+        is_within = np.diff([*limits, whole], axis=0, prepend=0).min() >= 0
+        return [limit[1:].tolist() for limit in limits] if is_within else None
+
+    def _known_shape(self, number: int) -> Shape | None:
         """Returns the shape if nothing but the number of rows is unknown since the tracing."""
-        shape = self.flat.tensors[number].shape
-        if number in self._shapes or shape.rank is None:
-            return self._shapes.get(number)
+        traced = self.flat.tensors[number].shape
+        if traced.rank is None:
+            return None
         value = self._values.get(number, SAME)
-        first, second = shape.as_list(), shape.as_list()
-        if value.has_rows and first[value.axis] is None:
-            first[value.axis], second[value.axis] = sizes_of(value.outer, value.inner)
-        return None if None in first else (first, second)
+        shape = [(size, size) for size in traced.as_list()]
+        if value.has_rows and traced[value.axis] is None:
+            shape[value.axis] = sizes_of(value.outer, value.inner)
+        return None if (None, None) in shape else shape
 
-    def _scratched(self, number: int) -> Tensors:
+    def _pair(self, number: int) -> Tensors:
         """Returns the tensor for both N in the scratch graph."""
         waiting = [number]
         while waiting:
             one = waiting[-1]
             node = self.flat.makers.get(one)
-            if one in self._scratch:
+            if one in self._pairs:
                 waiting.pop()
             elif not node or self._is_enough(one, node):
                 self._place(one, self._known_shape(one))
             else:
-                missing = [other for other in node.inputs if other not in self._scratch]
+                missing = [other for other in node.inputs if other not in self._pairs]
                 waiting += missing
                 if not missing:
-                    self._copy(node)
-        return self._scratch[number]
+                    self._infer(node)
+        return self._pairs[number]
 
     def _is_enough(self, number: int, node: Node) -> bool:
         """Whether only the shape of a tensor can matter, and is known or cannot be inferred."""
+        operation = node.operation
         if node.kind in _CALLS or any(
-            one.dtype in OPAQUE for one in (*node.operation.inputs, *node.operation.outputs)
+            one.dtype in OPAQUE for one in (*operation.inputs, *operation.outputs)
         ):
             return True
         traced = self.flat.tensors[number]
         size = traced.shape.num_elements()
-        if not traced.dtype.is_floating and (size is None or size < _FEW):
-            return False
-        return self._known_shape(number) is not None
+        may_be_sizes = not traced.dtype.is_floating and (size is None or size < _FEW)
+        return not may_be_sizes and self._known_shape(number) is not None
 
-    def _place(self, number: int, shapes: Shapes | None) -> None:
+    def _place(self, number: int, shape: Shape | None) -> None:
         """Makes placeholders for a tensor whose numbers are unknown."""
         traced = self.flat.tensors[number]
         # Equal ones are the same tensor: what is unknown of both N is not told apart.
-        self._scratch[number] = [
-            self.flat.scratch.placeholder(traced.dtype, shape)
-            for shape in shapes or [traced.shape] * 2
+        self._pairs[number] = [
+            self.scratch.placeholder(
+                traced.dtype,
+                traced.shape if shape is None else [size and size[turn] for size in shape],
+            )
+            for turn in range(2)
         ]
 
-    def _copy(self, node: Node) -> None:
-        """Infers the results of an operation for both N, or what is certain of their shapes."""
+    def _infer(self, node: Node) -> None:
+        """Infers the results of an operation for both N, or what is certain of their shapes.
+
+        A size of N / 2 is rounded if N is odd, which the samples do not show.
+        """
+        given = [self._pairs[one] for one in node.inputs]
         try:
-            results = self._inferred(node)
-        except (ValueError, TypeError, tf.errors.OpError):
+            first, second = (
+                self.scratch.copy(node.operation, [pair[turn] for pair in given])
+                for turn in range(2)
+            )
+            doubts = self._doubts(node)
+        except (ValueError, TypeError, tf.errors.OpError, NotByPartError):
             for number in node.outputs:
                 self._place(number, None)
             return
-        parts = self._parts(node)
-        exact = not parts and is_exact(node.operation, map(self.numbers, node.inputs))
-        for number, pair in zip(node.outputs, results):
-            if number not in self._scratch:
-                self._note(
+        exact = doubts == [] and is_exact(node.operation, map(self.numbers, node.inputs))
+        for number, *pair in zip(node.outputs, first, second):
+            if number in self._pairs:
+                continue
+            traced = self.flat.tensors[number].shape
+            shape = _shape(pair)
+            certain: list[Pair[int] | None] = []
+            for axis, sizes in enumerate(shape or ()):
+                is_static = traced.rank is not None and traced[axis] is not None
+                if sizes and not is_static:
+                    is_doubtful = sizes[0] == sizes[1] if doubts is None else axis in doubts
+                    sizes = None if is_doubtful or not _is_polynomial(*sizes) else sizes
+                certain.append(sizes)
+            is_certain = pair[0] is pair[1] or (exact and certain == shape)
+            if not is_certain or (pair[0].shape.num_elements() or 0) > _MANY:
+                self._place(number, shape and certain)
+                continue
+            self._pairs[number] = pair
+            if exact and traced.rank in (0, 1):
+                self.bind(
                     number,
-                    pair,
-                    parts,
-                    exact,
+                    None,
+                    self.numbers(number),
                 )
 
-    def _inferred(self, node: Node) -> Iterable[Tensors]:
-        """Returns the results of an operation, as TensorFlow infers them for both N."""
-        given = [self._scratch[one] for one in node.inputs]
-        return zip(
-            *(
-                self.flat.scratch.copy(node.operation, [pair[turn] for pair in given])
-                for turn in range(2)
-            )
-        )
+    def _doubts(self, node: Node) -> Sequence[int] | None:
+        """Returns the axes of a result whose sizes may be a coincidence.
 
-    def _note(
-        self,
-        number: int,
-        pair: Tensors,
-        parts: Collection[int],
-        exact: bool,
-    ) -> None:
-        """Notes what is certain of a result.
-
-        Args:
-            pair: as TensorFlow infers it.
-            parts: see `_parts`.
-            exact: whether its numbers are those for any N.
+        None stands for all axes of equal sizes, where N says which part is taken.
         """
-        traced = self.flat.tensors[number].shape
-        shapes = _shapes(pair)
-        certain = shapes and _certain(
-            traced,
-            shapes,
-            parts,
-        )
-        is_certain = pair[0] is pair[1] or (exact and certain == shapes)
-        if not is_certain or (pair[0].shape.num_elements() or 0) > _MANY:
-            self._place(number, certain)
-            return
-        self._scratch[number] = pair
-        if exact and traced.rank in (0, 1):
-            self.bind(
-                number,
-                None,
-                self.numbers(number),
-            )
-
-    def _parts(self, node: Node) -> Collection[int]:
-        """Returns the axes of a result along which N says which part is taken."""
-        if node.kind == "StridedSlice":
-            return self._parts_of_slice(node)
-        first = DECIDED_BY_NUMBERS.get(node.kind, len(node.inputs))
-        return () if self._are_alike(node.inputs[first:]) else _ALL_AXES
+        if node.kind != "StridedSlice":
+            first = DECIDED_BY_NUMBERS.get(node.kind, len(node.inputs))
+            return [] if self._are_alike(node.inputs[first:]) else None
+        shape = _shape(self._pairs[node.inputs[0]])
+        if not shape or not self._are_alike(node.inputs[3:]):
+            return range(254)  # TensorFlow has no more
+        axes = axes_of_slice(node.operation, len(shape))
+        return [
+            result
+            for result, (axis, place) in enumerate(zip(*axes))
+            if axis >= 0
+            and not is_whole(node.operation, place)
+            and not self.limits_of_slice(node, place, shape[axis])
+        ]
 
     def _are_alike(self, numbers: TensorNumbers) -> bool:
         """Whether tensors do not depend on N."""
-        return all(one is other for one, other in map(self._scratch.__getitem__, numbers))
-
-    def _parts_of_slice(self, node: Node) -> Collection[int]:
-        shapes = _shapes(self._scratch[node.inputs[0]])
-        count = node.operation.inputs[1].shape.num_elements()
-        if shapes is None or count is None or not self._are_alike(node.inputs[3:]):
-            return [*_ALL_AXES]
-        sizes = list(zip(*shapes))
-        limits = list(map(self.numbers, node.inputs[1:3]))
-        axes, places = axes_of_slice(
-            node.operation,
-            count,
-            len(sizes),
-        )
-        return [
-            result
-            for result, (axis, place) in enumerate(zip(axes, places))
-            if axis >= 0
-            and not is_whole(node.operation, place)
-            and not certain_limits(
-                node.operation,
-                place,
-                limits,
-                sizes[axis],
-            )
-        ]
+        return all(one is other for one, other in map(self._pairs.__getitem__, numbers))
 
 
-def _if_known(first: T | None, second: T | None) -> Pair[T] | None:
-    """Returns what is known for both N; None if it is unknown for one of them."""
-    return None if first is None or second is None else (first, second)
-
-
-def _shapes(pair: Tensors) -> Shapes | None:
-    """Returns the shapes of a tensor for both N as lists; None for an unknown rank."""
+def _shape(pair: Tensors) -> Shape | None:
+    """Returns the sizes of a tensor for both N; None for an unknown rank."""
     first, second = (one.shape for one in pair)
-    return None if None in (first.rank, second.rank) else (first.as_list(), second.as_list())
+    if None in (first.rank, second.rank):
+        return None
+    pairs = zip(first.as_list(), second.as_list())
+    return [None if None in sizes else sizes for sizes in pairs]
 
 
 def _is_polynomial(one: int, other: int) -> bool:
@@ -292,23 +277,3 @@ def _is_polynomial(one: int, other: int) -> bool:
         one //= COUNTS[0]
         other //= COUNTS[1]
     return True
-
-
-def _certain(traced: tf.TensorShape, shapes: Shapes, parts: Collection[int]) -> Shapes:
-    """Returns the shapes of a result for both N, with None for sizes that may differ for other N.
-
-    A size of N / 2 is rounded if N is odd, which the samples do not show.
-
-    Args:
-        traced: the shape that is known since the tracing.
-        parts: axes whose sizes may be a coincidence; of all axes, only equal sizes may be one.
-    """
-    first, second = map(list, shapes)
-    known = traced if traced.rank is not None else [None] * len(first)
-    for axis, (static, one, other) in enumerate(zip(known, *shapes)):
-        is_part = axis in parts and (one == other or parts is not _ALL_AXES)
-        if static is None and (
-            is_part or one is None or other is None or not _is_polynomial(one, other)
-        ):
-            first[axis] = second[axis] = None
-    return first, second

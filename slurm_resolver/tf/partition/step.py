@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Sequence
 
 import tensorflow as tf
+from tensorflow.types.experimental import ConcreteFunction
 
-from slurm_resolver.tf.partition.emission import Plan
 from slurm_resolver.tf.partition.inlining import Flat
 from slurm_resolver.tf.partition.lists import WholeListsError
-from slurm_resolver.tf.partition.plan import Planner
+from slurm_resolver.tf.partition.plan import Plan
+from slurm_resolver.tf.partition.scratch import Scratch
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
@@ -27,7 +28,7 @@ from slurm_resolver.tf.private_names import Method
 
 
 def plan_step(
-    traced: tf.types.experimental.ConcreteFunction,
+    traced: ConcreteFunction,
     *,
     multiples: Sequence[int] = (),
     sends_inside: bool = False,
@@ -58,7 +59,7 @@ def plan_step(
     )
 
 
-def plan_whole(traced: tf.types.experimental.ConcreteFunction) -> Plan:
+def plan_whole(traced: ConcreteFunction) -> Plan:
     """Returns the plan of a step that each replica computes on all rows.
 
     What only one replica may compute, such as unseeded random numbers, is still sent to the others.
@@ -91,12 +92,17 @@ def plan_graph(
         wanted: what the outputs should be; by default, all of them are whole.
     """
     flat = Flat(graph)
+    wanted = wanted or [SAME] * len(flat.outputs)
     try:
         for whole in (False, True):
             with contextlib.suppress(WholeListsError):
-                return Planner(flat, values, whole, sends_inside).run(
-                    wanted or [SAME] * len(flat.outputs)
-                )
+                return Plan(
+                    flat,
+                    values,
+                    Scratch(),
+                    whole,
+                    sends_inside,
+                ).run(wanted)
     except NotByPartError as error:
         raise PlanError(str(error)) from None
     raise PlanError("a list has rows, and cannot be whole")

@@ -58,37 +58,31 @@ def _by_word(op: Operation) -> Split:
     """Each result is computed of a word, and of what all words have in common."""
     first = next(one for one in op.raw if one.kind is Kind.WORDS)
     beside = [place for place, one in enumerate(op.values) if one != first]
-    if any(op.values[place] != SAME or op.rank(place) for place in beside):
-        raise NotByPartError("words beside others")
-    if first.role != "words":  # a replica counts its own texts from 0
-        raise NotByPartError("places of words")
+    # A replica counts its own texts from 0.
+    if first.role != "words" or any(op.values[one] != SAME or op.rank(one) for one in beside):
+        raise NotByPartError("words beside others, or their places")
     return op.split(first, *op.values)
 
 
 def _slice(op: Operation) -> Split:
     """StridedSlice: the text of each word, or the number of texts."""
     words = op.raw[0]
-    if (op.constant(3) != 1).any():
-        raise NotByPartError("words in another order")
     masks = map(op.attribute, _MASKS)
     part = _SLICES.get((words.role, as_tuple(op.constant(1)), *masks))
-    if not part:
-        raise NotByPartError("some of the words")
+    if not part or (op.constant(3) != 1).any():
+        raise NotByPartError("some of the words, or in another order")
     return op.split(words._replace(role=part), words)
 
 
 def _table(op: Operation) -> Split:
     """RaggedTensorToTensor, with a fixed number of columns."""
     words = op.raw[1]
-    if words.role != "words":
-        raise NotByPartError("a table of something else")
     sizes = np.ravel(op.constant(0)).tolist()  # of unknown sizes, there may be one for all
-    partition = [words._replace(role=role) for role in ("count", "texts")]
     if (
-        len(sizes) != 2
-        or sizes[0] >= 0
-        or sizes[1] < 0
-        or [*op.raw[3:]] != partition
+        words.role != "words"
+        or len(sizes) != 2
+        or not sizes[0] < 0 <= sizes[1]
+        or op.raw[3:] != [words._replace(role=role) for role in ("count", "texts")]
         or op.attribute("row_partition_types") != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]
     ):
         raise NotByPartError("words in another table")

@@ -36,8 +36,7 @@ COUNTS = (27_720, 32_760)
 
 T = TypeVar("T")
 Pair = tuple[T, T]  # for each of these N
-Shape = Sequence[Optional[int]]  # with None for an unknown size
-Shapes = Pair[Shape]
+Shape = Sequence[Optional[Pair[int]]]  # the size of each axis, or None if it is unknown
 Numbers = npt.NDArray[Any]  # of a tensor, of its type
 Samples = Pair[Numbers]
 Tensors = Sequence[tf.Tensor]

@@ -18,7 +18,7 @@ from step_programs import CASES, IMAGES, LABELS, batches, classifier, planned
 
 from slurm_resolver.tf import private_names
 from slurm_resolver.tf.keras.one_process import as_one_process, moments_of_own_rows
-from slurm_resolver.tf.partition.emission import Compute
+from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.step import plan_step
 
 
@@ -229,7 +229,7 @@ def test_recurrent_layers_of_gpus_are_computed_by_part(name: str, mocker: Mocker
     layers = sys.modules["keras.src.backend.tensorflow.rnn"]
     mocker.patch.object(layers, "_is_gpu_available", return_value=True)
     _, traced, plan, _ = planned(CASES[name].program)
-    reasons = {step.node.kind: step.reason for step in plan.steps if isinstance(step, Compute)}
+    reasons = {step.node.kind: step.reason for step in plan.steps if isinstance(step, Split)}
     assert reasons["CudnnRNNV3"] is reasons["CudnnRNNBackpropV3"] is None
     assert len(plan.levels) == 1
     SimulatedReplicas(traced, plan, 2).write()
