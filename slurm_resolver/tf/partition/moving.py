@@ -22,7 +22,7 @@ import tensorflow as tf
 from slurm_resolver.tf.partition.emission import Split
 from slurm_resolver.tf.partition.operation import RESULT, Operation
 from slurm_resolver.tf.partition.rules import by_equation, combined
-from slurm_resolver.tf.partition.sizes import batches, is_count
+from slurm_resolver.tf.partition.sizes import batches
 from slurm_resolver.tf.partition.values import (
     SAME,
     NotByPartError,
@@ -36,8 +36,6 @@ from slurm_resolver.tf.partition.values import (
 def reshape(op: Operation) -> Split:
     """Reshape, if the places of the rows are along one axis of the result."""
     value = op.of_rows()
-    if not (op.rank(RESULT) and is_count(op.size(value.axis), value)):
-        raise NotByPartError("another number of rows")
     result, *others = set(map(_reshaped, (value, value), op.shape(), op.shape(RESULT)))
     if others:
         raise NotByPartError("the number of rows decides where they are")
@@ -55,7 +53,7 @@ def _reshaped(value: Value, before: Sequence[Any], after: Sequence[Any]) -> Valu
         before: the shape of the input.
         after: the shape of the result.
     """
-    if None in before or None in after or 0 in after:
+    if None in (*before, *after) or 0 in after:
         raise NotByPartError("an unknown size, or no entries")
     first = math.prod(before[: value.axis]) * value.outer
     last = math.prod(before[value.axis + 1 :]) * value.inner
@@ -103,8 +101,7 @@ def squeeze(op: Operation) -> Split:
 def ensured(op: Operation) -> Split:
     """EnsureShape, with any number of rows. The rank of the input may be unknown."""
     value = op.of_rows()
-    shape = tf.TensorShape(op.attribute("shape"))
-    if shape.rank is not None and shape[value.axis] is not None:
+    if tf.TensorShape(op.attribute("shape"))[value.axis] is not None:
         raise NotByPartError("a constant number of rows")
     return op.split(value, value)
 
