@@ -92,14 +92,17 @@ def describe_model(model: Model) -> Iterator[Entry]:
 def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
     """Yields the entries of a value and of all that it consists of."""
     parts: Mapping[Any, object] = {}
-    if isinstance(value, (list, tuple)) and not all(isinstance(item, _PLAIN) for item in value):
-        text = f"{len(value)} items"
-        parts = dict(enumerate(value))
-    elif isinstance(value, (*_PLAIN, list, tuple)):
-        text = repr(value)
-    elif isinstance(value, dict):
+    if isinstance(value, dict):
         text = ", ".join(sorted(map(str, value))) or "none"
-        parts = {key: value[key] for key in sorted(value, key=str)}
+        parts = value
+    elif isinstance(value, _PLAIN):
+        text = repr(value)
+    elif isinstance(value, (list, tuple)):
+        text = f"{len(value)} items"
+        if all(isinstance(item, _PLAIN) for item in value):
+            text = repr(value)
+        else:
+            parts = dict(enumerate(value))
     elif isinstance(value, (np.ndarray, np.generic)):
         text = f"numbers {zlib.crc32(value.tobytes())}"
     else:
@@ -107,9 +110,9 @@ def _describe(name: str, value: object, depth: int = 0) -> Iterator[Entry]:
         parts = _parts(value)
         name = f"{name} ({text})"
     yield Entry(name, text)
-    for key, part in parts.items():
+    for key in sorted(parts, key=str):
         if depth < _DEEPEST and key not in _LEFT_OUT:
-            yield from _describe(f"{name}.{key}", part, depth + 1)
+            yield from _describe(f"{name}.{key}", parts[key], depth + 1)
 
 
 def _parts(thing: object) -> Parts:
