@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+
 from slurm_resolver.tf.partition import indexing, moving, rules, slices, texts
 from slurm_resolver.tf.partition.operation import RESULT, Rules
 from slurm_resolver.tf.partition.values import SAME, names
@@ -122,7 +124,10 @@ RULES: Rules = {
     "ExpandDims": lambda op: moving.inserted(op, *op.axes(1, RESULT)),
     "GatherNd": lambda op: indexing.at_places(op, 1, "T,P->E"),
     "GatherV2": indexing.gather,
-    "MirrorPad MirrorPadGrad Pad PadV2": moving.pad,
+    # Any axis but that of the rows can be padded.
+    "MirrorPad MirrorPadGrad Pad PadV2": lambda op: rules.combined(
+        op, np.flatnonzero(np.any(op.constant(1), axis=1)).tolist()
+    ),
     "OneHot": lambda op: moving.inserted(op, op.attribute("axis")),
     "Pack": lambda op: moving.inserted(op, op.attribute("axis"), len(op.values)),
     "Reshape": moving.reshape,
@@ -132,7 +137,10 @@ RULES: Rules = {
     "Slice": slices.slice_by_size,
     "SparseTensorDenseMatMul": rules.sparse_product,
     "Split SplitV": slices.split,
-    "Squeeze": moving.squeeze,
+    # Without axes, it also removes that of a single row.
+    "Squeeze": lambda op: rules.combined(
+        op, op.attribute("squeeze_dims") or range(op.rank()), removed=True
+    ),
     "StridedSlice": slices.strided_slice,
     "StridedSliceGrad": slices.strided_slice_gradient,
     "StringJoin Substr": rules.by_entry,
