@@ -43,13 +43,10 @@ def _is_each_row(op: Operation, number: int) -> bool:
 
 def _copies(op: Operation, axis: int) -> Split | None:
     """Returns how rows are copied; None if the second input is not the numbers of all rows."""
-    if op.values[0] != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
+    value = op.values[0]
+    if value != rows(axis) or op.rank(1) != 1 or not _is_each_row(op, op.node.inputs[1]):
         return None
-    return op.split(
-        rows(axis),
-        rows(axis),
-        make=lambda emission, inputs: [tf.identity(inputs[0])],
-    )
+    return op.split(value, value, make=lambda emission, inputs: inputs[:1])
 
 
 def gather(op: Operation) -> Split:
@@ -96,7 +93,14 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
     depth = op.tensor(indices).shape[-1]
     if depth is None:
         raise NotByPartError("an unknown size")
-    is_own = _begins_with_row(op, indices)
+    # Places that begin with the number of their row are stacked of columns.
+    kind, columns = op.sizes.flat.made(op.node.inputs[indices])
+    is_own = (
+        kind in ("ConcatV2", "Pack")
+        and op.rank(indices) == 2
+        and _is_each_row(op, columns[0])
+        and is_count(op.size(0, indices), rows())
+    )
     places = op.letters(indices)[:-1].upper()
     entry = op.letters(RESULT)[len(places) if op.kind == "GatherNd" else depth :]
     table = "_" * depth + entry
@@ -117,17 +121,3 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
         return create(op.traced, tensors)
 
     return found._replace(make=make)
-
-
-def _begins_with_row(op: Operation, place: int) -> bool:
-    """Whether the places that an input names begin with the number of their row.
-
-    They are stacked of columns, of which the first one is `tf.range(N)`.
-    """
-    kind, columns = op.sizes.flat.made(op.node.inputs[place])
-    return (
-        kind in ("ConcatV2", "Pack")
-        and op.rank(place) == 2
-        and _is_each_row(op, columns[0])
-        and is_count(op.size(0, place), rows())
-    )

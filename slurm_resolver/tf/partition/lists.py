@@ -89,11 +89,6 @@ def _element(op: Operation) -> Value:
     return element
 
 
-def new(op: Operation) -> Split:
-    """EmptyTensorList and TensorListReserve."""
-    return op.split(list_of(None), _open_shape(op, 0))
-
-
 def from_tensor(op: Operation) -> Split:
     """TensorListFromTensor: the elements are along the first axis.
 
@@ -136,7 +131,7 @@ def read(op: Operation) -> Split:
     The last input is the shape of an element: that of the replica's rows.
     """
     given, *others, _ = op.values
-    if op.kind == "TensorListStack" and given == list_of(OWN) and op.attribute("num_elements") < 0:
+    if given == list_of(OWN) and op.attribute("num_elements") == -1:  # of a stack
         return op.split(rows(), given)
     element = _element(op)
     result = element
@@ -169,7 +164,7 @@ def optional(op: Operation) -> Split:
 
 _RULES: Rules = {
     "AddN AddV2 Identity StopGradient ZerosLike": joined,
-    "EmptyTensorList TensorListReserve": new,
+    "EmptyTensorList TensorListReserve": lambda op: op.split(list_of(None), _open_shape(op, 0)),
     "OptionalFromValue": optional,
     "OptionalGetValue": lambda op: op.split(_element(op), op.raw[0]),
     "OptionalNone": lambda op: op.split(list_of(None)),

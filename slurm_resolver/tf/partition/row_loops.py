@@ -70,7 +70,7 @@ _TABLE = """
     TensorListSetItem      owns place own -> owns
     ZerosLike              owns           -> owns
 """
-_RETURNED: dict[tuple[object, ...], list[Value]] = {}
+_RETURNED = {}
 for _line in _TABLE.strip().split("\n"):
     _given, _, _found = _line.partition("->")
     _kind, *_names = _given.split()
@@ -92,16 +92,26 @@ def row_loop(op: Operation) -> Split:
     if pops and "TensorListPushBack" in kinds:
         raise NotByPartError("a loop that pushes rows as it pops others")
     results = [_origin(body, number) for number in body.outputs]
+
+    def is_n(number: int) -> bool:
+        return op.sizes.small_numbers(number) == COUNTS
+
     counters = []
-    in_round: dict[int, Value] = {}
-    in_test: dict[int, Value] = {}
+    in_round = {}
+    in_test = {}
     for place, value in enumerate(op.raw):
-        if _counts(op, place, results[place]):
+        kind, inputs = body.made(results[place])
+        if (
+            kind == "AddV2"
+            and _origin(body, inputs[0]) == place
+            and np.array_equal(tf.get_static_value(body.tensors[results[place]].op.inputs[1]), 1)
+            and np.array_equal(op.numbers(place), (0, 0))
+        ):
             counters.append(place)
             in_test[place] = KINDS["place"]
             in_round[place] = KINDS["rounds" if pops else "place"]
         elif place == results[place] and not value.is_list:
-            in_test[place] = KINDS["length" if _is_n(op, op.node.inputs[place]) else "own"]
+            in_test[place] = KINDS["length" if is_n(op.node.inputs[place]) else "own"]
             in_round[place] = OWN
         else:
             in_round[place] = (value if value.is_list else SUM)._replace(source=place)
@@ -112,18 +122,17 @@ def row_loop(op: Operation) -> Split:
             known.update(zip(node.outputs, _results(node, [known[one] for one in node.inputs])))
     if in_test[test.outputs[0]] != KINDS["rounds"]:
         raise NotByPartError("a loop with another number of rounds")
-    resized = []
-    for place, number in enumerate(results):
-        value = op.raw[place]
-        if place in counters:
-            op.sizes.bind(op.node.outputs[place], None, COUNTS)
-        elif place != number:
-            if in_round[number].source != place:
-                raise NotByPartError("a round takes a variable from the one before it")
-            if value.is_list:
-                resized.append(place)
-                if not (value.element or _is_for_rows(op, op.node.inputs[place])):
-                    raise NotByPartError("a list of another length")
+    changed = [place for place, number in enumerate(results) if place not in (number, *counters)]
+    for place in changed:
+        kind, inputs = op.sizes.flat.made(op.node.inputs[place])
+        # A stack, or a list with a place for each row.
+        is_new = kind == "EmptyTensorList" or (kind == "TensorListReserve" and is_n(inputs[1]))
+        if in_round[results[place]].source != place or (
+            op.raw[place] == KINDS["new"] and not is_new
+        ):
+            raise NotByPartError("a round takes another variable, or a list has another length")
+    for place in counters:
+        op.sizes.bind(op.node.outputs[place], None, COUNTS)
 
     def make(emission: Emission, inputs: Tensors) -> Tensors:
         own = emission.rows.own
@@ -135,8 +144,9 @@ def row_loop(op: Operation) -> Split:
         )
         for place in counters:
             tensors[place] = tf.cast(emission.rows.total, tensors[place].dtype)
-        for place in resized:  # which were made for N elements
-            tensors[place] = tf.raw_ops.TensorListResize(input_handle=tensors[place], size=own)
+        for place in changed:
+            if op.raw[place].is_list:  # it was made for N elements
+                tensors[place] = tf.raw_ops.TensorListResize(input_handle=tensors[place], size=own)
         return list(tensors)
 
     after = (_bare(in_round[number]) for number in results)
@@ -152,27 +162,6 @@ def _origin(body: Flat, number: int) -> int:
     """Returns the tensor of which another one is a copy."""
     kind, inputs = body.made(number)
     return _origin(body, inputs[0]) if kind == "Identity" else number
-
-
-def _counts(op: Operation, place: int, result: int) -> bool:
-    """Whether a variable counts the rounds, from 0."""
-    body = op.function("body")
-    kind, inputs = body.made(result)
-    if kind != "AddV2" or _origin(body, inputs[0]) != place:
-        return False
-    step = tf.get_static_value(body.tensors[result].op.inputs[1])
-    return np.array_equal(step, 1) and np.array_equal(op.numbers(place), (0, 0))
-
-
-def _is_n(op: Operation, number: int) -> bool:
-    """Whether a tensor outside the loop is N."""
-    return op.sizes.small_numbers(number) == COUNTS
-
-
-def _is_for_rows(op: Operation, number: int) -> bool:
-    """Whether a list is new: a stack, or one with a place for each row."""
-    kind, inputs = op.sizes.flat.made(number)
-    return kind == "EmptyTensorList" or (kind == "TensorListReserve" and _is_n(op, inputs[1]))
 
 
 def _results(node: Node, given: Values) -> Values:
