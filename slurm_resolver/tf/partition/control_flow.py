@@ -38,8 +38,6 @@ from slurm_resolver.tf.partition.values import (
     Values,
 )
 
-_ROUNDS = 12  # after which what is known of the variables of a loop no longer changes
-
 
 def condition(planner: Plan, op: Operation, given: Values) -> Split:
     """If and Case: what all branches return is converted into one value."""
@@ -59,12 +57,10 @@ def condition(planner: Plan, op: Operation, given: Values) -> Split:
 
     def make(emission: Emission, inputs: Tensors) -> Tensors:
         test, *tensors = inputs
-
-        def write(plan: Plan) -> Tensors:
-            # One more result, since a branch may have no other.
-            return [tf.constant(0), *emission.inside(plan, tensors)]
-
-        branches = [functools.partial(write, plan) for plan in plans]
+        # A branch has one more result, since it may have no other.
+        branches = [
+            lambda plan=plan: [tf.constant(0), *emission.inside(plan, tensors)] for plan in plans
+        ]
         if op.kind.endswith("If"):
             found = tf.cond(tf.cast(test, tf.bool), *branches)
         else:
@@ -82,7 +78,7 @@ def loop(planner: Plan, op: Operation, given: Values) -> Split:
     values = list(given)
     # Variables whose sizes no round changes: their numbers before the loop, and their places.
     alike = list(zip(op.node.inputs, body.inputs))
-    for _ in range(_ROUNDS):
+    while True:
         plan = planner.inner(body, values, alike)
         kept = [
             (number, place)
@@ -97,8 +93,6 @@ def loop(planner: Plan, op: Operation, given: Values) -> Split:
             break
         alike = kept
         values = after
-    else:
-        raise NotByPartError("a loop with another value in each round")
     _check_rows(planner, op.node.inputs, values)
     _check_rows(plan, plan.flat.outputs, values)
     plan.wanted = values
