@@ -29,58 +29,44 @@ class _Additions:
 
     A condition, loop or tf.function in a step has a graph of its own, in which TensorFlow cannot
     add up.
+
+    Attributes:
+        graph: what is being traced.
     """
 
     def __init__(self) -> None:
-        self._graph = tf.compat.v1.get_default_graph()
+        self.graph = tf.compat.v1.get_default_graph()
         self._before: dict[int, tuple[Any, tf.Tensor]] = {}  # a variable and its value, by its id
-
-    def sees_updates(self) -> bool:
-        """Whether the updates of metrics that are traced now happen whenever this step does."""
-        return tf.executing_eagerly() or bool(self._graph.building_function)
 
     def _is_inside(self) -> bool:
         """Whether the caller is in a condition, loop or tf.function."""
-        return self._graph is not tf.compat.v1.get_default_graph()
+        return self.graph is not tf.compat.v1.get_default_graph()
 
     def note(self, metric: Metric, zeros: bool = False) -> None:
         """Notes the values of a metric's variables, or that new ones have begun as zeros."""
-        with self._graph.as_default() if self._is_inside() else contextlib.nullcontext():
+        with self.graph.as_default() if self._is_inside() else contextlib.nullcontext():
             for variable in metric.variables:
                 if id(variable) not in self._before:
                     value = tf.zeros(variable.shape, variable.dtype) if zeros else variable.value
                     self._before[id(variable)] = variable, tf.convert_to_tensor(value)
 
-    def forget(self, metric: Metric) -> None:
-        """Forgets what has been added to a metric, which all replicas reset."""
-        for variable in metric.variables:
-            if self._before.pop(id(variable), None) and self._is_inside():
+    def settle(self, metric: Metric) -> None:
+        """Adds what all replicas have added, before a metric is read or reset."""
+        if any(id(variable) in self._before for variable in metric.variables):
+            if self._is_inside():
                 raise FitError(
-                    f"a condition or loop in a step resets the metric {metric.name!r}, which has "
-                    "been updated before. Reset it outside of the condition or loop"
+                    f"a condition or loop in a step reads or resets the metric {metric.name!r}, "
+                    "which has been updated before. Do so outside of the condition or loop"
                 )
+            self.add_changes()
 
     def add_changes(self) -> None:
         """Adds what all replicas have added."""
-        for variable, total in self._totals():
-            variable.value.assign(total)
-        self._before.clear()
-
-    def result(self, original: Method, metric: Metric) -> object:
-        """Returns a metric's result, with what all replicas have added so far."""
-        import keras
-
-        if self._is_inside():  # which may not be taken
-            with keras.StatelessScope(self._totals()):
-                return original(metric)
-        self.add_changes()
-        return original(metric)
-
-    def _totals(self) -> list[tuple[Any, tf.Tensor]]:
-        """Returns the variables, and their values with what all replicas have added."""
         noted = list(self._before.values())
         sums = add_up([variable.value - before for variable, before in noted])
-        return [(variable, before + total) for (variable, before), total in zip(noted, sums)]
+        for (variable, before), total in zip(noted, sums):
+            variable.value.assign(before + total)
+        self._before.clear()
 
 
 # What is being traced, or run eagerly, in `strategy.run`.
@@ -117,7 +103,8 @@ def _update_state(original: Method, metric: Metric, *args: object, **kwargs: obj
     """
     additions = _current.get()
     replicas = is_in_replica() and sharing_of(tf.distribute.get_strategy())
-    if additions and additions.sees_updates():
+    # Updates that are traced now happen whenever this step does.
+    if additions and (tf.executing_eagerly() or additions.graph.building_function):
         additions.note(metric)
         original(metric, *args, **kwargs)
         additions.note(metric, zeros=True)
@@ -129,18 +116,12 @@ def _update_state(original: Method, metric: Metric, *args: object, **kwargs: obj
         original(metric, *args, **kwargs)
 
 
-def _result(original: Method, metric: Metric) -> object:
-    """Returns a metric's result; in `strategy.run`, with what all replicas have added so far."""
-    additions = _current.get()
-    return additions.result(original, metric) if additions else original(metric)
-
-
-def _reset_state(original: Method, metric: Metric) -> None:
-    """Resets a metric, and in `strategy.run` what has been added to it so far."""
+def _settled(original: Method, metric: Metric) -> object:
+    """Reads or resets a metric; in `strategy.run`, it has what all replicas have added so far."""
     additions = _current.get()
     if additions:
-        additions.forget(metric)
-    original(metric)
+        additions.settle(metric)
+    return original(metric)
 
 
 def _update_on_servers(original: Method, metric: Metric, *args: object, **kwargs: object) -> None:
@@ -173,8 +154,8 @@ def patch_metrics() -> None:
 
     replacements: dict[str, Method] = {
         "update_state": _update_state,
-        "reset_state": _reset_state,
-        "result": _result,
+        "reset_state": _settled,
+        "result": _settled,
     }
     kinds = [keras.metrics.Metric]
     for kind in kinds:
