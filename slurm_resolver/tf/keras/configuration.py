@@ -20,7 +20,7 @@ import inspect
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,12 @@ _DEEPEST = 10
 def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Entry]:
     """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`.
 
-    Their callbacks are a list.
+    Their callbacks are a list. Those that restore a training have to restore the same.
     """
-    parts: Parts = {
-        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
-    }
-    parts["callbacks that restore a training"] = _describe_backups(arguments["callbacks"])
-    return _describe(name, parts)
-
-
-def _describe_backups(callbacks: Sequence[Any]) -> dict[str, str]:
-    """Returns what the callbacks that restore a training will restore, by their kind."""
     import keras
 
     restored = {}
-    for callback in callbacks:
+    for callback in arguments["callbacks"]:
         kind = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             state = Path(callback.backup_dir, "training_metadata.json")
@@ -76,7 +67,10 @@ def _describe_backups(callbacks: Sequence[Any]) -> dict[str, str]:
             )
         elif getattr(callback, "restores_all_workers", False):
             restored[kind] = ""
-    return restored
+    parts: Parts = {
+        key: value if isinstance(value, _PLAIN) else "given" for key, value in arguments.items()
+    }
+    return _describe(name, {**parts, "callbacks that restore a training": restored})
 
 
 def describe_model(model: Model) -> Iterator[Entry]:
