@@ -34,7 +34,7 @@ from slurm_resolver.tf.reporter import reporter
 _LEAST = 3  # steps: what an optimizer keeps of the first step has an effect in the second
 _RUNS = 4  # of the traced step; in all but the first, trainable variables are off
 _TIMES = 20.0  # as much as other rounding changes is allowed
-_EPSILON = 2.0**-21  # what rounding changes, relative to a number
+_EPSILON = 2.0**-21  # what rounding changes in a step, relative to a number
 _EPSILON_OF_HALVES = 2.0**-10  # also of products in TF32, the default of GPUs
 
 
@@ -80,17 +80,27 @@ class Verification:
         results = step()
         flat = tf.nest.flatten(results, expand_composites=True)
         after = _values([*variables, *flat])
-        epsilon = _epsilon_of(planned)
+        graph = str(planned.function.graph.as_graph_def())
+        has_tf32 = (
+            tf.config.list_logical_devices("GPU")
+            and tf.config.experimental.tensor_float_32_execution_enabled()
+        )
+        has_halves = "HALF" in graph or "BFLOAT16" in graph or has_tf32
+        epsilon = _EPSILON_OF_HALVES if has_halves else _EPSILON
         alone = []
         for run in range(_RUNS):
-            begin = [
-                _rounded(value, epsilon, seed=run) if run and variable.trainable else value
-                for variable, value in zip(variables, before)
-            ]
-            _assign(variables, begin)
+            random = np.random.default_rng(run)
+            begin = []
+            for variable, value in zip(variables, before):
+                if run and variable.trainable:
+                    off = value * (1 + random.uniform(-epsilon, epsilon, value.shape))
+                    value = off.astype(value.dtype)
+                begin.append(value)
+                variable.assign(value)
             of_one = call_traced(planned, batch.batch)
             alone.append(_changes(begin, _values([*variables, *of_one])))
-        _assign(variables, after)
+        for variable, value in zip(variables, after):
+            variable.assign(value)
         # The gradient of a bias before a normalization cancels out, and leaves what was rounded
         # in numbers as large as the gradients of other variables.
         of_trainable = (
@@ -137,30 +147,8 @@ def _why_not(planned: PlannedStep, batch: Share) -> str:
     return ""
 
 
-def _epsilon_of(planned: PlannedStep) -> float:
-    """Returns what rounding changes in a step, relative to a number."""
-    graph = str(planned.function.graph.as_graph_def())
-    has_tf32 = (
-        tf.config.list_logical_devices("GPU")
-        and tf.config.experimental.tensor_float_32_execution_enabled()
-    )
-    has_halves = "HALF" in graph or "BFLOAT16" in graph or has_tf32
-    return _EPSILON_OF_HALVES if has_halves else _EPSILON
-
-
 def _values(tensors: Tensors) -> list[Any]:
     return [0.0 if tensor.dtype == tf.string else tensor.numpy() for tensor in tensors]
-
-
-def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
-    for variable, value in zip(variables, values):
-        variable.assign(value)
-
-
-def _rounded(value: Any, epsilon: float, seed: int) -> Any:
-    """Returns a variable's value with other rounding."""
-    off = np.random.default_rng(seed).uniform(-epsilon, epsilon, value.shape)
-    return (value * (1 + off)).astype(value.dtype)
 
 
 def _changes(begin: Sequence[Any], end: Sequence[Any]) -> list[npt.NDArray[np.complex128]]:
