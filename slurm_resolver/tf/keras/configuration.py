@@ -44,7 +44,6 @@ _LEFT_OUT = (
     "build_config",
     "shared_object_id",
 )
-_COMPILED = ("optimizer", "loss", "run_eagerly", "steps_per_execution")
 _DEEPEST = 10
 
 
@@ -77,7 +76,10 @@ def describe_model(model: Model) -> Iterator[Entry]:
     """Yields the configuration of a model's layers, optimizer, losses and metrics."""
     parts = {
         **_config(model, "get_compile_config"),
-        **{name: getattr(model, name, None) for name in _COMPILED},
+        **{
+            name: getattr(model, name, None)
+            for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution")
+        },
         "layers": list(private_names.FLATTEN_LAYERS.of(model)()),
     }
     return _describe("model", parts)

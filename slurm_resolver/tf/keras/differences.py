@@ -72,8 +72,8 @@ def compare(
         digest: what differs if an entry differs; by default, the list of the entries.
     """
     call = f"compares its model {when}"
-    digest = entries if digest is None else digest
-    if len(set(workers.exchange(call, zlib.crc32(repr(digest).encode())))) == 1:
+    compared = repr(entries if digest is None else digest)
+    if len(set(workers.exchange(call, zlib.crc32(compared.encode())))) == 1:
         return
     remaining = iter(entries)
     while True:

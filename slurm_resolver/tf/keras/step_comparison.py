@@ -76,15 +76,18 @@ class Comparison:
         workers.refuse_loss()
         columns = table[:: self._strategy.sharing.local_replicas].transpose(1, 2, 0)
         for place, (values, tells, origins) in enumerate(columns):
-            rounding = 0.0 if place else _SAME_RATE
-            if np.allclose(values, values[0], rounding, atol=0.0, equal_nan=True):
+            if np.allclose(values, values[0], 0.0 if place else _SAME_RATE, 0.0, equal_nan=True):
                 if tells[0]:
                     self._told.add(place)
             elif origins[0] == Origin.EQUAL:
                 name = f"the digest of {self._names[place - 1]}" if place else "the learning rate"
-                remedy = REMEDY_OF_DATA if place else REMEDY
-                shown = list(map(str, values))
-                error = difference(workers, reporter.where(), name, shown, remedy)
+                error = difference(
+                    workers,
+                    reporter.where(),
+                    name,
+                    list(map(str, values)),
+                    REMEDY_OF_DATA if place else REMEDY,
+                )
                 raise FitError(f"{MARK}{error}")
             else:
                 self._differed[place] = origins[0]

@@ -50,8 +50,9 @@ def condition(planner: Plan, op: Operation, given: Values) -> Split:
     for plan in plans:
         _check_rows(plan, plan.flat.outputs, results)
         plan.wanted = results
-    sizes = (map(plan.sizes.known, plan.flat.outputs) for plan in plans)
-    for number, first, *others in zip(op.node.outputs, *sizes):
+    for number, first, *others in zip(
+        op.node.outputs, *(map(plan.sizes.known, plan.flat.outputs) for plan in plans)
+    ):
         if all(other == first for other in others):
             planner.sizes.bind(number, *first)
 

@@ -116,8 +116,8 @@ def at_places(op: Operation, indices: int, equation: str, *, adds: bool = False)
     def make(emission: Emission, inputs: Tensors) -> Tensors:
         tensors = list(inputs)
         given = tensors[indices]
-        own = tf.range(emission.rows.own)[:, tf.newaxis]
-        tensors[indices] = tf.concat([tf.cast(own, given.dtype), given[:, 1:]], axis=1)
+        own = tf.cast(tf.range(emission.rows.own), given.dtype)
+        tensors[indices] = tf.concat([own[:, tf.newaxis], given[:, 1:]], axis=1)
         return create(op.traced, tensors)
 
     return found._replace(make=make)

@@ -92,10 +92,6 @@ def row_loop(op: Operation) -> Split:
     if pops and "TensorListPushBack" in kinds:
         raise NotByPartError("a loop that pushes rows as it pops others")
     results = [_origin(body, number) for number in body.outputs]
-
-    def is_n(number: int) -> bool:
-        return op.sizes.small_numbers(number) == COUNTS
-
     counters = []
     in_round = {}
     in_test = {}
@@ -111,12 +107,13 @@ def row_loop(op: Operation) -> Split:
             in_test[place] = KINDS["place"]
             in_round[place] = KINDS["rounds" if pops else "place"]
         elif place == results[place] and not value.is_list:
-            in_test[place] = KINDS["length" if is_n(op.node.inputs[place]) else "own"]
+            is_n = op.sizes.small_numbers(op.node.inputs[place]) == COUNTS
+            in_test[place] = KINDS["length" if is_n else "own"]
             in_round[place] = OWN
         else:
             in_round[place] = (value if value.is_list else SUM)._replace(source=place)
             in_test[place] = in_round[place]
-    wants = [SAME if one.source is None else _bare(one) for one in in_round.values()]
+    wants = [SAME if one.source is None else one._replace(source=None) for one in in_round.values()]
     for flat, known in ((body, in_round), (test, in_test)):
         for node in flat.nodes:
             known.update(zip(node.outputs, _results(node, [known[one] for one in node.inputs])))
@@ -126,7 +123,9 @@ def row_loop(op: Operation) -> Split:
     for place in changed:
         kind, inputs = op.sizes.flat.made(op.node.inputs[place])
         # A stack, or a list with a place for each row.
-        is_new = kind == "EmptyTensorList" or (kind == "TensorListReserve" and is_n(inputs[1]))
+        is_new = kind == "EmptyTensorList" or (
+            kind == "TensorListReserve" and op.sizes.small_numbers(inputs[1]) == COUNTS
+        )
         if in_round[results[place]].source != place or (
             op.raw[place] == KINDS["new"] and not is_new
         ):
@@ -149,13 +148,8 @@ def row_loop(op: Operation) -> Split:
                 tensors[place] = tf.raw_ops.TensorListResize(input_handle=tensors[place], size=own)
         return list(tensors)
 
-    after = (_bare(in_round[number]) for number in results)
+    after = (in_round[number]._replace(source=None) for number in results)
     return op.split([SAME if one == OWN else one for one in after], *wants, make=make)
-
-
-def _bare(value: Value) -> Value:
-    """Returns what a tensor is, without its variable."""
-    return value._replace(source=None)
 
 
 def _origin(body: Flat, number: int) -> int:
@@ -173,7 +167,7 @@ def _results(node: Node, given: Values) -> Values:
     """
     if node.kind == "Identity":
         return given
-    values = list(map(_bare, given))
+    values = [one._replace(source=None) for one in given]
     kinds = set(values)
     variables = [one.source for one in given if one.source is not None]
     operation = node.operation
